@@ -13,9 +13,9 @@ FROM tools AS kernels
 WORKDIR /build
 COPY smart_embedder/__init__.py ./smart_embedder/
 COPY smart_embedder/models/__init__.py ./smart_embedder/models/
-COPY smart_embedder/models/ops ./smart_embedder/models/ops
+COPY smart_embedder/kernels ./smart_embedder/models/ops
 RUN --mount=type=cache,target=/root/.cache/pip \
-    /tools/bin/python -m smart_embedder.models.ops.build --anywhere
+    /tools/bin/python -m smart_embedder.kernels.build --anywhere
 
 FROM ${PYTHON_IMAGE} AS service
 ARG DEVICE=cpu
@@ -59,7 +59,7 @@ COPY app ./app
 COPY smart_embedder ./smart_embedder
 COPY tools ./tools
 COPY --from=kernels /build/smart_embedder/models/ops/csrc ./smart_embedder/models/ops/csrc
-RUN /venv/bin/python -B -c "import sys, smart_embedder.__main__, smart_embedder.main; from transformers import AutoModel; \
+RUN /venv/bin/python -B -c "import sys, app.__main__, app.main; from transformers import AutoModel; \
         print(*sorted(f for m in [*sys.modules.values()] if (f := getattr(m, '__file__', None) or '').startswith('/')), sep='\\n')" > /tmp/imported \
     && /venv/bin/python -m compileall -q --invalidation-mode unchecked-hash -i /tmp/imported app smart_embedder tools \
     && rm /tmp/imported
@@ -83,7 +83,7 @@ HEALTHCHECK --interval=30s --timeout=5s --start-period=300s --retries=3 CMD ["py
 
 # Flags are for the service; a command of the caller's own, such as python -m tools.smoke, takes its
 # place. The shell is replaced, so that Python gets SIGTERM, at which it drains.
-ENTRYPOINT ["/bin/sh", "-c", "case ${1--} in -*) exec python -m smart_embedder \"$@\" ;; *) exec \"$@\" ;; esac", "sh"]
+ENTRYPOINT ["/bin/sh", "-c", "case ${1--} in -*) exec python -m app \"$@\" ;; *) exec \"$@\" ;; esac", "sh"]
 
 FROM service AS verify
 ARG PYTHONDONTWRITEBYTECODE=1

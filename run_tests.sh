@@ -3,7 +3,7 @@
 #   ./run_tests.sh                 everything
 #   ./run_tests.sh --fast          in half a minute, before each commit: the checks, and the tests that
 #                                  start no process, reference or browser (tests/support/fast.py)
-#   ./run_tests.sh tests/engine    the checks, then only these tests (any pytest arguments)
+#   ./run_tests.sh tests/smart_embedder    the checks, then only these tests (any pytest arguments)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -12,7 +12,7 @@ fast=
 venv=.venv-tests
 scripts/test_environment.sh "$venv"
 # Without them, as where no index can be reached, the tests of the kernels are skipped.
-[[ -n $fast ]] || "$venv/bin/python" -m smart_embedder.models.ops.build || true
+[[ -n $fast ]] || "$venv/bin/python" -m smart_embedder.kernels.build || true
 export PATH="$PWD/$venv/bin:$PATH"
 
 # No test may reach for a model hub, and none may depend on the caller's settings.

@@ -1,1 +1,1 @@
-"""The service's names in a checkout before it was a package: `app.main:app`, `python -m app`."""
+"""The service: the engine over HTTP, with FastAPI. `python -m app` starts it."""

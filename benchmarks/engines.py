@@ -40,7 +40,7 @@ from benchmarks.comparison import CATALOGUE, ENVIRONMENTS, Outcome, Plan, compar
 from benchmarks.worker import LIMITS
 from benchmarks.workload import WORKLOADS, draw_texts
 from smart_embedder import __version__
-from smart_embedder.models.ops.build import (
+from smart_embedder.kernels.build import (
     architecture_here,
     arm_features,
     is_of_use,
@@ -114,7 +114,7 @@ def _parse() -> argparse.Namespace:
             parser.error("a folder is needed for a checkpoint")
         return arguments
     if is_of_use() and not library_path().exists():
-        parser.error("the kernels are not built: run python -m smart_embedder.models.ops.build")
+        parser.error("the kernels are not built: run python -m smart_embedder.kernels.build")
     # Workers run in a folder of their own.
     arguments.folder = arguments.folder.resolve()
     if not (arguments.folder / "config.json").exists():

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts, turns
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.records import RerankRequest
-from smart_embedder.models.load import load_models
-from smart_embedder.settings.engine import EngineSettings
+from smart_embedder.core import EngineCore
+from smart_embedder.requests import RerankRequest
+from smart_embedder.settings import EngineSettings
+from smart_embedder.startup import load_models
 from tools.references.choose import References
 from tools.table import markdown
 

@@ -13,12 +13,12 @@ from dotenv import dotenv_values
 from packaging.markers import Marker
 from packaging.utils import canonicalize_name
 
+from app.ports import require_port
 from launcher.console import SCRIPT, LaunchError, ask_models, become, ending, run_step, say
 from launcher.gpu import choose_flavour, device_kind, device_variables, gpu_problem, tune_reranker
 from launcher.venv import Venv, installing_alone, is_whole
 from smart_embedder.errors import StartupError
-from smart_embedder.models.ops.build import is_of_use, library_path
-from smart_embedder.server.ports import require_port
+from smart_embedder.kernels.build import is_of_use, library_path
 
 SERVICE, DEMO = "requirements/service.lock", "requirements/demo.txt"
 DEMO_FOLDER = "smart-embedder-demo"  # The service's --demo looks for it there.
@@ -47,7 +47,7 @@ def main(argument: str, *, demo: bool) -> int:
         venv.make()
         install(venv, flavour, demo=demo)
     export(chosen)
-    return become([str(venv.python), "-m", "smart_embedder", *(["--demo"] if demo else [])])
+    return become([str(venv.python), "-m", "app", *(["--demo"] if demo else [])])
 
 
 def current_settings() -> dict[str, str]:
@@ -120,7 +120,7 @@ def install(venv: Venv, flavour: str, *, demo: bool) -> None:
     if lacks(venv, SERVICE):
         venv.install("the other packages", SERVICE)
     if flavour == "cpu" and is_of_use() and not library_path().exists():
-        build = [str(venv.python), "-m", "smart_embedder.models.ops.build"]
+        build = [str(venv.python), "-m", "smart_embedder.kernels.build"]
         try:
             run_step("Building the kernels", "the kernels could not be built", build, venv.log)
         except LaunchError as error:

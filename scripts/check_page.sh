@@ -15,4 +15,4 @@ if ! command -v chromium > /dev/null && ! command -v chromium-browser > /dev/nul
   apt-get update -q
   apt-get install -yq --no-install-recommends chromium fonts-inter
 fi
-HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q -rs tests/ui tests/api/endpoints/test_pages.py
+HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q -rs tests/app/ui tests/app/routers/test_pages.py

@@ -37,8 +37,8 @@ say "the kernels, with checks"
 (cd "$checkout" && python - <<'PY'
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from smart_embedder.models.ops.build import Compiler, make_library
-from smart_embedder.models.ops.build import architecture_here
+from smart_embedder.kernels.build import Compiler, make_library
+from smart_embedder.kernels.build import architecture_here
 
 # The compiler's own driver drops AddressSanitizer, for which it brings no library.
 checks = ("-Xclang", "-fsanitize=address", "-fsanitize=undefined,float-cast-overflow")
@@ -60,12 +60,12 @@ for fault in address undefined; do
 done
 
 say "the tests of the kernels, and of those for CUDA on a CPU"
-(cd "$checkout" && checked python -m pytest -q -rs tests/models/ops tests/models/families/test_int8*.py \
-  --deselect tests/models/ops/test_build.py --ignore tests/models/ops/test_native_on_arm.py)
+(cd "$checkout" && checked python -m pytest -q -rs tests/smart_embedder/kernels tests/smart_embedder/models/families/test_int8*.py \
+  --deselect tests/smart_embedder/kernels/test_build.py --ignore tests/smart_embedder/kernels/test_native_on_arm.py)
 
 say "the kernels for ARM on an emulated processor"
 (cd "$checkout" && ARM_KERNEL_CHECKS="-fsanitize=undefined -fsanitize-trap=undefined" \
-  python -m pytest -q -rs tests/models/ops/test_native_on_arm.py)
+  python -m pytest -q -rs tests/smart_embedder/kernels/test_native_on_arm.py)
 
 say "the parsers"
 atheris=$(.venv-fuzz/bin/python -c 'import atheris, pathlib; print(pathlib.Path(atheris.__file__).parents[1])')

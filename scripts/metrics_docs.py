@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from smart_embedder.observability.metrics import EMBEDDING_ENDPOINT, Metrics
+from app.http_metrics import EMBEDDING_ENDPOINT, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "monitoring.md"
 START, END = "<!-- metrics -->\n", "\n<!-- /metrics -->"

@@ -29,10 +29,10 @@ import torch
 import transformers
 
 from benchmarks.adapters.smart_embedder import hide_instructions
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.load import load_models
-from smart_embedder.settings.engine import LATE_INTERACTION, EngineSettings
+from smart_embedder.core import EngineCore
+from smart_embedder.hardware.device import cpu_has_int8
+from smart_embedder.settings import LATE_INTERACTION, EngineSettings
+from smart_embedder.startup import load_models
 from tests.oracle.answers import TOLERANCES, Comparison
 from tests.oracle.asking import ask_everything
 from tests.oracle.bits import Bits

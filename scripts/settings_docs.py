@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from smart_embedder.settings.service import default, meaning, sections, without_markup
+from app.settings import default, meaning, sections, without_markup
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / ".env.example"
@@ -24,7 +24,7 @@ _HEAD = """\
 # Every setting with its default. Copy to .env and take the # away from what you change.
 # An empty value counts as not set; a wrong one stops the start and says what is allowed, and so
 # does a name that is not in this file. Every setting is a flag, too:
-# python -m smart_embedder --max-queue-size 50
+# python -m app --max-queue-size 50
 # Made by scripts/settings_docs.py from smart_embedder/settings.
 """
 _PLACE = re.compile(r"(<!-- settings: ([^\n]+) -->\n).*?(<!-- /settings -->)", re.DOTALL)

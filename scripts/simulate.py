@@ -150,7 +150,7 @@ def look_for(name: str, steps: int) -> dict[str, int | str]:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "ui", "csrc")
-        for part in ("smart_embedder", "tests/simulation"):
+        for part in ("app", "smart_embedder", "tests/simulation"):
             shutil.copytree(ROOT / part, tree / part, ignore=ignored)
         (tree / "scripts").mkdir()
         shutil.copy(ROOT / "scripts/simulate.py", tree / "scripts")

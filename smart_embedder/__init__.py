@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smart_embedder.library import Engine, SyncEngine, Vectors
+    from smart_embedder.engine import Engine, SyncEngine, Vectors
 
 __version__ = "2.0.0-dev"
 
@@ -15,4 +15,4 @@ def __getattr__(name: str) -> Any:
     """Import the library when it is asked for, as the service's modules lie in this package."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("smart_embedder.library"), name)
+    return getattr(import_module("smart_embedder.engine"), name)

@@ -64,14 +64,9 @@ def told(script: str, path: Path) -> list:
     return json.loads(run(sys.executable, "-c", script, paths=[path]))
 
 
-def test_the_command_serves(installed: Path) -> None:
-    command = installed / "bin" / "smart-embedder"
-    assert "--max-queue-size" in run(sys.executable, command, "--help", paths=[installed])
-
-
 def test_it_takes_no_name_that_another_project_has(installed: Path) -> None:
     packages = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
-    assert packages == {"bin", "smart_embedder"}
+    assert packages == {"smart_embedder"}, "no app, and no command"
 
 
 def test_the_engine_is_a_library(installed: Path) -> None:
@@ -86,27 +81,17 @@ def test_the_engine_is_a_library(installed: Path) -> None:
     assert Version(version) == Version(__version__)
 
 
-def test_the_page_is_in_it(installed: Path) -> None:
-    files = {path.relative_to(ROOT) for path in (ROOT / "smart_embedder" / "ui").rglob("*.*")}
-    assert files
-    assert all((installed / file).is_file() for file in files)
-
-
 def test_the_kernels_can_be_built_of_it(installed: Path) -> None:
-    ops = Path("smart_embedder", "models", "ops")
+    ops = Path("smart_embedder", "kernels")
     names = {path.name for path in (ROOT / ops / "csrc").glob("*.*") if path.suffix != ".so"}
     assert {path.name for path in (installed / ops / "csrc").iterdir()} == names
     assert (installed / ops / "requirements-kernels.txt").is_file()
 
 
-def test_the_service_and_the_client_share_one_command(installed: Path, client: Path) -> None:
-    """Whichever of the two packages is installed last, its command knows those of the other."""
-    for package in (installed, client):
-        command = [sys.executable, package / "bin" / "smart-embedder"]
-        shown = run(*command, "--help", paths=[installed, client])
-        assert "--max-queue-size" in shown
-        assert "smart-embedder ingest" in shown
-        assert "--rescore" in run(*command, "search", "--help", paths=[installed, client])
+def test_the_command_is_the_clients(client: Path) -> None:
+    command = [sys.executable, client / "bin" / "smart-embedder"]
+    assert "smart-embedder ingest" in run(*command, "--help", paths=[client])
+    assert "--rescore" in run(*command, "search", "--help", paths=[client])
 
 
 def test_the_client_works_without_the_service(client: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import M3Embedder
+from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.models.heads.embedder import M3Embedder
 from tests.support.server import REPOSITORY
 
 CPU = torch.device("cpu")
@@ -44,8 +44,8 @@ def test_the_service_switches_the_hubs_telemetry_off() -> None:
     script = (
         "import sys\n"
         "from smart_embedder.errors import StartupError\n"
-        "from smart_embedder.main import create_app, load_models\n"
-        "from smart_embedder.settings.engine import EngineSettings\n"
+        "from app.main import create_app, load_models\n"
+        "from smart_embedder.settings import EngineSettings\n"
         "import smart_embedder.models.loader\n"
         "assert not {'huggingface_hub', 'transformers'} & sys.modules.keys()\n"
         "try: load_models(EngineSettings(embedding_model='no-such/model', hf_hub_offline=True))\n"

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load
 
-from smart_embedder.api.formats.vectors import METADATA_KEY
-from smart_embedder.engine.records import FloatArray, SparseVector, TextEmbedding
+from app.vector_answers import METADATA_KEY
+from smart_embedder.requests import FloatArray, SparseVector, TextEmbedding
 
 SIGNS = ("binary", "ubinary")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.adapters import Setting, Vectors
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.records import EmbeddingResult, EmbedRequest, Outputs
-from smart_embedder.models.load import limit_spins, load_models
-from smart_embedder.settings.engine import EngineSettings
+from smart_embedder.core import EngineCore
+from smart_embedder.requests import EmbeddingResult, EmbedRequest, Outputs
+from smart_embedder.settings import EngineSettings
+from smart_embedder.startup import limit_spins, load_models
 
 PACKAGE = "smart-embedder"
 _ALL = Outputs(dense=True, sparse=True, colbert=True)

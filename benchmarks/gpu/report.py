@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from smart_embedder.models.device.choose import choose_device, describe_device
+from smart_embedder.hardware.device import choose_device, describe_device
 from tools.demo.package import PACKAGE
 from tools.table import markdown
 

@@ -30,15 +30,15 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from app.formats import SAFETENSORS
+from app.http_metrics import Metrics
 from benchmarks.adapters import Setting
 from benchmarks.checkpoints import save_two_layers
 from benchmarks.workload import QUERIES, Lengths, draw_texts
-from smart_embedder.api.formats.binary import SAFETENSORS
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.records import EmbedRequest, Outputs
-from smart_embedder.models.load import load_models
-from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings.engine import NO_RERANKER, EngineSettings
+from smart_embedder.core import EngineCore
+from smart_embedder.requests import EmbedRequest, Outputs
+from smart_embedder.settings import NO_RERANKER, EngineSettings
+from smart_embedder.startup import load_models
 from smart_embedder.vectors import OutputDtype
 from tests.support.server import REPOSITORY, run_server
 

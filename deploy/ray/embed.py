@@ -20,11 +20,11 @@ from ray.data import ActorPoolStrategy
 from ray.data.exceptions import UserCodeException
 from ray.exceptions import RayError
 
+from app.settings import load_settings
 from deploy.ray.blocks import Block, Input, InputError, find_input, list_blocks
 from deploy.ray.worker import BlockEmbedder, Job
-from smart_embedder.engine.records import Outputs
 from smart_embedder.errors import StartupError
-from smart_embedder.settings.service import load_settings
+from smart_embedder.requests import Outputs
 
 _MANIFEST = "_job.json"
 _OUR_ERROR = re.compile(r"(?m)^(?:smart_embedder|deploy)[.\w]*\.\w+Error: (.+)$")

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from qdrant_client import QdrantClient, models
 
-from smart_embedder.engine.records import Outputs, TextEmbedding
+from smart_embedder.requests import Outputs, TextEmbedding
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "smart-embedder/ray")
 _POINTS_AT_ONCE = 128

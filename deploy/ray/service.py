@@ -11,10 +11,10 @@ from fastapi import FastAPI
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.model import LoadedModels
-from smart_embedder.main import create_app
-from smart_embedder.server.process import load_settings_and_configure_logs, log_failure, log_ready
+from app.main import create_app
+from app.process import load_settings_and_configure_logs, log_failure, log_ready
+from smart_embedder.core import EngineCore
+from smart_embedder.interface import LoadedModels
 
 
 class ReadyOnceLoaded:

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from app.logs import configure_logs
+from app.settings import Settings
 from deploy.ray.blocks import Block, InputError, Row
 from deploy.ray.outputs import (
     EmbeddedRow,
@@ -21,12 +23,10 @@ from deploy.ray.outputs import (
     QdrantOutput,
     unfinished_name,
 )
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
+from smart_embedder.core import EngineCore
 from smart_embedder.errors import SmartEmbedderError, UnavailableError
-from smart_embedder.models.load import load_models
-from smart_embedder.observability.logs import configure_logs
-from smart_embedder.settings.service import Settings
+from smart_embedder.requests import EmbedRequest, Outputs, TextEmbedding
+from smart_embedder.startup import load_models
 
 Result = TypeVar("Result")
 

@@ -1,5 +1,5 @@
 """Everything that touches tensors: packing, attention, checkpoints, heads and the forward pass.
 
-Import only `smart_embedder.models.load` from outside: it imports torch, which takes seconds, when
+Import only `smart_embedder.startup` from outside: it imports torch, which takes seconds, when
 it is called.
 """

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smart_embedder.engine.records import TokenIds
-from smart_embedder.models.batch import (
+from smart_embedder.hardware.device import capturing, shortest
+from smart_embedder.kernels.packed_batch import (
     QUERIES_OF_A_BLOCK,
     WORTH_A_CALL,
     LengthClass,
     PackedBatch,
 )
-from smart_embedder.models.device.choose import capturing, shortest
-from smart_embedder.models.ops.proof import Proof, try_path, warn_of_refused
+from smart_embedder.kernels.proof import Proof, try_path, warn_of_refused
+from smart_embedder.requests import TokenIds
 
 # Each computes at most half as much again as the smallest batch that it takes, or the weights cost
 # more than the tokens; larger forwards take longer than their launches on every GPU.

@@ -17,7 +17,15 @@ from typing import Any, NamedTuple, TypeVar, cast
 import structlog
 import torch
 
-from smart_embedder.engine.model import (
+from smart_embedder.errors import StartupError
+from smart_embedder.hardware import device as choose
+from smart_embedder.hardware.cpu import (
+    CpuShare,
+    available_threads,
+    leave_processor_to_others,
+    share_cpus,
+)
+from smart_embedder.interface import (
     DefaultModels,
     DeviceInfo,
     DownloadStatus,
@@ -30,32 +38,24 @@ from smart_embedder.engine.model import (
     PlacedModels,
     human_size,
 )
-from smart_embedder.errors import StartupError
-from smart_embedder.models.budget import named_or_chosen, probe
-from smart_embedder.models.checkpoint import config
-from smart_embedder.models.checkpoint.content import noting
-from smart_embedder.models.checkpoint.reading import reading, trim_heap
-from smart_embedder.models.checkpoint.weights import count_parameters
-from smart_embedder.models.device import choose
-from smart_embedder.models.device.cpu import (
-    CpuShare,
-    available_threads,
-    leave_processor_to_others,
-    share_cpus,
-)
-from smart_embedder.models.families.load import (
+from smart_embedder.kernels.proof import ATTENTION, Target
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.models.families.registry import (
     is_quantized_by_layers,
     is_qwen3,
     overflows_float16,
 )
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import ATTENTION, Target
-from smart_embedder.models.tasks import embedders
-from smart_embedder.models.tasks.colbert import ColbertEmbedder, is_colbert
-from smart_embedder.models.tasks.dense import DenseEmbedder
-from smart_embedder.models.tasks.rerankers import CrossEncoder, QwenReranker, is_classifier
-from smart_embedder.models.tasks.splade import SpladeEmbedder
-from smart_embedder.settings.engine import FLOAT8, INT8, EngineSettings, ModelEntry, public_name
+from smart_embedder.models.files import config
+from smart_embedder.models.files.digest import noting
+from smart_embedder.models.files.reading import reading, trim_heap
+from smart_embedder.models.files.weights import count_parameters
+from smart_embedder.models.heads import embedder as embedders
+from smart_embedder.models.heads.colbert import ColbertEmbedder, is_colbert
+from smart_embedder.models.heads.dense import DenseEmbedder
+from smart_embedder.models.heads.splade import SpladeEmbedder
+from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, QwenReranker, is_classifier
+from smart_embedder.models.warmup import named_or_chosen, probe
+from smart_embedder.settings import FLOAT8, INT8, EngineSettings, ModelEntry, public_name
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +107,7 @@ def locate_model(
         _warn_of_revision(name, revision)
         return folder
     # Only here: a local folder needs no library of the hub, and without a home there is no cache.
-    from smart_embedder.models.checkpoint.hub import Hub, locate  # noqa: PLC0415
+    from smart_embedder.models.files.hub import Hub, locate  # noqa: PLC0415
 
     return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline, status))
 
@@ -250,7 +250,7 @@ def _described(placement: _Placement, model: ModelInfo) -> DeviceInfo:
 
 
 class EntryLoader:
-    """Implements `smart_embedder.engine.model.ModelLoader`; `status` shows a download."""
+    """Implements `smart_embedder.interface.ModelLoader`; `status` shows a download."""
 
     def __init__(self, settings: EngineSettings, status: DownloadStatus | None = None) -> None:
         self._settings = settings

@@ -12,7 +12,7 @@ from benchmarks.adapters import Setting
 from benchmarks.adapters.smart_embedder import hide_instructions
 from benchmarks.comparison import worst_cosine
 from benchmarks.worker import LIMITS, Encoded, EngineFailureError, Run
-from smart_embedder.models.ops.native import runnable_here
+from smart_embedder.kernels.native import runnable_here
 from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)

@@ -13,16 +13,16 @@ from smart_embedder_client import EmbedOptions, RerankOptions, RerankWeights, Sm
 from smart_embedder_client.calls import embed_calls
 from transformers import BertModel
 
-from smart_embedder.api import schemas
-from smart_embedder.api.formats.vectors import hold_rendering
-from smart_embedder.engine.records import (
+from app import schemas
+from app.vector_answers import hold_rendering
+from smart_embedder.pipelines.embedding import vector_bytes
+from smart_embedder.requests import (
     ANSWER_BYTES,
     AnswerMemory,
     EmbedRequest,
     Outputs,
     TextEmbedding,
 )
-from smart_embedder.engine.requests.embedding import vector_bytes
 from tests.support.server import run_server
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import save_colbert

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from smart_embedder.api.schemas import OPENAI_TEXTS
+from app.schemas import OPENAI_TEXTS
 from tests.clients.expected import MOST_TEXTS
 
 

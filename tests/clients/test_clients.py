@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from smart_embedder.api.schemas import OPENAI_TEXTS
+from app.schemas import OPENAI_TEXTS
 from tests.clients.client_process import ENVIRONMENT, EXAMPLES
 from tests.clients.clients import APPLICATIONS, CLIENTS
 from tests.clients.conftest import TEXTS, full_queue, rejected, used_up_rate

@@ -2,7 +2,7 @@
 
 import pytest
 
-from smart_embedder.api.schemas import OPENAI_TEXTS
+from app.schemas import OPENAI_TEXTS
 from tests.clients.client_process import ENVIRONMENT
 from tests.clients.conftest import full_queue, rejected, used_up_rate
 from tests.clients.expected import vector_of, vectors_of

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from app.settings import Settings
 from scripts.settings_docs import LIBRARY_VARIABLES
-from smart_embedder.settings.service import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU, CPU = "docker-compose.gpu.yml", "docker-compose.cpu.yml"

@@ -127,9 +127,9 @@ def test_the_health_check_asks_the_address_that_the_service_listens_on(
 @pytest.mark.parametrize(
     ("words", "ran"),
     [
-        ([], "-m smart_embedder"),
-        (["--demo"], "-m smart_embedder --demo"),
-        (["--port", "1 2"], "-m smart_embedder --port 1 2"),
+        ([], "-m app"),
+        (["--demo"], "-m app --demo"),
+        (["--port", "1 2"], "-m app --port 1 2"),
         (["python", "-m", "tools.smoke"], "-m tools.smoke"),
         (["python", "--version"], "--version"),
     ],

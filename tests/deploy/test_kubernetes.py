@@ -10,10 +10,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from app.settings import Settings
 from smart_embedder import __version__
-from smart_embedder.engine import engine
-from smart_embedder.settings.engine import LIBRARY_VARIABLES
-from smart_embedder.settings.service import Settings
+from smart_embedder import core as engine
+from smart_embedder.settings import LIBRARY_VARIABLES
 from tests.support.env_example import listed_settings
 from tests.support.server import RunningServer
 

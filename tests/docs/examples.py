@@ -20,7 +20,7 @@ from dotenv import dotenv_values
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
-from smart_embedder.settings.service import Settings
+from app.settings import Settings
 from tests.docs.checkout import BASH, run_command
 from tests.support.server import REPOSITORY
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3Model, XLMRobertaConfig, XLMRobertaModel
 
+from app.error_responses import status_of
+from app.schemas import EmbeddingRequest, RerankBody
 from launcher.gpu import (
     CPU_LIMITS,
     CUDA_VERSION,
@@ -15,8 +17,6 @@ from launcher.gpu import (
 from scripts.metrics_docs import PAGE as METRICS
 from scripts.metrics_docs import with_table
 from smart_embedder import errors
-from smart_embedder.api.errors import status_of
-from smart_embedder.api.schemas import EmbeddingRequest, RerankBody
 from smart_embedder.errors import SmartEmbedderError, StartupError, UnavailableError
 from tests.support.server import REPOSITORY
 

@@ -1,6 +1,6 @@
 """Attacks on one server with the default limits, and what a neighbour and the memory see of each.
 
-Limits of a single connection (sizes, order, upgrades) are in tests/server/test_connection.py.
+Limits of a single connection (sizes, order, upgrades) are in tests/app/test_connection.py.
 
 An outcome is the status of an answer, or 0 where the connection ended without one.
 """

@@ -9,11 +9,11 @@ import os
 from functools import partial
 from pathlib import Path
 
-from smart_embedder.engine.model import DefaultModels, PlacedModels
-from smart_embedder.main import create_app
-from smart_embedder.models.load import load_models
-from smart_embedder.server.process import run
-from smart_embedder.settings.service import Settings
+from app.main import create_app
+from app.process import run
+from app.settings import Settings
+from smart_embedder.interface import DefaultModels, PlacedModels
+from smart_embedder.startup import load_models
 from tests.support.accelerator import broken_memory
 from tests.support.waiting import wait_until
 

@@ -8,11 +8,11 @@ import os
 from functools import partial
 from pathlib import Path
 
-from smart_embedder.engine.model import MemoryUsage
-from smart_embedder.main import create_app
-from smart_embedder.models.device import choose
-from smart_embedder.models.load import load_models
-from smart_embedder.server.process import run
+from app.main import create_app
+from app.process import run
+from smart_embedder.hardware import device as choose
+from smart_embedder.interface import MemoryUsage
+from smart_embedder.startup import load_models
 from tests.support.memory import status_bytes
 
 

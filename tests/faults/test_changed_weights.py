@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from smart_embedder.engine.records import EmbedRequest
-from tests.engine.engines import engine_on_cpu
+from smart_embedder.requests import EmbedRequest
+from tests.smart_embedder.engines import engine_on_cpu
 
 
 async def test_a_model_whose_weights_are_written_over_or_cut_makes_the_same_vectors(

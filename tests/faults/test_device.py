@@ -1,6 +1,6 @@
 """A device that hangs or breaks for good: what probes and requests are told by a real process.
 
-What a forward that fails costs others is in tests/engine/devices.
+What a forward that fails costs others is in tests/smart_embedder/devices.
 """
 
 import asyncio

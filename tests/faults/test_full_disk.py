@@ -1,6 +1,6 @@
 """Nowhere to write the log: every line fails, and the service answers and ends all the same.
 
-How the log drops lines is in tests/observability/test_logs.py.
+How the log drops lines is in tests/app/test_logs.py.
 """
 
 import signal

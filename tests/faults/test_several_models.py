@@ -1,7 +1,7 @@
 """Two real models that do not fit into the memory together are both answered, also under load.
 
-What else becomes of models is in tests/engine/test_model_pool.py; here the memory is that of a real
-process.
+Other facts of models are in tests/smart_embedder/devices/test_memory.py; here the memory is that of
+a real process.
 """
 
 import asyncio

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-import smart_embedder.main  # noqa: F401 - every dialect has its requests
-from smart_embedder.api.body import JsonValueCounter, parse_json
-from smart_embedder.api.schemas import RequestModel
+import app.main  # noqa: F401 - every dialect has its requests
+from app.body import JsonValueCounter, parse_json
+from app.schemas import RequestModel
 from smart_embedder.errors import InvalidRequestError
 from tests.fuzzing.inputs import (
     Target,

@@ -14,9 +14,9 @@ import h11
 import uvicorn
 from uvicorn.server import ServerState
 
-from smart_embedder.server.connection import MAX_HEADER_BYTES, bounded_connection
+from app.connection import MAX_HEADER_BYTES, bounded_connection
+from tests.app.wire import Wire
 from tests.fuzzing.inputs import Target, cut, linear, read_input, seeds_of
-from tests.server.wire import Wire
 from tests.support.skipped_time import SkippingLoop, turns
 
 # Seconds of time that is skipped: in the first everything is done that is ready.

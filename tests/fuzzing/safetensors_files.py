@@ -14,7 +14,7 @@ from smart_embedder_client import safetensors as client_format
 from smart_embedder_client.errors import MALFORMED
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.checkpoint.weights import Weights, count_parameters
+from smart_embedder.models.files.weights import Weights, count_parameters
 from tests.fuzzing.inputs import Target, check_sentence, linear, outcome, read_input, seeds_of
 
 _TEXTS = [(7, "the river"), ("b", "")]

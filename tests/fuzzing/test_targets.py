@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from smart_embedder_client import safetensors as client_format
 
-from smart_embedder.api.body import JsonValueCounter
-from smart_embedder.models.checkpoint import weights
-from smart_embedder.server.connection import BoundedConnection
+from app.body import JsonValueCounter
+from app.connection import BoundedConnection
+from smart_embedder.models.files import weights
 from tests.fuzzing import request_heads
 from tests.fuzzing.inputs import CONTROL, linear
 from tests.fuzzing.targets import MODULES, load

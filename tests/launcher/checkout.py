@@ -268,19 +268,19 @@ def _write_wheel(folder: Path, name: str, version: str, files: dict[str, bytes])
 
 def make_checkout(folder: Path) -> None:
     """Make a checkout whose app prints what it was started with."""
-    ops = folder / "smart_embedder" / "models" / "ops"
-    ops.mkdir(parents=True)
-    (ops / "build.py").write_text(BUILD)
-    (folder / "smart_embedder" / "__main__.py").write_text(PRINT_ENVIRONMENT)
-    (folder / "smart_embedder" / "server").mkdir()
+    kernels = folder / "smart_embedder" / "kernels"
+    kernels.mkdir(parents=True)
+    (kernels / "build.py").write_text(BUILD)
+    (folder / "app").mkdir()
+    (folder / "app" / "__main__.py").write_text(PRINT_ENVIRONMENT)
     (folder / "tools" / "demo").mkdir(parents=True)
     (folder / "tools" / "demo" / "__main__.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(exist_ok=True)\n"
     )
     # What the launcher asks of the real app.
-    modules = ("__init__", "errors", "server/__init__", "server/ports", "models/__init__")
-    for name in (*(f"{module}.py" for module in modules), "models/ops/__init__.py"):
-        shutil.copy(ROOT / "smart_embedder" / name, folder / "smart_embedder" / name)
+    for name in ("app/__init__", "app/ports", "smart_embedder/__init__", "smart_embedder/errors"):
+        shutil.copy(ROOT / f"{name}.py", folder / f"{name}.py")
+    shutil.copy(ROOT / "smart_embedder/kernels/__init__.py", kernels)
     requirements = folder / "requirements"
     requirements.mkdir()
     needed = ("python-dotenv", "packaging")

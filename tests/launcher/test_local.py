@@ -56,8 +56,8 @@ def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
     ignored: list[object] = []
     monkeypatch.setattr(console, "WINDOWS", True)
     monkeypatch.setattr(signal, "signal", lambda *arguments: ignored.append(arguments))
-    add_program(tools, "python.exe", '[[ "$*" == "-m smart_embedder" ]] && exit 7')
-    assert console.become([str(tools / "python.exe"), "-m", "smart_embedder"]) == 7
+    add_program(tools, "python.exe", '[[ "$*" == "-m app" ]] && exit 7')
+    assert console.become([str(tools / "python.exe"), "-m", "app"]) == 7
     assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
 
 

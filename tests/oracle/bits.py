@@ -8,9 +8,9 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.records import EmbedRequest, Outputs, RerankRequest, TextEmbedding
+from smart_embedder.core import EngineCore
 from smart_embedder.errors import RerankerDisabledError
+from smart_embedder.requests import EmbedRequest, Outputs, RerankRequest, TextEmbedding
 from tests.oracle.cases import draw_text, log_uniform
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.smart_embedder.test_vectors import FACTORS, RECORDED, SHAPES, STEP, vectors_of
 from tests.support.answering_process import AnsweringProcess, answering_process
 from tests.support.server import REPOSITORY
-from tests.vectors.test_vectors import FACTORS, RECORDED, SHAPES, STEP, vectors_of
 
 ENVIRONMENT = REPOSITORY / ".venv-references"
 MISSING = "scripts/check_references.sh makes the references' environment"

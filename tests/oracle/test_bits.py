@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.model import ModelInfo
-from smart_embedder.models.ops import native
-from smart_embedder.settings.engine import LATE_INTERACTION
-from tests.engine.engines import engine_on_cpu
+from smart_embedder.core import EngineCore
+from smart_embedder.interface import ModelInfo
+from smart_embedder.kernels import native
+from smart_embedder.settings import LATE_INTERACTION
 from tests.oracle.bits import Bits
+from tests.smart_embedder.engines import engine_on_cpu
 from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from smart_embedder.main import create_app
-from smart_embedder.settings.service import Settings
+from app.main import create_app
+from app.settings import Settings
 from tests.oracle.asking import ask_everything
 from tests.oracle.described import WITHOUT_TRUTH, operations, questions, without_rule
 from tests.oracle.rules import Served

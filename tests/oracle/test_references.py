@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from transformers import BertModel, MistralModel, Qwen3Model, XLMRobertaModel
 
-from smart_embedder.engine.records import Outputs
+from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import choose_backend
 from smart_embedder.models.loader import load_embedder
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import Target
+from smart_embedder.requests import Outputs
 from smart_embedder.vectors import MUVERA_WIDTH, muvera_of, pool
 from tests.oracle.references import ENVIRONMENT, MISSING, References, run_references
 from tests.support.wordpiece import ROBERTA, save_colbert

@@ -12,24 +12,24 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from smart_embedder.engine.devices.executor import DeviceExecutor
-from smart_embedder.engine.devices.limits import CPU_SECONDS, GPU_SECONDS
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.model import Model
-from smart_embedder.engine.records import JoinedIds, TokenSequence, join
-from smart_embedder.engine.scheduling.batcher import (
+from app.http_metrics import Metrics
+from app.middleware.limits import MemoryBudget
+from app.settings import Settings
+from smart_embedder.core import EngineCore
+from smart_embedder.devices.executor import DeviceExecutor
+from smart_embedder.devices.forward_limits import CPU_SECONDS, GPU_SECONDS
+from smart_embedder.errors import InferenceTimeoutError
+from smart_embedder.interface import Model
+from smart_embedder.requests import JoinedIds, TokenSequence, join
+from smart_embedder.scheduling.batcher import (
     BULK_WEIGHT,
     INTERACTIVE_WEIGHT,
     Batch,
     LimitsOf,
 )
-from smart_embedder.engine.scheduling.fairness import ConcurrencyLimit
-from smart_embedder.engine.scheduling.job import Job, JobState, Purpose
-from smart_embedder.engine.scheduling.queue import JobQueue
-from smart_embedder.errors import InferenceTimeoutError
-from smart_embedder.middleware.memory import MemoryBudget
-from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings.service import Settings
+from smart_embedder.scheduling.fairness import ConcurrencyLimit
+from smart_embedder.scheduling.job import Job, JobState, Purpose
+from smart_embedder.scheduling.queue import JobQueue
 from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
 from tests.simulation.virtual_time import VirtualLoop
 

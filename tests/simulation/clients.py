@@ -17,24 +17,15 @@ import numpy as np
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from smart_embedder.api.catalogue import Role, ServedModel
-from smart_embedder.api.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
-from smart_embedder.api.errors import status_of
-from smart_embedder.api.handler import Call, Service, cancel_on_disconnect, time_limit
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.model import LoadedModels
-from smart_embedder.engine.records import (
-    DENSE,
-    EmbeddingResult,
-    EmbedRequest,
-    FusionWeights,
-    Outputs,
-    RerankRequest,
-    TextEmbedding,
-    TruncationOptions,
-)
-from smart_embedder.engine.requests.reranking import fuse, score
-from smart_embedder.engine.scheduling.job import Purpose
+from app.catalogue import Role, ServedModel
+from app.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
+from app.error_responses import status_of
+from app.handler import Call, Service, cancel_on_disconnect, time_limit
+from app.http_metrics import REASON_OF, Metrics
+from app.middleware.limits import HeldMemory, MemoryBudget
+from app.middleware.request_log import MeasureRequests, _outcome
+from app.settings import Settings
+from smart_embedder.core import EngineCore
 from smart_embedder.errors import (
     LONGEST_RETRY_AFTER,
     ClientGoneError,
@@ -44,10 +35,19 @@ from smart_embedder.errors import (
     QueueFullError,
     SmartEmbedderError,
 )
-from smart_embedder.middleware.memory import HeldMemory, MemoryBudget
-from smart_embedder.middleware.observe import MeasureRequests, _outcome
-from smart_embedder.observability.metrics import REASON_OF, Metrics
-from smart_embedder.settings.service import Settings
+from smart_embedder.interface import LoadedModels
+from smart_embedder.pipelines.reranking import fuse, score
+from smart_embedder.requests import (
+    DENSE,
+    EmbeddingResult,
+    EmbedRequest,
+    FusionWeights,
+    Outputs,
+    RerankRequest,
+    TextEmbedding,
+    TruncationOptions,
+)
+from smart_embedder.scheduling.job import Purpose
 from tests.simulation.auditor import OWNER, Auditor, RequestBook
 from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
 from tests.simulation.virtual_time import Moments, VirtualLoop

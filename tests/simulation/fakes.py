@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from smart_embedder.engine.model import (
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.interface import (
     DefaultModels,
     DeviceInfo,
     LoadPlan,
@@ -24,7 +25,7 @@ from smart_embedder.engine.model import (
     PlacedModel,
     PlacedModels,
 )
-from smart_embedder.engine.records import (
+from smart_embedder.requests import (
     CUT_AT_END,
     InputType,
     JoinedIds,
@@ -36,9 +37,8 @@ from smart_embedder.engine.records import (
     TokenizedText,
     TruncationOptions,
 )
-from smart_embedder.engine.scheduling.admission import stop_if_given_up
-from smart_embedder.errors import InferenceError, StartupError
-from smart_embedder.settings.engine import EngineSettings, ModelEntry
+from smart_embedder.scheduling.admission import stop_if_given_up
+from smart_embedder.settings import EngineSettings, ModelEntry
 from tests.simulation.plain import AcceleratorError, PlainEmbedder, PlainModel
 from tests.simulation.virtual_time import Effect, Moments
 

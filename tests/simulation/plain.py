@@ -1,4 +1,4 @@
-"""What fake models tell of themselves, and the error of a fake device, here and in tests/engine.
+"""What fake models tell of themselves, and the error of a fake device.
 
 It stands here because planted faults are looked for in a copy of this folder alone.
 """
@@ -6,8 +6,8 @@ It stands here because planted faults are looked for in a copy of this folder al
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from smart_embedder.engine.records import Outputs
-from smart_embedder.engine.space import VectorSpace
+from smart_embedder.requests import Outputs
+from smart_embedder.vector_space import VectorSpace
 
 
 class AcceleratorError(RuntimeError):

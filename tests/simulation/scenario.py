@@ -11,14 +11,14 @@ from typing import Any
 
 import structlog
 
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.model import DefaultModels
-from smart_embedder.engine.records import Outputs
+from app.http_metrics import Metrics
+from app.middleware.limits import MemoryBudget
+from app.settings import Settings
+from smart_embedder.core import EngineCore
 from smart_embedder.errors import SmartEmbedderError
-from smart_embedder.middleware.memory import MemoryBudget
-from smart_embedder.observability.metrics import Metrics
-from smart_embedder.settings.engine import EngineSettings, ModelEntry
-from smart_embedder.settings.service import Settings
+from smart_embedder.interface import DefaultModels
+from smart_embedder.requests import Outputs
+from smart_embedder.settings import EngineSettings, ModelEntry
 from tests.simulation.auditor import Auditor, LawBrokenError
 from tests.simulation.clients import Client, World
 from tests.simulation.fakes import (

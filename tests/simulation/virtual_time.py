@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from smart_embedder.engine.devices.thread import DeviceThread
+from smart_embedder.devices.thread import DeviceThread
 from smart_embedder.errors import InferenceError
 
 Result = TypeVar("Result")

@@ -13,7 +13,7 @@ def run_to_the_end(
     folder: Path,
     prefix: Sequence[str] = (),
     *,
-    module: str = "smart_embedder",
+    module: str = "app",
     arguments: Sequence[str] = (),
     fresh: object = False,
     **environment: str,

@@ -4,8 +4,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from smart_embedder.api.errors import as_invalid_request
-from smart_embedder.api.schemas import RequestModel
+from app.error_responses import as_invalid_request
+from app.schemas import RequestModel
 
 Model = TypeVar("Model", bound=RequestModel)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from smart_embedder.models.attention import QueryKeyValue, attend_by_length
-from smart_embedder.models.batch import LengthClass, PackedBatch
+from smart_embedder.kernels.attention import QueryKeyValue, attend_by_length
+from smart_embedder.kernels.packed_batch import LengthClass, PackedBatch
 
 
 class CpuGraph(TorchDispatchMode):

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from smart_embedder.models.ops.build import (
+from smart_embedder.kernels.build import (
     AARCH64,
     COMPILER,
     FOLDER,
@@ -27,7 +27,7 @@ from smart_embedder.models.ops.build import (
     InstructionSet,
     explain,
 )
-from smart_embedder.models.ops.native import _ARGUMENTS
+from smart_embedder.kernels.native import _ARGUMENTS
 from tests.support.server import REPOSITORY
 
 QEMU = shutil.which("qemu-aarch64")
@@ -87,7 +87,7 @@ def _compiler(folder: Path, library: str) -> Compiler:
 
 
 class EmulatedLibrary:
-    """As `smart_embedder.models.ops.native.Library`, for a processor of another architecture."""
+    """As `smart_embedder.kernels.native.Library`, for a processor of another architecture."""
 
     def __init__(self, program: Path, instructions: InstructionSet) -> None:
         self.instructions = instructions

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from smart_embedder.models.ops.cuda import _MACROS, SOURCE, _type_of
+from smart_embedder.kernels.cuda import _MACROS, SOURCE, _type_of
 
 CAN_EMULATE = bool(shutil.which("g++") and torch.cpu.get_capabilities().get("avx2"))
 # Flags with which they check themselves, for scripts/check_sanitizers.sh.
@@ -20,7 +20,7 @@ _EMULATOR = Path(__file__).with_name("cuda_emulator.cpp")
 
 
 class EmulatedKernels:
-    """As `smart_embedder.models.ops.cuda.CudaKernels`, for tensors on the host."""
+    """As `smart_embedder.kernels.cuda.CudaKernels`, for tensors on the host."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype

@@ -12,10 +12,10 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from smart_embedder.engine.records import Outputs
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.models.loader import load_embedder
-from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.dense import DenseEmbedder
+from smart_embedder.requests import Outputs
 from tests.support.checkpoints import corpus, save_byte_level_tokenizer, spread_weights
 
 WIDTH = 64

@@ -1,7 +1,7 @@
 """What .env.example lists, which a test holds to be made of the declarations."""
 
+from app.settings import Settings, default
 from scripts.settings_docs import COMPOSE_VARIABLES, LIBRARY_VARIABLES
-from smart_embedder.settings.service import Settings, default
 
 
 def listed_settings() -> dict[str, str]:

@@ -45,9 +45,7 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def serve(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
     """As `run_server`, for servers of `tiny_m3`, each in a folder of its own."""
 
-    def start(
-        module: str = "smart_embedder", **options: Any
-    ) -> AbstractContextManager[RunningServer]:
+    def start(module: str = "app", **options: Any) -> AbstractContextManager[RunningServer]:
         settings = {"EMBEDDING_MODEL": str(tiny_m3)} | options
         return run_server(tmp_path_factory.mktemp("server"), module, **settings)
 

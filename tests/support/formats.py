@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 import safetensors
 
-from smart_embedder.api.formats.vectors import TextVectors
+from app.vector_answers import TextVectors
 
 JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from httpx2 import ASGITransport, AsyncClient
 
-from smart_embedder.api.handler import Service
-from smart_embedder.engine.model import LoadedModels
-from smart_embedder.main import create_app
-from tests.engine.fakes import NO_MORE, loading, settings_of
+from app.handler import Service
+from app.main import create_app
+from smart_embedder.interface import LoadedModels
+from tests.smart_embedder.fakes import NO_MORE, loading, settings_of
 
 
 @asynccontextmanager

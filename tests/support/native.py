@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 from torch.nn import functional
 
-from smart_embedder.models.ops.build import library_path
-from smart_embedder.models.ops.native import Library, runnable_here
+from smart_embedder.kernels.build import library_path
+from smart_embedder.kernels.native import Library, runnable_here
 
 PATH = library_path()
 LIBRARIES = [Library(str(PATH), each) for each in runnable_here() if PATH.exists()]

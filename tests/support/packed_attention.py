@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from smart_embedder.models.attention import QueryKeyValue
-from smart_embedder.models.batch import PackedBatch, pack
+from smart_embedder.kernels.attention import QueryKeyValue
+from smart_embedder.kernels.packed_batch import PackedBatch, pack
 
 CPU = torch.device("cpu")
 

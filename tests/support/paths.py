@@ -1,8 +1,8 @@
 """The places of all paths, as the service has them."""
 
-from smart_embedder.api.routing import Paths
-from smart_embedder.engine.scheduling.job import Purpose
-from smart_embedder.main import ROUTERS
+from app.main import ROUTERS
+from app.routing import Paths
+from smart_embedder.scheduling.job import Purpose
 
 PATHS = Paths(ROUTERS)
 EMBEDDING_ENDPOINTS = [each.path for each in PATHS.endpoints if each.purpose is Purpose.EMBEDDING]

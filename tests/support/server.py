@@ -125,7 +125,7 @@ class RunningServer:
 
 def start_process(
     folder: Path,
-    module: str = "smart_embedder",
+    module: str = "app",
     prefix: Sequence[str] = (),
     *,
     output: Any = subprocess.PIPE,
@@ -133,7 +133,7 @@ def start_process(
     fresh: object = False,
     **environment: str,
 ) -> "subprocess.Popen[str] | CopiedProcess":
-    """`python -m smart_embedder` in an empty folder, with nothing but the given settings.
+    """`python -m app` in an empty folder, with nothing but the given settings.
 
     `fresh` starts an interpreter of its own, where a copy of one that has imported would do.
     """
@@ -160,7 +160,7 @@ def start_process(
 @contextmanager
 def run_server(
     folder: Path,
-    module: str = "smart_embedder",
+    module: str = "app",
     prefix: Sequence[str] = (),
     *,
     arguments: Sequence[str] = (),

@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from smart_embedder.hardware import transfer
+from smart_embedder.kernels import proof
+from smart_embedder.kernels import target as choose
 from smart_embedder.models import cuda_graphs
-from smart_embedder.models.device import transfer
-from smart_embedder.models.families import load
-from smart_embedder.models.ops import choose, proof
+from smart_embedder.models.families import registry as load
 from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
 from tests.support.simulated_streams import (
     ARRIVED,
@@ -97,7 +98,7 @@ class SimulatedCuda(TorchDispatchMode):
             raise CudaMisuseError("the host waited for the device")
 
     def run(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
-        """As `smart_embedder.models.ops.cuda.CudaKernels`, of which this is the stand-in."""
+        """As `smart_embedder.kernels.cuda.CudaKernels`, of which this is the stand-in."""
         tensors = [each for each in arguments if isinstance(each, Tensor)]
         if not all(each.device.type == "cuda" and each.is_contiguous() for each in tensors):
             raise CudaMisuseError(f"{name} needs contiguous tensors on the device")

@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 # With what these import in turn. uvicorn imports the last ones when its loop begins.
 _IMPORTED_BY_A_START = (
-    "smart_embedder.main",
+    "app.main",
     "smart_embedder.models.loader",
-    "smart_embedder.server.process",
+    "app.process",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
     "uvloop",

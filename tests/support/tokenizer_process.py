@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from smart_embedder.models.tasks.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.tasks.rerankers import QwenTemplate
-from smart_embedder.models.text.tokenizer import TextTokenizer
+from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
+from smart_embedder.models.rerankers.cross_encoder import QwenTemplate
+from smart_embedder.models.tokenizer import TextTokenizer
 from tests.support.memory import forget_peak, status_bytes
 
 NUMBER = "\ue000"

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import save
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.checkpoint.config import DEMO_KEY
+from smart_embedder.models.files.config import DEMO_KEY
 from tools.demo.package import SPECIAL_TOKENS, PackedModel, read_package
 
 RECIPE_KEY = "smart_embedder_demo_recipe"

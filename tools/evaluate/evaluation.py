@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from tqdm import tqdm
 
-from smart_embedder.engine.records import InputType, TextEmbedding
+from smart_embedder.requests import InputType, TextEmbedding
 from tools.evaluate import quality
 from tools.evaluate.dataset import Dataset
 from tools.evaluate.models import Models

@@ -3,9 +3,9 @@
 from http import HTTPStatus
 from typing import Any
 
-from smart_embedder.api.formats.binary import SAFETENSORS
-from smart_embedder.engine.records import InputType, TextEmbedding
-from smart_embedder.settings.engine import NO_RERANKER
+from app.formats import SAFETENSORS
+from smart_embedder.requests import InputType, TextEmbedding
+from smart_embedder.settings import NO_RERANKER
 from tools.answers import embeddings_in
 from tools.evaluate.representations import COLBERT, KINDS, SPARSE
 from tools.service import EMBED, RERANK, Service

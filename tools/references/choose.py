@@ -9,19 +9,19 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from smart_embedder.engine.records import EmbeddingOptions, FusionWeights
-from smart_embedder.engine.requests.reranking import fuse, score
-from smart_embedder.models.checkpoint.config import (
+from smart_embedder.models.families.registry import is_qwen3
+from smart_embedder.models.files.config import (
     has_modules,
     read_config,
     read_modules,
 )
-from smart_embedder.models.families.load import is_qwen3
+from smart_embedder.models.heads.colbert import is_colbert
+from smart_embedder.models.heads.embedder import HEADS
 from smart_embedder.models.loader import locate_models, overrides_in
-from smart_embedder.models.tasks.colbert import is_colbert
-from smart_embedder.models.tasks.embedders import HEADS
-from smart_embedder.models.tasks.rerankers import is_classifier
-from smart_embedder.settings.engine import LATE_INTERACTION, EngineSettings, ModelEntry
+from smart_embedder.models.rerankers.cross_encoder import is_classifier
+from smart_embedder.pipelines.reranking import fuse, score
+from smart_embedder.requests import EmbeddingOptions, FusionWeights
+from smart_embedder.settings import LATE_INTERACTION, EngineSettings, ModelEntry
 from tools.packages import install_command
 from tools.references.reference import EmbeddingReference, ReferenceMissingError, RerankingReference
 

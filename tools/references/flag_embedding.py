@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from FlagEmbedding import BGEM3FlagModel, FlagReranker
 
-from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
-from smart_embedder.models.checkpoint.config import read_pooling, read_prompts
+from smart_embedder.models.files.config import read_pooling, read_prompts
+from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
 from tools.references.reference import BATCH, prompt_of
 
 

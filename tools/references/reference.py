@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
+from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions, TextEmbedding
 
 # Texts of one padded forward, where a package's own default would need gigabytes.
 BATCH = 8

@@ -14,9 +14,9 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from smart_embedder.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
-from smart_embedder.models.checkpoint.config import NO_OVERRIDES, POOLINGS, SentenceOverrides
-from smart_embedder.models.tasks.rerankers import find_ranking_label
+from smart_embedder.models.files.config import NO_OVERRIDES, POOLINGS, SentenceOverrides
+from smart_embedder.models.rerankers.cross_encoder import find_ranking_label
+from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
 
 PACKAGE = "sentence-transformers"
 _NO_LIMIT = 2**31

@@ -16,26 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.records import (
-    EmbedRequest,
-    FloatArray,
-    RerankRequest,
-    SparseVector,
-    TextEmbedding,
-)
+from app.settings import load_settings
+from smart_embedder.core import EngineCore
 from smart_embedder.errors import StartupError
-from smart_embedder.models.device.choose import (
+from smart_embedder.hardware.device import (
     choose_device,
     choose_dtype,
     cpu_has_bfloat16,
     cpu_has_int8,
     has_float8,
 )
-from smart_embedder.models.load import load_models
-from smart_embedder.models.loader import locate_models
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import (
+from smart_embedder.kernels.proof import (
     DECODER,
     ENCODER,
     FLOAT8_OPERATIONS,
@@ -45,8 +36,17 @@ from smart_embedder.models.ops.proof import (
     Shapes,
     Target,
 )
-from smart_embedder.settings.engine import FLOAT8, INT8, NO_RERANKER, EngineSettings
-from smart_embedder.settings.service import load_settings
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.models.loader import locate_models
+from smart_embedder.requests import (
+    EmbedRequest,
+    FloatArray,
+    RerankRequest,
+    SparseVector,
+    TextEmbedding,
+)
+from smart_embedder.settings import FLOAT8, INT8, NO_RERANKER, EngineSettings
+from smart_embedder.startup import load_models
 from tools.references.choose import References
 from tools.references.reference import PATIENT, EmbeddingReference, ReferenceMissingError
 

@@ -17,8 +17,8 @@ from typing import Any
 import httpx2
 import numpy as np
 
-from smart_embedder.engine.space import VECTORS
-from smart_embedder.observability.logs import escape_text
+from app.logs import escape_text
+from smart_embedder.vector_space import VECTORS
 from tools.answers import embedding_in
 from tools.service import EMBED, Service, describe
 from tools.verify.canaries import CANARIES, KindCanaries, canaries_of, tolerance_of

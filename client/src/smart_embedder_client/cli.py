@@ -2,9 +2,8 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 
-_COMMANDS = "smart_embedder.commands"
 _USAGE = """\
 usage: smart-embedder ingest SOURCE --collection NAME [options]
        smart-embedder ingest --from-collection NAME --collection NEW [options]
@@ -17,21 +16,15 @@ _EXTRA = '"smart-embedder-client[qdrant]"'
 
 
 def main() -> None:
-    """Run the command that the first argument names.
-
-    The service's package has a command of the same name, which serves. Whichever of the two is
-    installed last, it finds the other one's commands.
-    """
+    """Run the command that the first argument names."""
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in _MODULES:
         sys.exit(_load(name)(arguments))
-    serve = metadata.entry_points(group=_COMMANDS, name="serve")
-    if serve:
-        next(iter(serve)).load()()
-    elif name in ("-h", "--help"):
-        sys.stdout.write(f"{_USAGE}\n")
-    else:
+    if name == "serve":
+        sys.exit("smart-embedder serve is gone: python -m app starts the service, in a checkout")
+    if name not in ("-h", "--help"):
         sys.exit(_USAGE)
+    sys.stdout.write(f"{_USAGE}\n")
 
 
 def _load(name: str) -> Callable[[Sequence[str]], int]:

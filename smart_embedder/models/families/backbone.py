@@ -2,7 +2,7 @@
 
 A `Backbone` is a transformer on its `Target`, which maps a packed batch to the hidden state of
 every token. Families derive from `Transformer`; what becomes of the states is a matter of
-`smart_embedder.models.tasks`.
+`smart_embedder.models.heads`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +16,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.engine.devices.thread import run_preempting_call
-from smart_embedder.engine.records import TokenIds
+from smart_embedder.devices.thread import run_preempting_call
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention import Attention, QueryKeyValue, excluding_unattended
-from smart_embedder.models.batch import End, PackedBatch, PositionScheme, pack
+from smart_embedder.hardware.cpu import cat_in_large_pages, set_threads
+from smart_embedder.kernels.attention import Attention, QueryKeyValue, excluding_unattended
+from smart_embedder.kernels.backend import NATIVE
+from smart_embedder.kernels.native import by_rows
+from smart_embedder.kernels.packed_batch import End, PackedBatch, PositionScheme, pack
+from smart_embedder.kernels.proof import ATTENTION, TOLERANCES, Target
 from smart_embedder.models.cuda_graphs import (
     GRAPHS,
     LAUNCH,
@@ -29,10 +32,7 @@ from smart_embedder.models.cuda_graphs import (
     GraphTrial,
     make_buckets,
 )
-from smart_embedder.models.device.cpu import cat_in_large_pages, set_threads
-from smart_embedder.models.ops.backend import NATIVE
-from smart_embedder.models.ops.native import by_rows
-from smart_embedder.models.ops.proof import ATTENTION, TOLERANCES, Target
+from smart_embedder.requests import TokenIds
 
 # The cost of all layers is measured with one in so many of them.
 _DEPTH_RATIO = 12

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention import Attention
-from smart_embedder.models.batch import PackedBatch, PositionScheme
-from smart_embedder.models.checkpoint.config import number, read_config, whole_number
-from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.kernels.attention import Attention
+from smart_embedder.kernels.backend import ACTIVATIONS, Backend, EncoderParts, LayerNorm
+from smart_embedder.kernels.native import NativeEncoderLayer
+from smart_embedder.kernels.packed_batch import PackedBatch, PositionScheme
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     attend_by_heads,
@@ -26,8 +26,8 @@ from smart_embedder.models.families.backbone import (
     in_row_blocks,
     preemption_point,
 )
-from smart_embedder.models.ops.backend import ACTIVATIONS, Backend, EncoderParts, LayerNorm
-from smart_embedder.models.ops.native import NativeEncoderLayer
+from smart_embedder.models.files.config import number, read_config, whole_number
+from smart_embedder.models.files.weights import Weights
 
 _ROBERTA = ("xlm-roberta", "roberta", "camembert")
 ENCODER_TYPES = (*_ROBERTA, "bert")

@@ -22,19 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from smart_embedder.engine.records import TokenIds
-from smart_embedder.models.batch import PackedBatch
-from smart_embedder.models.checkpoint.weights import Weights
-from smart_embedder.models.families import bert, qwen3
-from smart_embedder.models.families.backbone import rows_undivided
-from smart_embedder.models.families.bert import (
-    Encoder,
-    EncoderConfig,
-    EncoderLayer,
-    read_embeddings,
-)
-from smart_embedder.models.families.qwen3 import Decoder, DecoderConfig, read_ends
-from smart_embedder.models.ops.backend import (
+from smart_embedder.kernels.backend import (
     Backend,
     Columns,
     Linear,
@@ -45,8 +33,20 @@ from smart_embedder.models.ops.backend import (
     adding,
     unprepared,
 )
-from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.text.tokenizer import TextTokenizer
+from smart_embedder.kernels.packed_batch import PackedBatch
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.families import bert, qwen3
+from smart_embedder.models.families.backbone import rows_undivided
+from smart_embedder.models.families.bert import (
+    Encoder,
+    EncoderConfig,
+    EncoderLayer,
+    read_embeddings,
+)
+from smart_embedder.models.families.qwen3 import Decoder, DecoderConfig, read_ends
+from smart_embedder.models.files.weights import Weights
+from smart_embedder.models.tokenizer import TextTokenizer
+from smart_embedder.requests import TokenIds
 
 log = structlog.get_logger(__name__)
 

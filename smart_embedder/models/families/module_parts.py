@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from smart_embedder.models.attention import PackedAttention
-from smart_embedder.models.checkpoint.weights import linear_of
-from smart_embedder.models.families.backbone import attend_by_heads, in_row_blocks
-from smart_embedder.models.ops.backend import (
+from smart_embedder.kernels.attention import PackedAttention
+from smart_embedder.kernels.backend import (
     ACTIVATIONS,
     Backend,
     LayerNorm,
@@ -27,6 +25,8 @@ from smart_embedder.models.ops.backend import (
     RotaryEmbedding,
     activate,
 )
+from smart_embedder.models.families.backbone import attend_by_heads, in_row_blocks
+from smart_embedder.models.files.weights import linear_of
 
 # Names that the layers of an attention have: what projects its input, and what its output.
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("Wqkv",), ("q_lin", "k_lin", "v_lin"))

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.attention import Attention
-from smart_embedder.models.batch import PackedBatch
-from smart_embedder.models.checkpoint.config import number, read_config, unusable, whole_number
-from smart_embedder.models.checkpoint.weights import Weights
+from smart_embedder.kernels.attention import Attention
+from smart_embedder.kernels.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
+from smart_embedder.kernels.packed_batch import PackedBatch
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     attend_by_heads,
     in_row_blocks,
     preemption_point,
 )
-from smart_embedder.models.ops.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
+from smart_embedder.models.files.config import number, read_config, unusable, whole_number
+from smart_embedder.models.files.weights import Weights
 
 _SIZES = {
     "vocabulary": "vocab_size",

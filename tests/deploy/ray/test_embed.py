@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from smart_embedder.engine.records import Outputs
-from smart_embedder.models.ops.choose import choose_backend
-from smart_embedder.models.ops.proof import Target
-from smart_embedder.models.tasks.embedders import M3Embedder
+from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.models.heads.embedder import M3Embedder
+from smart_embedder.requests import Outputs
 from tests.deploy.ray.ray_cluster import BIN, LIMIT, RayCluster, environment
 from tests.support.checkpoints import save_m3
 from tests.support.qdrant.process import run_qdrant

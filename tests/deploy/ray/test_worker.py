@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from app.settings import Settings
 from deploy.ray import worker
 from deploy.ray.blocks import InputError
 from deploy.ray.worker import BlockEmbedder, Job
-from smart_embedder.engine.records import Outputs
-from smart_embedder.models.ops import native
-from smart_embedder.settings.service import Settings
+from smart_embedder.kernels import native
+from smart_embedder.requests import Outputs
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smart_embedder.engine.engine import EngineCore
-from smart_embedder.engine.records import EmbedRequest, Outputs, TextEmbedding
-from smart_embedder.models.device.choose import cpu_has_int8
-from smart_embedder.models.load import load_models
-from smart_embedder.settings.engine import EngineSettings
+from smart_embedder.core import EngineCore
+from smart_embedder.hardware.device import cpu_has_int8
+from smart_embedder.requests import EmbedRequest, Outputs, TextEmbedding
+from smart_embedder.settings import EngineSettings
+from smart_embedder.startup import load_models
 from tests.support.server import RunningServer, run_server
 from tools.evaluate import __main__ as tool
 from tools.evaluate.dataset import read_beir

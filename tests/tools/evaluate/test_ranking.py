@@ -54,7 +54,7 @@ def test_the_figures_are_those_of_their_definitions() -> None:
 
 
 def test_reciprocal_ranks_are_fused_as_the_page_does() -> None:
-    # The case of tests/ui/test_logic.py.
+    # The case of tests/app/ui/test_logic.py.
     rankings = {"dense": [4, 2, 9], "sparse": [2, 4, 7], "colbert": [2]}
     assert fuse_ranks(rankings, 0, dict(zip(KINDS, RRF_WEIGHTS, strict=True)))[:3] == [2, 4, 9]
     # With a large constant two fourth places count more than a first one; equal sums have the order

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from smart_embedder.engine.records import SparseVector, TextEmbedding
-from smart_embedder.engine.requests.reranking import score
+from smart_embedder.pipelines.reranking import score
+from smart_embedder.requests import SparseVector, TextEmbedding
 from smart_embedder.vectors import OUTPUT_DTYPES, muvera_of, quantize
 from tools.evaluate.representations import KINDS, Form, all_representations, restore
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 
-from smart_embedder.api import rendering
-from smart_embedder.api.endpoints import native, operations
-from smart_embedder.api.errors import STATUS_OF
+from app import answers as rendering
+from app.error_responses import STATUS_OF
+from app.main import create_app
+from app.process import run
+from app.routers import embeddings as native
+from app.routers import health as operations
 from smart_embedder.errors import EmptyInputError
-from smart_embedder.main import create_app
-from smart_embedder.server.process import run
 
 _matrix = rendering.render_matrix
 _truncation = rendering.truncation_as_json

@@ -1,0 +1,28 @@
+"""`python -m app` serves; `python -m app --help` lists the flags."""
+
+import signal
+import sys
+
+from app.process import collect_rarely
+from app.settings import parse_flags
+from smart_embedder.startup import link_ahead
+
+
+def main() -> None:
+    """Serve with the settings that the command line gives."""
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & {*arguments}:
+        parse_flags(["--help"])  # Exits; importing the service takes longer.
+    # Until the server has its own: Ctrl+C among the imports would print a traceback.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda *_: sys.exit(0))
+    collect_rarely()  # As `run` does, too late for the imports.
+    link_ahead()
+    from app.main import create_app  # noqa: PLC0415 - see above
+    from app.process import run  # noqa: PLC0415
+
+    run(create_app, arguments)
+
+
+if __name__ == "__main__":
+    main()

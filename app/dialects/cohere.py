@@ -1,0 +1,366 @@
+"""Cohere's vectors and order of documents, which Jina, Voyage, Mixedbread and vLLM order alike."""
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    FailFast,
+    Field,
+    JsonValue,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+from starlette.responses import Response
+
+from app.answers import (
+    by_falling_score,
+    render_list,
+    render_object,
+    text_as_json,
+    usage_as_json,
+    vector_as_json,
+)
+from app.context import RERANK, Dialect, Endpoint, ErrorFacts
+from app.dialects import fields
+from app.error_responses import NO_422
+from app.handler import Call, embed, rerank
+from app.response_schemas import Usage
+from app.routing import Router
+from app.schemas import ForeignRequest
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.requests import (
+    EmbeddingResult,
+    EmbedRequest,
+    FloatArray,
+    RerankRequest,
+    RerankResult,
+)
+from smart_embedder.vectors import quantize
+
+_DOCUMENTS_OF_A_UNIT = 100
+
+
+def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    """Cohere's `message`, and Jina's `detail`."""
+    return {"id": request_id, "message": error.message, "detail": error.message, "code": error.code}
+
+
+COHERE = Dialect("Cohere, Jina, vLLM", _error_body, NO_422)
+
+Documents = Annotated[
+    list[str],
+    FailFast(),
+    BeforeValidator(
+        lambda value: list(map(fields.as_text, value)) if isinstance(value, list) else value
+    ),
+    Field(description="Texts, or objects with `text`.", json_schema_extra={"minItems": 1}),
+]
+
+
+class DocumentsRequest(ForeignRequest):
+    """A query and documents, each a string or an object with `text`."""
+
+    dialect, endpoint, told_by = COHERE, RERANK, "documents"
+    example: ClassVar[Mapping[str, JsonValue]] = {
+        "query": "What is hybrid search?",
+        "documents": ["A recipe for bread.", "It joins two rankings."],
+    }
+    aliases = dict.fromkeys(("input", "inputs", "docs"), "documents")
+
+    query: Annotated[
+        str,
+        BeforeValidator(fields.as_text),
+        Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
+    ]
+    documents: Documents
+    model: str | None = Field(None, description="Any name of the reranker.")
+    instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
+    top_n: int | None = Field(None, ge=0, description="The best so many; 0 and null are all.")
+    top_k: int | None = Field(None, ge=0, description="Voyage's name for it.")
+    return_documents: bool | None = Field(None, description="Whether the answer repeats the texts.")
+    truncate: fields.Truncate = None
+    truncation_side: fields.TruncationSide = None
+    truncation: fields.Truncation = None
+    rank_fields: Annotated[
+        list[str] | None, FailFast(), Field(description="Only `text` is read of a document.")
+    ] = None
+    max_tokens_per_doc: int | None = Field(
+        None, ge=1, description="The most tokens of a document that are read."
+    )
+    max_doc_length: int | None = Field(None, ge=1, description="Jina's name for it.")
+    use_activation: bool | None = Field(
+        None, description="vLLM's: false gives the model's raw scores."
+    )
+    activation: bool | None = Field(None, description="Its older name.")
+    # vLLM's.
+    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
+    max_tokens_per_query: Annotated[fields.Refused, fields.unless()] = None
+    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
+    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
+    chat_template: Annotated[fields.Refused, fields.unless()] = None
+    chat_template_kwargs: Annotated[fields.Refused, fields.unless()] = None
+    # Cohere's: a document is not split here.
+    max_chunks_per_doc: Annotated[fields.Refused, fields.unless()] = None
+    # Jina's.
+    max_query_length: Annotated[fields.Refused, fields.unless()] = None
+    return_embeddings: Annotated[fields.Refused, fields.unless(False)] = None
+    # Mixedbread's.
+    rewrite_query: Annotated[fields.Refused, fields.unless(False)] = None
+
+    @property
+    def is_voyages(self) -> bool:
+        """Whether it has fields that Voyage's clients send, which read another list."""
+        return not self.model_fields_set.isdisjoint({"top_k", "truncation"})
+
+
+class DocumentText(BaseModel):
+    """A document as it was read."""
+
+    text: str
+
+
+class RankedDocument(BaseModel):
+    """One document and its relevance."""
+
+    index: Annotated[int, Field(description="Place in the request.")]
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class VoyageDocument(BaseModel):
+    """One document and its relevance, as Voyage has it."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+class DocumentsMeta(BaseModel):
+    """Cohere's accounts."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+    tokens: dict[str, int]
+
+
+class DocumentsResponse(BaseModel):
+    """The documents by falling relevance."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    object: Literal["list"] | None = Field(None, description="Beside data.")
+    data: list[VoyageDocument] | None = Field(
+        None, description="The same as Voyage has it, for a request with top_k or truncation."
+    )
+    meta: DocumentsMeta
+    usage: Usage
+
+
+class CohereError(BaseModel):
+    """Cohere's shape of an error, with Jina's `detail`."""
+
+    id: str
+    message: str
+    detail: str
+    code: str
+
+
+async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
+    """The relevance of each document to the query, from 0 to 1, the best first."""
+    if body.rank_fields not in (None, [], ["text"]):
+        raise InvalidRequestError(
+            "the field rank_fields may name text alone: put what is to be read there"
+        )
+    model = call.service.catalogue.reranker(body.model)
+    how = fields.value_of(body, "truncate", "truncation")
+    longest = fields.value_of(body, "max_tokens_per_doc", "max_doc_length")
+    truncation = fields.truncation_of(how, body.truncation_side, longest)
+    most = fields.value_of(body, "top_n", "top_k")
+    request = RerankRequest(
+        body.query,
+        body.documents,
+        normalize=fields.value_of(body, "use_activation", "activation") is not False,
+        instruction=body.instruction,
+        truncation=truncation,
+    )
+    result = await rerank(call, request, model, "documents")
+    name = "" if model is None else model.name
+    ranked = by_falling_score(result.scores)[: most or None]
+    render = partial(_render_ranking, body, ranked, result, name, call.context.request_id)
+    return await call.render(render)
+
+
+def _render_ranking(
+    body: DocumentsRequest,
+    ranked: list[tuple[int, np.float32]],
+    result: RerankResult,
+    model: str,
+    request_id: str,
+) -> Iterator[bytes]:
+    results = render_list(_ranked_documents(body, ranked))
+    answer: dict[str, Any] = {"id": request_id, "model": model, "results": results}
+    if body.is_voyages:
+        answer["object"] = "list"
+        answer["data"] = render_list(_ranked_documents(body, ranked, as_voyage=True))
+    search_units = math.ceil(len(body.documents) / _DOCUMENTS_OF_A_UNIT)
+    answer["meta"] = {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": search_units},
+        "tokens": {"input_tokens": result.tokens},
+    }
+    return render_object(answer | {"usage": usage_as_json(result.tokens)})
+
+
+def _ranked_documents(
+    body: DocumentsRequest, ranked: list[tuple[int, np.float32]], *, as_voyage: bool = False
+) -> Iterator[dict[str, Any]]:
+    for index, score in ranked:
+        item: dict[str, Any] = {"index": index, "relevance_score": score}
+        if body.return_documents:
+            text = text_as_json(body.documents[index])
+            item["document"] = text if as_voyage else {"text": text}
+        yield item
+
+
+_TAG = {"name": COHERE.name, "description": "Reranking, and Cohere's vectors."}
+
+router = Router(COHERE, CohereError, [_TAG], tags=[_TAG["name"]])
+
+
+class CohereEmbedRequest(ForeignRequest):
+    """Texts to embed."""
+
+    dialect, endpoint = COHERE, Endpoint("/v2/embed")
+    example: ClassVar[Mapping[str, JsonValue]] = {
+        "texts": ["What is hybrid search?"],
+        "input_type": "search_query",
+        "embedding_types": ["float"],
+    }
+    aliases = dict.fromkeys(("input", "text", "sentences"), "texts")
+
+    texts: Annotated[list[str], FailFast()]
+    model: str | None = Field(None, description="Any name of an embedding model.")
+    input_type: (
+        Literal["search_document", "search_query", "classification", "clustering"] | None
+    ) = Field(None, description="Queries get the model's prompt for queries, where it has one.")
+    embedding_types: fields.EmbeddingTypes | None = Field(None, description="`float` by default.")
+    output_dimension: int | None = Field(None, ge=1, description="Fewer, if the model can.")
+    truncate: Annotated[
+        Literal["NONE", "START", "END"] | None,
+        fields.AnyCase(str.upper),
+        Field(description="Which end of a text that is too long is cut; NONE: it is an error."),
+    ] = None
+    images: Annotated[fields.Refused, fields.unless()] = None
+    inputs: Annotated[
+        fields.Refused,
+        fields.unless(),
+        Field(description="Instead of texts: each with `content` of one text."),
+    ] = None
+    max_tokens: int | None = Field(None, ge=1, description="Tokens that are read.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_inputs(cls, value: Any) -> Any:
+        """Take the texts from `inputs` where these stand in their place."""
+        if not isinstance(value, dict) or "texts" in value:
+            return value
+        inputs = value.get("inputs")
+        if not isinstance(inputs, list):
+            return value
+        texts = []
+        for each in inputs:
+            match each:
+                case {"content": [{"type": "text", "text": str(text)}]}:
+                    texts.append(text)
+                case _:
+                    raise PydanticCustomError(
+                        "inputs",
+                        "of the field inputs, only content of one text is read: send texts",
+                    )
+        return value | {"texts": texts, "inputs": None}
+
+
+class CohereEmbeddings(BaseModel):
+    """Vectors by type."""
+
+    id: str
+    embeddings: dict[str, list[Any]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: Literal["embeddings_by_type"]
+
+
+class CohereVectors(BaseModel):
+    """Vectors without types."""
+
+    id: str
+    embeddings: list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: Literal["embeddings_floats"]
+
+
+AnyCohereEmbeddings = Annotated[
+    CohereVectors | CohereEmbeddings, Field(discriminator="response_type")
+]
+
+
+@router.work("/v2/embed", CohereEmbeddings, summary="Embed texts")
+async def embed_v2(body: CohereEmbedRequest, call: Call) -> Response:
+    """A dense vector of each text, of unit length, in each of the types asked for."""
+    return await _embed(body, call, "2")
+
+
+@router.work("/v1/embed", AnyCohereEmbeddings, summary="Embed texts")
+async def embed_v1(body: CohereEmbedRequest, call: Call) -> Response:
+    """The same; without `embedding_types` the vectors are a list and not an object."""
+    return await _embed(body, call, "1")
+
+
+async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response:
+    model = call.service.catalogue.embedder(body.model)
+    task = fields.TASKS[body.input_type or "search_document"]
+    request = EmbedRequest(
+        body.texts,
+        normalize_dense=True,
+        truncation=fields.truncation_of(body.truncate, max_tokens=body.max_tokens),
+        # Where a model has no prompt for classification or clustering, they are documents, too.
+        input_type=task.input_type or "document",
+        preferred_prompts=task.prompts,
+        dimensions=body.output_dimension,
+    )
+    result = await embed(call, request, field="texts", model=model)
+    render = partial(_render_embeddings, body, result, call.context.request_id, version)
+    return await call.render(render)
+
+
+def _render_embeddings(
+    body: CohereEmbedRequest, result: EmbeddingResult, request_id: str, version: str
+) -> Iterator[bytes]:
+    vectors = [each.dense for each in result.embeddings if each.dense is not None]
+    by_type = version != "1" or bool(body.embedding_types)
+    kinds: list[fields.EmbeddingType] = body.embedding_types or ["float"]
+    made: dict[str, Iterator[bytes]] = {kind: _rendered(vectors, kind) for kind in kinds}
+    return render_object(
+        {
+            "id": request_id,
+            "embeddings": render_object(made) if by_type else made["float"],
+            "texts": render_list(map(text_as_json, body.texts)),
+            "meta": {
+                "api_version": {"version": version},
+                "billed_units": {"input_tokens": result.tokens},
+            },
+            "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
+        }
+    )
+
+
+def _rendered(vectors: list[FloatArray], kind: fields.EmbeddingType) -> Iterator[bytes]:
+    made = (quantize(vector, fields.DTYPES[kind]).values for vector in vectors)
+    return render_list(vector_as_json(each, as_base64=kind == "base64") for each in made)

@@ -1,0 +1,82 @@
+"""embedding-server's /api/v1/embed: TEI's request, answered with usage and times."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from app.answers import render_list, render_object, usage_as_json
+from app.context import Endpoint
+from app.dialects import tei, tei_schemas
+from app.handler import Call
+from app.response_schemas import Usage
+from app.routing import Router
+from smart_embedder.requests import EmbeddingResult
+
+_TAG = {"name": "embedding-server"}
+
+# Its errors are text-embeddings-inference's.
+router = Router(tei_schemas.TEI, tei_schemas.TeiError, [_TAG], tags=[_TAG["name"]])
+
+
+class EmbeddingServerRequest(tei_schemas.EmbedRequest):
+    """Embed texts."""
+
+    endpoint = Endpoint("/api/v1/embed")
+
+
+class IndexedVector(BaseModel):
+    """The vector of one text."""
+
+    embedding: list[float]
+    index: int
+
+
+class StageTimes(BaseModel):
+    """How long each stage took, such as `120µs` or `2.5ms`."""
+
+    tokenization: str
+    queue: str
+    inference: str
+
+
+class EmbeddingServerResponse(BaseModel):
+    """Vectors in the order of the request."""
+
+    data: list[IndexedVector]
+    usage: Usage
+    timings: StageTimes
+
+
+@router.work("/api/v1/embed", EmbeddingServerResponse, summary="Embed texts")
+async def embed_inputs(body: EmbeddingServerRequest, call: Call) -> Response:
+    """One dense vector for each text. Errors are text-embeddings-inference's."""
+    result = await tei.embed_dense(body, call)
+    return await call.render(partial(_render, result))
+
+
+def _render(result: EmbeddingResult) -> Iterator[bytes]:
+    timings = result.timings
+    vectors = (
+        {"embedding": embedding.dense, "index": index}
+        for index, embedding in enumerate(result.embeddings)
+    )
+    return render_object(
+        {
+            "data": render_list(vectors),
+            "usage": usage_as_json(result.tokens),
+            "timings": {
+                "tokenization": _duration(timings.tokenize),
+                "queue": _duration(timings.queue),
+                "inference": _duration(timings.inference),
+            },
+        }
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Three digits and the unit that suits them."""
+    units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
+    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
+    return f"{seconds / size:.3g}{unit}"

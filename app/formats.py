@@ -1,0 +1,93 @@
+"""Vectors in safetensors, and the choice between it and JSON by the Accept header.
+
+The library would copy every array into a buffer; the arrays are sent from where they are.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from starlette.requests import Request
+
+from app.answers import JSON, Chunk
+from app.context import preference, preferred
+from app.vector_answers import METADATA_KEY, EmbeddingAnswer, TextVectors
+from smart_embedder.vectors import scales_of
+
+SAFETENSORS = "application/vnd.safetensors"
+_ALIGNMENT = 8
+_TYPES = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int8": "I8",
+    "uint8": "U8",
+    "int64": "I64",
+    "uint32": "U32",
+}
+
+
+def media_type_of(request: Request) -> str:
+    """JSON or safetensors, as the request prefers; JSON by default."""
+    return preferred(preference(request.headers, "accept"), (JSON, SAFETENSORS)) or JSON
+
+
+class _Tensor(NamedTuple):
+    """A tensor given as chunks, which are concatenated along the first dimension."""
+
+    name: str
+    chunks: Sequence[npt.NDArray[Any]]
+    type_name: str
+
+
+def render_safetensors(answer: EmbeddingAnswer) -> Iterator[Chunk]:
+    """One file: the header, whose metadata are the report as JSON, then every tensor."""
+    rows = list(answer.vectors())
+    metadata = answer.report()
+    if rows[0].tokens is not None:
+        metadata["tokens"] = [row.tokens for row in rows]
+    # The largest numbers first, so that all are aligned.
+    tensors = sorted(_tensors(rows), key=lambda each: -each.chunks[0].itemsize)
+    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: orjson.dumps(metadata).decode()}}
+    end = 0
+    for name, chunks, type_name in tensors:
+        begin, end = end, end + sum(chunk.nbytes for chunk in chunks)
+        shape = [sum(map(len, chunks)), *chunks[0].shape[1:]]
+        header[name] = {"dtype": _TYPES[type_name], "shape": shape, "data_offsets": [begin, end]}
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for tensor in tensors:
+        for chunk in tensor.chunks:
+            if chunk.size:
+                yield np.ascontiguousarray(chunk).data.cast("B")
+
+
+def _tensors(rows: Sequence[TextVectors]) -> Iterator[_Tensor]:
+    dense = [row.dense for row in rows if row.dense is not None]
+    if dense:
+        yield _Tensor("dense", [each.values[None] for each in dense], dense[0].type_name)
+    sparse = [row.sparse for row in rows if row.sparse is not None]
+    if sparse:
+        yield _offsets("sparse", [len(each.values) for each in sparse])
+        indices = np.concatenate([each.indices for each in sparse])
+        yield _Tensor("sparse_indices", [indices.astype(np.uint32)], "uint32")
+        yield _Tensor("sparse_values", [each.values for each in sparse], "float32")
+    colbert = [row.colbert for row in rows if row.colbert is not None]
+    if colbert:
+        yield _offsets("colbert", [len(each.values) for each in colbert])
+        yield _Tensor("colbert", [each.values for each in colbert], colbert[0].type_name)
+    for name, vectors in (("dense", dense), ("colbert", colbert)):
+        if (scales := scales_of(vectors)) is not None:
+            yield _Tensor(f"{name}_scale", [scales], "float32")
+    muvera = [row.muvera for row in rows if row.muvera is not None]
+    if muvera:
+        yield _Tensor("muvera", [each[None] for each in muvera], "float32")
+
+
+def _offsets(name: str, sizes: Sequence[int]) -> _Tensor:
+    offsets = np.fromiter(accumulate(sizes, initial=0), np.int64)
+    return _Tensor(f"{name}_offsets", [offsets], "int64")

@@ -1,0 +1,372 @@
+"""The Prometheus metrics of one service, in one object with a registry of its own.
+
+Each series exists at zero from the start. Labels hold only fixed words, never anything that a
+client sent. /stats reads the same counters, so the two always agree.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from app.logs import lines_dropped
+from smart_embedder import __version__
+from smart_embedder.core import EngineCore
+from smart_embedder.interface import ModelState
+from smart_embedder.metrics import EngineMetrics
+from smart_embedder.settings import EngineSettings
+
+if sys.platform == "linux":
+    import resource
+
+STATUSES: Final = ("success", "client_error", "error", "timeout")
+# Why a request is refused, by the code of its error.
+REASON_OF: Final = {
+    "queue_full": "backpressure",
+    "rate_limited": "rate_limit",
+    "unauthorized": "auth",
+    "body_too_large": "body_too_large",
+    "loading": "loading",
+    "model_not_loaded": "model",
+    "model_too_large": "model",
+    "draining": "draining",
+    "unhealthy": "unhealthy",
+    "reranker_disabled": "disabled",
+    "foreign_origin": "origin",
+}
+REJECTION_REASONS: Final = tuple(dict.fromkeys(REASON_OF.values()))
+EMBEDDING_ENDPOINT: Final = "/embeddings/"
+RERANK_ENDPOINT: Final = "/rerank"
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_LATENESS_INTERVAL = 0.1
+_PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMetrics:
+    """The metrics of one endpoint that does work, by status and by reason."""
+
+    requests: dict[str, Counter]
+    rejected: dict[str, Counter]
+    duration: Histogram
+    active: Gauge
+
+
+class _ProcessCollector(ProcessCollector):
+    """Counts open files at their limit, too, where the library cannot open what it reads."""
+
+    def collect(self) -> Iterable[Metric]:
+        families = [*super().collect()]
+        if sys.platform == "linux" and not any(f.name == "process_open_fds" for f in families):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            for name in ("open", "max"):
+                about = f"File descriptors: {name}."
+                families.append(GaugeMetricFamily(f"process_{name}_fds", about, value=limit))
+        return families
+
+
+class Metrics(EngineMetrics):
+    """The metrics of one service; build one for each app."""
+
+    def __init__(self) -> None:
+        self.started_at = time.monotonic()
+        self.registry = registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=_SECONDS)
+
+        # Requests.
+        self.embedding_requests = counter(
+            "embedding_requests_total", "Embedding requests answered", ["status", "endpoint"]
+        )
+        self.embedding_rejected = counter(
+            "embedding_requests_rejected_total", "Embedding requests refused", ["reason"]
+        )
+        self.sentences = counter("embedding_sentences_processed_total", "Sentences embedded")
+        self.embedding_duration = histogram(
+            "embedding_request_duration_seconds", "Whole embedding request", ["endpoint"]
+        )
+        self.embedding_active = gauge("embedding_active_requests", "Embedding requests in work")
+        self.rerank_requests = counter(
+            "rerank_requests_total", "Rerank requests answered", ["status"]
+        )
+        self.rerank_rejected = counter(
+            "rerank_requests_rejected_total", "Rerank requests refused", ["reason"]
+        )
+        self.pairs = counter("rerank_pairs_processed_total", "Query-passage pairs scored")
+        self.rerank_duration = histogram("rerank_request_duration_seconds", "Whole rerank request")
+        self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
+        self.tokenize_requests = counter(
+            "embedder_tokenize_requests_total", "Requests to tokenise answered", ["status"]
+        )
+        self.tokenize_rejected = counter(
+            "embedder_tokenize_requests_rejected_total", "Requests to tokenise refused", ["reason"]
+        )
+        self.tokenize_duration = histogram(
+            "embedder_tokenize_request_duration_seconds", "Whole request to tokenise"
+        )
+        self.tokenize_active = gauge(
+            "embedder_tokenize_active_requests", "Requests to tokenise in work"
+        )
+        self.tokens_file_unreadable = gauge(
+            "embedder_tokens_file_unreadable",
+            "1 while API_TOKENS_FILE cannot be read and older tokens count, else 0",
+        )
+        self.lateness = histogram(
+            "embedder_event_loop_lateness_seconds",
+            "How late a timer of the event loop is that is due ten times a second",
+            buckets=_PAUSES,
+        )
+
+        registry.register(lines_dropped)
+        self._create_engine_metrics()
+
+    def _create_engine_metrics(self) -> None:
+        """Create those of the engine and of the process; then the series of all, at zero."""
+        registry = self.registry
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=_SECONDS)
+
+        self.batch_size = histogram("embedding_batch_size", "Texts in one forward", buckets=_TEXTS)
+        self.batch_tokens = histogram(
+            "embedder_batch_tokens", "Tokens in one forward", buckets=_TOKENS
+        )
+        self.embedding_inference = histogram(
+            "embedding_gpu_inference_duration_seconds", "One embedding forward"
+        )
+        self.rerank_inference = histogram("rerank_inference_duration_seconds", "One rerank forward")
+        self.queue_wait = histogram("embedder_queue_wait_seconds", "Wait before the first forward")
+        self.tokenize = histogram("embedder_tokenize_seconds", "Tokenisation of one request")
+        self.tokens = counter(
+            "embedder_tokens_processed_total", "Tokens through a model", ["model"]
+        )
+        self.splits = counter(
+            "embedder_out_of_memory_splits_total", "Batches split for lack of memory"
+        )
+        self.abandoned = counter("embedder_abandoned_requests_total", "Requests whose client left")
+        self.queue_size = gauge("embedding_queue_size", "Embedding requests waiting")
+        self.queue_capacity = gauge(
+            "embedder_embedding_queue_capacity", "Embedding requests that may wait"
+        )
+        self.rerank_capacity = gauge(
+            "embedder_rerank_queue_capacity", "Rerank requests accepted at once"
+        )
+        self.stuck_seconds = gauge(
+            "embedder_device_stuck_seconds",
+            "Seconds since a forward last returned, while one takes over twice its limit; else 0",
+        )
+
+        # Models.
+        self.model_state = gauge(
+            "embedder_model_state", "1 for the state that a model is in, else 0", ["model", "state"]
+        )
+        self.model_requests = gauge(
+            "embedder_model_requests",
+            "Requests that use a model of MODELS or wait for it",
+            ["model"],
+        )
+        self.model_loads = counter(
+            "embedder_model_loads_total", "Times a model of MODELS was loaded", ["model", "result"]
+        )
+        self.model_unloads = counter(
+            "embedder_model_unloads_total", "Times a model of MODELS was unloaded", ["model"]
+        )
+        self.model_replacements = counter(
+            "embedder_model_replacements_total",
+            "Times a model of MODELS was loaded from other files than before",
+            ["model"],
+        )
+
+        # The cache.
+        self.embedding_cache_hits = counter(
+            "embedder_cache_hits_total",
+            "Texts whose vectors were in the cache, counted for each model",
+        )
+        self.embedding_cache_misses = counter(
+            "embedder_cache_misses_total",
+            "Texts whose vectors were not in the cache, counted for each model",
+        )
+        self.embedding_cache_bytes = gauge(
+            "embedder_cache_bytes", "Memory that the embedding cache takes in this process"
+        )
+        self.embedding_cache_entries = gauge(
+            "embedder_cache_entries", "Entries of the embedding cache, one for each text and model"
+        )
+
+        # The gauges of each kind of memory; the older names first.
+        self.memory = {
+            kind: [
+                gauge(f"{older}gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process")
+                for older in ("embedding_", "")
+            ]
+            for kind in ("allocated", "reserved")
+        } | {
+            kind: [gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} on the device in use")]
+            for kind in ("free", "total")
+        }
+
+        for counted, words in (
+            (self.rerank_requests, STATUSES),
+            (self.embedding_rejected, REJECTION_REASONS),
+            (self.rerank_rejected, REJECTION_REASONS),
+            (self.tokenize_requests, STATUSES),
+            (self.tokenize_rejected, REJECTION_REASONS),
+        ):
+            for word in words:  # The series exists at zero from now on.
+                counted.labels(word)
+        self.server = Info("embedding_server", "Models and limits", registry=registry)
+        build = Info("embedder_build", "Version of the software", registry=registry)
+        build.info({"version": __version__})
+        # Memory, CPU time, open files and start time of this process, on Linux.
+        _ProcessCollector(registry=registry)
+
+    def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
+        """The metrics of an endpoint that embeds, which begin at zero."""
+        requests, rejected = self.embedding_requests, self.embedding_rejected
+        return EndpointMetrics(
+            requests={status: requests.labels(status, endpoint) for status in STATUSES},
+            rejected={reason: rejected.labels(reason) for reason in REJECTION_REASONS},
+            duration=self.embedding_duration.labels(endpoint),
+            active=self.embedding_active,
+        )
+
+    def rerank_endpoint(self) -> EndpointMetrics:
+        """The metrics of reranking, in every dialect."""
+        return EndpointMetrics(
+            requests={status: self.rerank_requests.labels(status) for status in STATUSES},
+            rejected={reason: self.rerank_rejected.labels(reason) for reason in REJECTION_REASONS},
+            duration=self.rerank_duration,
+            active=self.rerank_active,
+        )
+
+    def tokenize_endpoint(self) -> EndpointMetrics:
+        """The metrics of requests that ask for tokens or texts alone, and for no forward."""
+        requests, rejected = self.tokenize_requests, self.tokenize_rejected
+        return EndpointMetrics(
+            requests={status: requests.labels(status) for status in STATUSES},
+            rejected={reason: rejected.labels(reason) for reason in REJECTION_REASONS},
+            duration=self.tokenize_duration,
+            active=self.tokenize_active,
+        )
+
+    def tokenized(self, seconds: float) -> None:
+        """Observe the tokenisation of one request."""
+        self.tokenize.observe(seconds)
+
+    def waited(self, seconds: float) -> None:
+        """Observe how long a job waited for its first forward."""
+        self.queue_wait.observe(seconds)
+
+    def computed(self, model: str, *, texts: int, pairs: int, tokens: int, seconds: float) -> None:
+        """Count one forward, for embedding, for reranking or for both."""
+        self.tokens.labels(model).inc(tokens)
+        self.batch_tokens.observe(tokens)
+        if texts:
+            self.batch_size.observe(texts)
+            self.embedding_inference.observe(seconds)
+        if pairs:
+            self.rerank_inference.observe(seconds)
+
+    def split(self) -> None:
+        """Count a batch that did not fit into memory."""
+        self.splits.inc()
+
+    def cached(self, hits: int, misses: int) -> None:
+        """Count the texts of a request by whether the cache had their vectors."""
+        self.embedding_cache_hits.inc(hits)
+        self.embedding_cache_misses.inc(misses)
+
+    def loaded(self, model: str, *, ok: bool) -> None:
+        """Count a loading."""
+        self.model_loads.labels(model, "success" if ok else "failure").inc()
+
+    def replaced(self, model: str) -> None:
+        """Count a loading from other files than before."""
+        self.model_replacements.labels(model).inc()
+
+    def unloaded(self, model: str) -> None:
+        """Count an unloading."""
+        self.model_unloads.labels(model).inc()
+
+    def watch(self, engine: EngineCore, settings: EngineSettings) -> None:
+        """Let the gauges read the engine when they are scraped; create the models' series."""
+        self.queue_capacity.set(settings.max_queue_size)
+        self.rerank_capacity.set(settings.rerank_max_queue)
+        self.queue_size.set_function(lambda: engine.waiting)
+        self.stuck_seconds.set_function(lambda: engine.stuck_seconds)
+        if (cache := engine.cache) is not None:
+            self.embedding_cache_bytes.set_function(lambda: cache.nbytes)
+            self.embedding_cache_entries.set_function(lambda: cache.count)
+        states = [state.value for state in ModelState]
+        for place, model in enumerate(engine.statuses):
+            self.watch_model(model.name, states, partial(_state_of, engine, place))
+            if model.requests is not None:  # One of MODELS.
+                self.watch_further_model(model.name, partial(_requests_of, engine, place))
+
+    def watch_model(self, name: str, states: Sequence[str], read: Callable[[], str]) -> None:
+        """Create the series of a model; the gauges of its states call `read` when scraped."""
+        self.tokens.labels(name)
+        for state in states:
+            is_in = partial(lambda state: float(read() == state), state)
+            self.model_state.labels(name, state).set_function(is_in)
+
+    def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
+        """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""
+        self.model_requests.labels(name).set_function(requests)
+        for result in ("success", "failure"):
+            self.model_loads.labels(name, result)
+        self.model_unloads.labels(name)
+        self.model_replacements.labels(name)
+
+    def watch_memory(self, read: Callable[[str], int]) -> None:
+        """Let the memory gauges read bytes of each kind whenever they are scraped."""
+        for kind, gauges in self.memory.items():
+            for each in gauges:
+                each.set_function(partial(read, kind))
+
+    def value(self, name: str, **labels: str) -> float:
+        """The present value of one series; 0 for one that does not exist."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def total(self, counter: Counter) -> int:
+        """The sum of a counter over all its labels."""
+        samples = (sample for metric in counter.collect() for sample in metric.samples)
+        return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
+    def render(self) -> bytes:
+        """All series in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+def _state_of(engine: EngineCore, place: int) -> str:
+    return engine.statuses[place].state.value
+
+
+def _requests_of(engine: EngineCore, place: int) -> int:
+    return engine.statuses[place].requests or 0
+
+
+async def measure_lateness(lateness: Histogram) -> None:
+    """Observe how late the event loop is, until cancelled: while it is held, everybody waits."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LATENESS_INTERVAL
+        await asyncio.sleep(_LATENESS_INTERVAL)
+        lateness.observe(max(0.0, loop.time() - due))

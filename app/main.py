@@ -1,0 +1,238 @@
+"""Builds the ASGI app from its parts; `uvicorn app.main:app` serves it, too."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+
+from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
+from starlette.middleware import Middleware
+
+from app import process
+from app.body import max_json_values
+from app.catalogue import ModelCatalogue
+from app.context import NATIVE
+from app.dialects import cohere, embedding_server, openai, tei
+from app.error_responses import install_error_handlers
+from app.handler import Service
+from app.http_metrics import Metrics, measure_lateness
+from app.logs import flush_each_line
+from app.middleware.auth import (
+    CheckOrigin,
+    RefuseWhileDraining,
+    RequireTokenAndLimitRate,
+)
+from app.middleware.body import LimitBody
+from app.middleware.limits import BODY_SECONDS, LimitMemory, MemoryBudget
+from app.middleware.rate_limit import TokenBuckets
+from app.middleware.request_log import LogRequests, MeasureRequests, ProvideContext
+from app.middleware.tokens import ApiTokens
+from app.openapi import install_openapi
+from app.routers import embeddings as native
+from app.routers import health as operations
+from app.routers.pages import install_docs, install_ui
+from app.routing import Paths
+from app.server import Drain
+from app.settings import Settings
+from smart_embedder import __version__
+from smart_embedder.core import EngineCore
+from smart_embedder.errors import StartupError
+from smart_embedder.interface import DownloadStatus, LoadedModels, Loader
+from smart_embedder.startup import load_models
+
+# The order of the paths in the description, and of the search for that of a request: work first.
+ROUTERS = (
+    native.router,
+    native.rerank_router,
+    openai.router,
+    cohere.router,
+    tei.router,
+    tei.model_router,
+    embedding_server.router,
+    openai.models_router,
+    tei.health_router,
+    operations.router,
+)
+_RENDER_THREADS = 2
+# FastAPI's own telemetry ignores the settings, and sends the messages of errors.
+_NO_TELEMETRY: TelemetryConfig = {
+    "auto_configure": False,
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+}
+
+
+def __getattr__(name: str) -> FastAPI:
+    """Create `app` when an ASGI server such as uvicorn first asks for it."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        app = create_app(
+            process.load_settings_and_configure_logs(),
+            on_settled=process.freeze_startup_objects,
+            on_failure=process.stop_uvicorn,
+        )
+    except StartupError as error:  # uvicorn would print a traceback.
+        sys.exit(f"Smart Embedder cannot start: {error}")
+    globals()["app"] = app
+    return app
+
+
+def create_app(
+    settings: Settings,
+    *,
+    loader: Loader | None = None,
+    drain: Drain | None = None,
+    on_ready: Callable[[LoadedModels], None] = process.log_ready,
+    on_settled: Callable[[], None] = lambda: None,
+    on_failure: Callable[[Exception], None] = process.log_failure,
+) -> FastAPI:
+    """Create the service as an ASGI app; its lifespan loads the models in the background.
+
+    `loader` replaces `load_models`. `on_settled` is called soon after `on_ready`, when nothing is
+    left to do that only the start does.
+    """
+    service = _create_service(settings, loader, drain or Drain())
+    budget = MemoryBudget.of(settings.max_body_bytes)
+    paths = Paths(ROUTERS)
+    middleware = _middleware(service, budget, paths)
+    close_traces = _add_traces(middleware, settings)
+
+    async def start(app: FastAPI) -> None:
+        await service.engine.start()
+        models = service.engine.loaded()
+        if models.device.host_memory_left is not None:
+            left = models.device.host_memory_left()
+            budget.fit(left)
+            process.log_memory(settings, budget.bodies.most_of_one, budget.most_of_one, left)
+        if models.device.read_memory is not None:
+            service.metrics.watch_memory(models.read_memory)
+        service.metrics.server.info(operations.describe_server(settings, models))
+        on_ready(models)
+        # A third of a second of Python, for which the first /docs would wait. It would take that
+        # time from the start, which is mostly imports.
+        await asyncio.to_thread(app.openapi)
+        on_settled()
+
+    def report_failure(starting: "asyncio.Task[None]") -> None:
+        error = None if starting.cancelled() else starting.exception()
+        if isinstance(error, Exception):
+            on_failure(error)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # In the background, so that the port answers while the models are being loaded.
+        starting = asyncio.create_task(start(app), name="start")
+        lateness = asyncio.create_task(measure_lateness(service.metrics.lateness), name="lateness")
+        starting.add_done_callback(report_failure)
+        try:
+            yield
+        finally:
+            for task in (starting, lateness):
+                task.cancel()
+            await asyncio.wait({starting, lateness})
+            # The drain is over: no client waits for the work that is left on the device.
+            service.engine.abort()
+            await service.engine.close()
+            await asyncio.to_thread(close_traces)
+            service.render_threads.shutdown(wait=False, cancel_futures=True)
+            # uvicorn's command ends the process by the signal that it got.
+            flush_each_line()
+
+    # This service's own operations come first in /docs.
+    routers = sorted(ROUTERS, key=lambda each: each.dialect is not NATIVE)
+    app = FastAPI(
+        # Included, a router would be searched twice for each request.
+        routes=[route for router in ROUTERS for route in router.routes],
+        title="Smart Embedder",
+        version=__version__,
+        openapi_tags=[dict(tag) for router in routers for tag in router.groups],
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry=_NO_TELEMETRY,
+        lifespan=lifespan,
+        middleware=middleware,
+    )
+    app.state.service = service
+    ours = [router for router in ROUTERS if router.dialect is NATIVE]
+    install_docs(app, [tag["name"] for router in ours for tag in router.groups])
+    if settings.ui:
+        install_ui(app)
+    install_openapi(app, service, paths)
+    install_error_handlers(app)
+    return app
+
+
+def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> Service:
+    metrics, downloads = Metrics(), DownloadStatus()
+    engine = EngineCore(
+        settings,
+        loader or partial(load_models, status=downloads),
+        metrics,
+        request_timeout=settings.request_timeout,
+        shutdown_timeout=settings.shutdown_timeout,
+    )
+    metrics.watch(engine, settings)
+    drain.time_out = engine.abort
+    return Service(
+        settings=settings,
+        catalogue=ModelCatalogue(settings),
+        metrics=metrics,
+        engine=engine,
+        downloads=downloads,
+        drain=drain,
+        buckets=TokenBuckets(
+            settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
+        ),
+        render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
+        body_lock=asyncio.Lock(),
+        max_json_values=max_json_values(settings),
+    )
+
+
+def _middleware(service: Service, budget: MemoryBudget, paths: Paths) -> list[Middleware]:
+    """What every request passes, from the outermost to the innermost."""
+    settings = service.settings
+    own_token = settings.api_token.get_secret_value() if settings.api_token else None
+    tokens = ApiTokens(own_token, settings.api_tokens_file)
+    service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.unreadable))
+    return [
+        Middleware(ProvideContext, settings.trusted_proxies or (), paths),
+        Middleware(LogRequests),
+        Middleware(MeasureRequests, service.metrics, paths.endpoints),
+        Middleware(CheckOrigin, allowed=settings.cors_origins or ()),
+        Middleware(RefuseWhileDraining, drain=service.drain),
+        Middleware(
+            RequireTokenAndLimitRate,
+            tokens,
+            service.buckets,
+            requests_per_minute=settings.rate_limit_requests_per_minute,
+            burst=settings.rate_limit_burst_size,
+            protect_metrics=settings.protect_metrics,
+        ),
+        Middleware(LimitBody, max_bytes=settings.max_body_bytes),
+        Middleware(
+            LimitMemory,
+            budget=budget,
+            body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
+        ),
+    ]
+
+
+def _add_traces(middleware: list[Middleware], settings: Settings) -> Callable[[], None]:
+    """Trace requests where OTLP_ENDPOINT is set; the function returned sends the last spans."""
+    if settings.otlp_endpoint is None:
+        return lambda: None
+    # Imports OpenTelemetry's SDK and exporter.
+    from app.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415
+
+    traces = Traces(settings.otlp_endpoint)
+    # What is outside of it has made the request's context and its line.
+    middleware.insert(2, Middleware(TraceRequests, traces.tracer))
+    return traces.close

@@ -1,0 +1,216 @@
+"""What is told of every request: its context, and at its end its line and its metrics.
+
+Each middleware only looks: none refuses or changes a request, but for its id, path and headers.
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from http import HTTPStatus
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.client_address import (
+    Network,
+    client_address,
+    forwarded_prefix,
+    key_of_peer,
+    network_key,
+    unmapped,
+)
+from app.context import Endpoint, RequestContext, context_of, working_endpoint
+from app.error_responses import unforeseen_error_response
+from app.http_metrics import (
+    EMBEDDING_ENDPOINT,
+    REASON_OF,
+    EndpointMetrics,
+    Metrics,
+)
+from app.logs import escape_text
+from app.routing import Paths
+from smart_embedder.errors import ClientGoneError
+from smart_embedder.scheduling.job import Purpose
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+log = structlog.get_logger(__name__)
+
+
+class ProvideContext:
+    """Creates the `RequestContext`, and adds X-Request-ID and Vector-Space to the response.
+
+    The id is the client's own if it sent a printable one. Only `trusted_proxies` may name another
+    client's address, through X-Forwarded-For, and the path below which the service is, through
+    X-Forwarded-Prefix. An ASGI server may name that path, too, as `root_path`. The query is left to
+    the endpoint that reads one, and cookies to nobody.
+    """
+
+    def __init__(self, app: ASGIApp, trusted_proxies: Sequence[Network], paths: Paths) -> None:
+        self.app = app
+        self._paths = paths
+        self._trusted_proxies = [unmapped(network) for network in trusted_proxies]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Create the context of an HTTP request and go on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        context = self._create_context(scope)
+        scope.setdefault("state", {})["context"] = context
+
+        async def record_receive() -> Message:
+            message = await receive()
+            context.bytes_in += len(message.get("body", b""))
+            return message
+
+        async def record_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                context.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = context.request_id
+                if context.vector_spaces and context.status == HTTPStatus.OK:
+                    headers["Vector-Space"] = ", ".join(context.vector_spaces.values())
+            else:
+                context.bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        await self.app(scope, record_receive, record_send)
+
+    def _create_context(self, scope: Scope) -> RequestContext:
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        peer, _ = scope["client"] or ("", 0)
+        forwarded_for = ",".join(headers.getlist("x-forwarded-for"))
+        # Servers put it before the path.
+        root_path = scope.get("root_path", "").rstrip("/")
+        path = scope["path"].removeprefix(root_path) or "/"
+        if not path.startswith("/"):
+            path = scope["path"]
+        forwarded = headers.get("x-forwarded-prefix", "")
+        prefix = root_path or forwarded_prefix(peer, forwarded, self._trusted_proxies)
+        # Slashes at the end change nothing. The router's patterns also match a line feed there
+        # (%0A): without it no request bypasses middleware that compares paths.
+        bare = path.rstrip("/\n")
+        normalized = EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
+        scope["root_path"], scope["path"] = prefix, prefix + normalized
+        facts = self._paths.find(normalized)
+        # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
+        # backslashes, whose time grows with the square of their number, in six seconds.
+        query, scope["query_string"] = scope.get("query_string", b""), b""
+        scope["headers"] = [each for each in scope["headers"] if each[0] != b"cookie"]
+        return RequestContext(
+            request_id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+            path=escape_text(path),
+            endpoint=facts.endpoint if scope["method"] == "POST" else None,
+            dialects=facts.dialects,
+            is_public=facts.is_public,
+            client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies))
+            if forwarded_for
+            else key_of_peer(peer),
+            route=normalized,
+            prefix=prefix,
+            query=query,
+            if_vector_space=", ".join(headers.getlist("if-vector-space")),
+        )
+
+
+class LogRequests:
+    """Logs the end of each request.
+
+    The line begins with status, method, route and milliseconds. The name of the client's token, its
+    address (of IPv6 the /64), path and sizes follow, and, where work was done, how much and how
+    long each stage took. What is not known is left out. It never holds texts, tokens or query
+    strings.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request, and log how it ended."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        context = context_of(scope)
+        started = time.perf_counter()
+        try:
+            await self.app(scope, receive, send)
+        except Exception as error:  # The last resort: the client must get a response.
+            log.exception("request_failed", request_id=context.request_id)
+            if context.status is None:
+                await unforeseen_error_response(scope, error)(scope, receive, send)
+        finally:
+            # A health check or a scrape, unless its sender made a mistake.
+            is_wrong = 400 <= (context.status or 0) < 500  # noqa: PLR2004 - a 4xx
+            is_routine = scope["method"] in {"GET", "HEAD"} and not is_wrong
+            write = log.debug if is_routine else log.info
+            facts = {
+                "status": context.status,
+                "method": scope["method"],
+                "route": getattr(scope.get("route"), "path", None),
+                "ms": round((time.perf_counter() - started) * 1000, 3),
+                "code": context.error_code,
+                "client": context.token_name,
+                "client_address": context.client_address,
+                "path": context.path,
+                "bytes_in": context.bytes_in,
+                "bytes_out": context.bytes_out,
+                **context.counts,
+                "request_id": context.request_id,
+            }
+            write("request", **{name: fact for name, fact in facts.items() if fact is not None})
+
+
+class MeasureRequests:
+    """Updates the request metrics: outcome, duration, and how many are in work."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Sequence[Endpoint]) -> None:
+        self.app = app
+        self._abandoned = metrics.abandoned
+        shared = {
+            Purpose.RERANKING: metrics.rerank_endpoint(),
+            Purpose.TOKENIZING: metrics.tokenize_endpoint(),
+        }
+        self._endpoints = {
+            endpoint.path: shared.get(endpoint.purpose) or metrics.embedding_endpoint(endpoint.path)
+            for endpoint in endpoints
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Measure POST requests to known endpoints; pass everything else through."""
+        endpoint = working_endpoint(scope)
+        if endpoint is None:
+            await self.app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        try:
+            with self._endpoints[endpoint.path].active.track_inprogress():
+                await self.app(scope, receive, send)
+        finally:
+            # If dialects share a path, the body has decided between them by now.
+            endpoint = working_endpoint(scope) or endpoint
+            seconds = time.perf_counter() - started
+            self._count(self._endpoints[endpoint.path], context_of(scope), seconds)
+
+    def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
+        """Count a request once: as refused, as abandoned, or by its outcome."""
+        code = context.error_code
+        if code in REASON_OF:
+            endpoint.rejected[REASON_OF[code]].inc()
+        elif code == ClientGoneError.code:
+            self._abandoned.inc()
+        else:
+            outcome = _outcome(context.error_status or context.status)
+            endpoint.requests[outcome].inc()
+            if outcome != "client_error":  # It measures how fast a request is refused.
+                endpoint.duration.observe(seconds)
+
+
+def _outcome(status: int | None) -> str:
+    if status == HTTPStatus.OK:
+        return "success"
+    if status and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "client_error"
+    return "timeout" if status == HTTPStatus.GATEWAY_TIMEOUT else "error"

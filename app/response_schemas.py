@@ -1,0 +1,338 @@
+"""The responses, for the API's description only: answers are rendered without them."""
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, Field
+
+from smart_embedder.interface import ModelAbilities, ModelInfo
+from smart_embedder.vectors import OutputDtype
+
+
+class SparseIndices(BaseModel):
+    """Sparse weights as Qdrant's SparseVector takes them."""
+
+    indices: list[int]
+    values: list[float]
+
+
+class TokenStrings(BaseModel):
+    """The vocabulary's strings, aligned with `sparse` and `colbert`; null where that is null."""
+
+    sparse: dict[str, str] | None
+    colbert: list[str] | None
+
+
+class IndexedTokenStrings(BaseModel):
+    """The same, with `sparse_as_indices`."""
+
+    sparse: list[str]
+    colbert: list[str] | None
+
+
+class DenseAndColbert(BaseModel):
+    """The vectors of one text; a kind not asked for is null."""
+
+    dense: list[float] | None
+    dense_scale: Annotated[float | None, Field(description="With int8 and uint8 only.")] = None
+    colbert: list[list[float]] | None
+    colbert_scale: Annotated[
+        list[float] | None, Field(description="Of each vector; with int8 and uint8 only.")
+    ] = None
+    muvera: Annotated[list[float] | None, Field(description="With muvera only.")] = None
+
+
+class Embeddings(DenseAndColbert):
+    """The vectors of one text; a kind not asked for is null."""
+
+    sparse: Annotated[dict[str, float] | None, Field(description="Weights by token id.")]
+
+
+class IndexedEmbeddings(DenseAndColbert):
+    """The same, with `sparse_as_indices`."""
+
+    sparse: SparseIndices
+
+
+class Base64Array(BaseModel):
+    """An array as raw bytes."""
+
+    dtype: str
+    shape: list[int]
+    data: Annotated[str, Field(description="Little-endian, row by row.")]
+
+
+class Base64Sparse(BaseModel):
+    """Sparse weights as two arrays."""
+
+    indices: Base64Array
+    values: Base64Array
+
+
+class Base64Embeddings(BaseModel):
+    """The same, with `encoding` base64."""
+
+    dense: Base64Array | None
+    dense_scale: float | None = None
+    sparse: Base64Sparse | None
+    colbert: Base64Array | None
+    colbert_scale: list[float] | None = None
+    muvera: Base64Array | None = None
+
+
+class EmbeddedSentence(BaseModel):
+    """One text and its vectors."""
+
+    id: Annotated[int, Field(description="Position in the request.")]
+    text: str
+    embeddings: Embeddings | IndexedEmbeddings
+    tokens: Annotated[
+        TokenStrings | IndexedTokenStrings | None, Field(description="With return_tokens only.")
+    ] = None
+
+
+class Base64Sentence(BaseModel):
+    """The same, with `encoding` base64."""
+
+    id: int
+    text: str
+    embeddings: Base64Embeddings
+    tokens: TokenStrings | IndexedTokenStrings | None = None
+
+
+class WarningTarget(BaseModel):
+    """What a warning is about."""
+
+    field: str
+    index: int
+    pointer: Annotated[str, Field(description="JSON pointer into the request.")]
+
+
+class TruncationDetails(BaseModel):
+    """How much was cut."""
+
+    model: str
+    max_tokens: int
+    original_tokens: int
+    truncated_tokens: int
+    truncation_side: Literal["start", "end"]
+    lower_bound: Annotated[
+        bool | None, Field(description="True where the text was cut before it was tokenised.")
+    ] = None
+
+
+class TruncationWarning(BaseModel):
+    """A text was longer than a model reads, or it had lone surrogates, without `details`."""
+
+    code: str
+    severity: Literal["warning"]
+    message: str
+    target: WarningTarget
+    details: TruncationDetails | None = None
+
+
+class Usage(BaseModel):
+    """Tokens that the models read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class TimingsMs(BaseModel):
+    """Milliseconds in each stage."""
+
+    tokenize: float
+    queue: float
+    inference: float
+    total: float
+
+
+Sentence = TypeVar("Sentence", EmbeddedSentence, Base64Sentence)
+
+
+class VectorKinds(BaseModel):
+    """A text for each kind of vectors; null for one that is not in the answer."""
+
+    dense: str | None
+    sparse: str | None
+    colbert: str | None
+
+
+class EmbeddingReport(BaseModel, Generic[Sentence]):
+    """Vectors for each text, in the order of the request, and facts about the work."""
+
+    data: list[Sentence]
+    model_name: str
+    dense_model_name: str
+    sparse_model_name: str
+    colbert_model_name: str
+    vector_space: Annotated[VectorKinds, Field(description="The id of each kind's space.")]
+    processing_time_ms: float
+    warnings: list[TruncationWarning]
+    usage: Usage
+    timings_ms: TimingsMs
+    output_dtype: Annotated[
+        OutputDtype | None, Field(description="Only where it is not plain float32.")
+    ] = None
+
+
+class EmbeddingResponse(EmbeddingReport[EmbeddedSentence]):
+    """Vectors for each text, in the order of the request."""
+
+
+class Base64Response(EmbeddingReport[Base64Sentence]):
+    """The same, with `encoding` base64."""
+
+
+class PartScores(BaseModel):
+    """The scores behind a late-interaction score; null for a kind that the model does not make."""
+
+    dense: float | None
+    sparse: float | None
+    colbert: float | None
+
+
+class RankedPassage(BaseModel):
+    """One passage and its score."""
+
+    index: Annotated[int, Field(description="Place in the request.")]
+    passage: str
+    score: float
+    parts: Annotated[PartScores | None, Field(description="Late interaction only.")] = None
+
+
+class RerankResponse(BaseModel):
+    """The passages by falling score."""
+
+    results: list[RankedPassage]
+    model_name: str
+    vector_space: Annotated[
+        dict[str, str],
+        Field(description="Of `score`; by late interaction, of each kind of vectors."),
+    ]
+    processing_time_ms: float
+    warnings: list[TruncationWarning]
+    usage: Usage
+    timings_ms: TimingsMs
+
+
+class ErrorResponse(BaseModel):
+    """Every error has this shape."""
+
+    detail: Annotated[str, Field(description="A sentence.")]
+    code: Annotated[str, Field(description="A stable word for programs.")]
+    request_id: str
+    errors: Annotated[
+        list[dict[str, Any]] | None, Field(description="For 422: pointer and message of each.")
+    ] = None
+
+
+class Gpu(BaseModel):
+    """The hardware in use."""
+
+    available: bool
+    device_info: str | None
+    memory_gb: float | None
+    device_count: int
+    multi_gpu_enabled: bool
+    configured_devices: list[str]
+    failed_devices: Annotated[list[str], Field(description="Out of service until a restart.")]
+
+
+class DownloadProgress(BaseModel):
+    """How much of a model's files is on the disk, in bytes."""
+
+    model: str
+    done: int
+    total: int
+    percent: int
+
+
+class ServedModelStatus(BaseModel):
+    """Whether a model is loaded, and why not; a fact that is not known is null."""
+
+    name: str
+    task: Literal["embed", "rerank"]
+    state: Literal["unloaded", "loading", "ready", "failed"]
+    pinned: Annotated[bool, Field(description="Never unloaded, as the default models.")]
+    requests: Annotated[
+        int | None,
+        Field(description="That use it or wait for it; null for a default model."),
+    ]
+    load_seconds: Annotated[
+        float | None,
+        Field(description="Of the latest loading; null for a default model."),
+    ]
+    reason: Annotated[str | None, Field(description="Why one that failed or waits is not there.")]
+    files_replaced: Annotated[
+        int, Field(description="How often it was loaded from other files than the time before.")
+    ]
+    info: Annotated[ModelInfo | None, Field(description="How it is computed, while it is loaded.")]
+    makes: Annotated[ModelAbilities | None, Field(description="What, while it is loaded.")]
+    token_budgets: Annotated[
+        dict[str, int], Field(description="Tokens of a forward on each device, while it is loaded.")
+    ]
+
+
+class HealthResponse(BaseModel):
+    """Whether the service can answer, and with what; what is not known yet is null."""
+
+    status: Literal["healthy", "loading", "draining", "unhealthy"]
+    reason: str | None
+    download: Annotated[
+        DownloadProgress | None, Field(description="While a model is being downloaded.")
+    ]
+    version: str
+    gpu: Gpu
+    model: str
+    dense_embedding_model: str
+    reranker_model: str
+    models: Annotated[list[ModelInfo], Field(description="How each default model is computed.")]
+    served_models: Annotated[
+        list[ServedModelStatus], Field(description="The default models, and then those of MODELS.")
+    ]
+    demo: Annotated[str | None, Field(description="For a demo model: what it is not for.")]
+    max_input_length: Annotated[
+        int, Field(description="The most tokens of a text that the embedding model reads.")
+    ]
+    batch_size: Annotated[
+        int | None,
+        Field(
+            description="How many texts of max_input_length tokens share a forward: "
+            "max_batch_tokens // max_input_length, and at least 1. More of shorter texts do."
+        ),
+    ]
+    max_requests_in_batch: Annotated[
+        int | None, Field(description="MAX_REQUESTS_IN_BATCH; null where there is no such limit.")
+    ]
+    max_batch_tokens: Annotated[
+        int | None, Field(description="The most tokens of one forward of the embedding model.")
+    ]
+    dtype: str | None
+    attention: str | None
+
+
+class LivenessResponse(BaseModel):
+    """Whether a restart is needed."""
+
+    status: Literal["alive", "unhealthy"]
+    reason: str | None = None
+
+
+class IndexResponse(BaseModel):
+    """What answers here."""
+
+    service: str
+    version: str
+    paths: dict[str, str]
+
+
+class StatsResponse(BaseModel):
+    """Totals since the start."""
+
+    uptime: str
+    uptime_seconds: int
+    total_requests: int
+    total_sentences: int
+    total_batches: int
+    rejected_requests: int
+    hardware: Gpu

@@ -1,0 +1,1 @@
+"""The paths of this service's own API."""

@@ -1,0 +1,216 @@
+"""This service's own embeddings and reranking."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Tag
+from starlette.responses import Response
+
+from app import schemas
+from app import vector_answers as vectors
+from app.answers import Chunk, render_rerank
+from app.body import DescribedBy, told_by
+from app.context import NATIVE_EMBEDDINGS, RERANK
+from app.dialects import cohere, openai, tei
+from app.dialects.cohere import DocumentsRequest
+from app.dialects.openai import OpenAIEmbeddingRequest
+from app.dialects.tei_schemas import RerankTextsRequest
+from app.formats import SAFETENSORS, media_type_of, render_safetensors
+from app.handler import Call, compute, scores
+from app.response_schemas import Base64Response, EmbeddingResponse, RerankResponse
+from app.routing import Router
+from app.schemas import EmbeddingFields, EmbeddingRequest, RerankBody
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.interface import LoadedModels
+from smart_embedder.pipelines.validation import check_rendering
+from smart_embedder.requests import (
+    EmbedRequest,
+    FusionWeights,
+    Outputs,
+    RerankRequest,
+    TruncationOptions,
+)
+from smart_embedder.settings import public_name
+from smart_embedder.vector_space import VECTORS
+
+_GROUPS = (
+    {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."},
+    {"name": "rerank", "description": "This service's own."},
+)
+
+router = Router(groups=_GROUPS)
+# Reranking is at other services' paths, too.
+rerank_router = Router(cohere.COHERE, cohere.CohereError, tags=[cohere.COHERE.name])
+
+EmbeddingsBody = Annotated[
+    Annotated[EmbeddingRequest, Tag("sentences")] | Annotated[OpenAIEmbeddingRequest, Tag("input")],
+    told_by("sentences", "input"),
+    DescribedBy("sentences"),
+]
+AnyRerankBody = Annotated[
+    Annotated[RerankBody, Tag("passages")]
+    | Annotated[DocumentsRequest, Tag("documents")]
+    | Annotated[RerankTextsRequest, Tag("texts")],
+    told_by("passages", "documents", "texts"),
+]
+
+
+@router.work(
+    NATIVE_EMBEDDINGS.path,
+    EmbeddingResponse | Base64Response,
+    responses={200: {"content": {SAFETENSORS: {"schema": {"type": "string", "format": "binary"}}}}},
+    summary="Embed texts",
+    tags=["embeddings"],
+)
+async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
+    """Dense, sparse and ColBERT vectors of each text, from one forward pass.
+
+    A body with `input` is read as OpenAI's, as at /v1/embeddings.
+    """
+    if isinstance(body, OpenAIEmbeddingRequest):
+        return await openai.embed_input(body, call)
+    model = call.service.catalogue.embedder(body.model) if body.model else None
+    media_type = media_type_of(call)
+    most = call.service.settings.max_sentences_per_request
+    schemas.check_texts(body.sentences, "sentences", most)
+    models = await call.lease(model)
+    request = native_request(body, body.sentences, models, media_type)
+    call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
+    result = await compute(call, request, model)
+    at_once = media_type == SAFETENSORS
+    vectors.hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
+    answer = vectors.EmbeddingAnswer(request, result, made_by(models, call.context.vector_spaces))
+    render: Callable[[], Iterable[Chunk]] = partial(
+        vectors.render,
+        answer,
+        sparse_as_indices=body.sparse_as_indices,
+        as_base64=body.encoding == "base64",
+    )
+    if media_type == SAFETENSORS:
+        render = partial(render_safetensors, answer)
+    return await call.render(render, media_type)
+
+
+def native_request(
+    fields: EmbeddingFields, texts: list[str], models: LoadedModels, media_type: str
+) -> EmbedRequest:
+    """What these options ask for.
+
+    Raises `InvalidRequestError` for options that contradict each other, and for a number type that
+    the format does not have.
+    """
+    # A kind that the request leaves out is made if it can be.
+    said, made = fields.model_fields_set, models.kinds
+    outputs = Outputs(
+        dense=fields.return_dense if "return_dense" in said else made.dense,
+        sparse=fields.return_sparse if "return_sparse" in said else made.sparse,
+        colbert=fields.return_colbert if "return_colbert" in said else made.colbert,
+    )
+    if not (outputs or fields.muvera):
+        raise InvalidRequestError(
+            "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
+        )
+    schemas.check_truncation(fields.truncate, fields.truncation_side)
+    request = EmbedRequest(
+        texts,
+        outputs,
+        # Vectors with fewer dimensions always have unit length.
+        normalize_dense=fields.normalize_dense or fields.dimensions is not None,
+        truncation=TruncationOptions(fields.truncate, fields.truncation_side),
+        prompt=fields.prompt,
+        prompt_name=fields.prompt_name,
+        input_type=fields.input_type,
+        dimensions=fields.dimensions,
+        return_tokens=fields.return_tokens,
+        output_dtype=fields.output_dtype,
+        colbert_pool_factor=fields.colbert_pool_factor,
+        muvera=fields.muvera,
+    )
+    check_rendering(request)
+    as_base64, is_binary = fields.encoding == "base64", media_type == SAFETENSORS
+    if not (is_binary or as_base64) and fields.output_dtype in {"float16", "bfloat16"}:
+        raise InvalidRequestError(
+            f"the option output_dtype is {fields.output_dtype}, which JSON has no numbers for: set "
+            f"encoding to base64, or ask for {SAFETENSORS} in Accept"
+        )
+    if is_binary and as_base64:
+        raise InvalidRequestError(
+            f"the option encoding is for JSON, and Accept asks for {media_type}: send one of them"
+        )
+    return request
+
+
+def made_by(models: LoadedModels, spaces: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of an answer that tell the model and the space of each kind of vectors."""
+    dense, own = models.dense_model.name, models.embedder.name
+    return {
+        "model_name": dense,
+        "dense_model_name": dense,
+        "sparse_model_name": own,
+        "colbert_model_name": own,
+        "vector_space": {kind: spaces.get(kind) for kind in VECTORS},
+    }
+
+
+@router.work(
+    RERANK.path,
+    RerankResponse,
+    summary="Order passages by relevance",
+    tags=["rerank"],
+)
+async def rerank_passages(
+    body: Annotated[AnyRerankBody, DescribedBy("passages")], call: Call
+) -> Response:
+    """A score for each passage, the best first; equal scores keep the order of the request.
+
+    A body with `documents` is read as Cohere's, as at /v2/rerank; one with `texts` is read as
+    text-embeddings-inference's, as at /models/{model}/rerank.
+    """
+    if isinstance(body, DocumentsRequest):
+        return await cohere.rerank_documents(body, call)
+    if isinstance(body, RerankTextsRequest):
+        return await tei.rerank_texts(body, call)
+    service, passages = call.service, body.passages
+    model = service.catalogue.reranker(body.model)
+    schemas.check_passages(body.query, passages, "passages", service.settings)
+    schemas.check_truncation(body.truncate, body.truncation_side)
+    models = await call.lease(model)
+    schemas.check_rerank_options(models, instruction=body.instruction, weights=body.weights)
+    weights = body.weights or schemas.RerankWeights()
+    request = RerankRequest(
+        query=body.query,
+        passages=passages,
+        normalize=body.normalize,
+        instruction=body.instruction,
+        weights=FusionWeights(weights.dense, weights.sparse, weights.colbert),
+        truncation=TruncationOptions(body.truncate, body.truncation_side),
+    )
+    call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
+    result = await scores(call, request, model)
+    name = public_name(service.settings.reranker_name) if model is None else model.name
+    about = {"model_name": name, "vector_space": call.context.vector_spaces}
+    return await call.render(partial(render_rerank, passages, result, about))
+
+
+@rerank_router.work(
+    "/v1/rerank",
+    cohere.DocumentsResponse,
+    name="rerank_v1",
+    summary="Order documents by relevance",
+)
+@rerank_router.work(
+    "/v2/rerank",
+    cohere.DocumentsResponse,
+    name="rerank_v2",
+    summary="Order documents by relevance",
+)
+async def rerank_documents(
+    body: Annotated[AnyRerankBody, DescribedBy("documents")], call: Call
+) -> Response:
+    """The relevance of each document to the query, from 0 to 1, the best first.
+
+    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
+    text-embeddings-inference's.
+    """
+    return await rerank_passages(body, call)

@@ -1,0 +1,165 @@
+"""/docs and /redoc without the internet: their scripts come from the package fastapi-offline."""
+
+import gzip
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from importlib.util import find_spec
+from pathlib import Path
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from app.context import context_of, preference, preferred
+
+_STATIC = "static/docs"
+_OPENAPI = "openapi.json"
+# Swagger UI has a dark theme, but its switch is in a top bar that FastAPI's page leaves out.
+_HEAD = b"""<style>
+:root { color-scheme: light dark; }
+body { margin: 0; }
+.swagger-ui .info { margin: 24px 0; }
+.swagger-ui .scheme-container { margin: 0 0 16px; padding: 12px 0; box-shadow: none; }
+.swagger-ui .info__description { overflow-x: auto; font-size: 14px; }
+.swagger-ui .info__description td { padding: 3px 16px 3px 0 !important; line-height: 1.7; }
+.swagger-ui .response-col_links { display: none !important; }
+@media (max-width: 640px) {
+  .swagger-ui .opblock-tag { flex-wrap: wrap; }
+  .swagger-ui .opblock-tag small { flex: 1 0 100%; order: 1; padding: 4px 0 0; }
+  .swagger-ui table:is(.parameters, .responses-table),
+  .swagger-ui table:is(.parameters, .responses-table) > tbody,
+  .swagger-ui table:is(.parameters, .responses-table) > tbody > tr,
+  .swagger-ui table:is(.parameters, .responses-table) > tbody > tr > td {
+    display: block; width: auto; max-width: none;
+  }
+  .swagger-ui table:is(.parameters, .responses-table) > thead { display: none; }
+}
+</style>
+<script>
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const paint = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", paint);
+paint();
+</script>
+</head>"""
+_OPEN_GROUPS = """<script>
+for (const tag of %s) ui.layoutActions.show(["operations-tag", tag], true);
+</script>
+</body>"""
+
+
+def install_docs(app: FastAPI, groups: Sequence[str]) -> None:
+    """Serve the pages and everything that they load from this process.
+
+    /docs opens these groups of operations. All links are relative, because a proxy may serve the
+    pages below a path of its own.
+    """
+    package = find_spec("fastapi_offline")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("fastapi-offline is not installed")
+    assets = StaticFiles(directory=Path(package.origin).parent / "static")
+    app.mount(f"/{_STATIC}", assets, name="docs-assets")
+
+    async def swagger(request: Request) -> HTMLResponse:
+        up = context_of(request.scope).way_up
+        page = get_swagger_ui_html(
+            openapi_url=f"{up}{_OPENAPI}",
+            title=f"{app.title} API",
+            swagger_js_url=f"{up}{_STATIC}/swagger-ui-bundle.js",
+            swagger_css_url=f"{up}{_STATIC}/swagger-ui.css",
+            swagger_favicon_url=f"{up}{_STATIC}/favicon.png",
+            swagger_ui_parameters={"docExpansion": "none", "defaultModelsExpandDepth": 0},
+        )
+        open_groups = (_OPEN_GROUPS % orjson.dumps(groups).decode()).encode()
+        content = bytes(page.body).replace(b"</head>", _HEAD).replace(b"</body>", open_groups)
+        return HTMLResponse(content)
+
+    async def redoc(request: Request) -> HTMLResponse:
+        up = context_of(request.scope).way_up
+        return get_redoc_html(
+            openapi_url=f"{up}{_OPENAPI}",
+            title=f"{app.title} API",
+            redoc_js_url=f"{up}{_STATIC}/redoc.standalone.js",
+            redoc_favicon_url=f"{up}{_STATIC}/favicon.png",
+            with_google_fonts=False,
+        )
+
+    for path, page in (("/docs", swagger), ("/redoc", redoc)):
+        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+UI_PATH = "/ui"
+_FOLDER = Path(__file__).resolve().parents[1] / "ui"
+_INDEX = "index.html"
+_MEDIA_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+# Nothing from elsewhere, nothing inline, no frame around it.
+_CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "connect", "img", "font", "worker")),
+        *(f"{what} 'none'" for what in ("frame-ancestors", "base-uri", "form-action")),
+    )
+)
+_HEADERS = {
+    "Cache-Control": "no-cache",  # A browser keeps the files, and asks whether they changed.
+    "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    gzipped: bytes
+    media_type: str
+    etag: str
+
+
+def install_ui(app: FastAPI) -> None:
+    """Serve the page at /ui, and its files below."""
+    files = {
+        path.relative_to(_FOLDER).as_posix(): _file_of(path.read_bytes(), path.name)
+        for path in _FOLDER.rglob("*")
+        if path.suffix in _MEDIA_TYPES
+    }
+    # For /ui/, whose relative links begin a level deeper.
+    deeper = _file_of(
+        re.sub(rb'(href|src)="(?=ui|docs)', rb'\1="../', files[_INDEX].content), _INDEX
+    )
+
+    async def serve(request: Request) -> Response:
+        name = request.path_params.get("name", _INDEX)
+        is_deeper = name == _INDEX and context_of(request.scope).way_up
+        file = deeper if is_deeper else files.get(name)
+        if file is None:
+            raise HTTPException(HTTPStatus.NOT_FOUND)
+        headers = _HEADERS | {"ETag": file.etag}
+        if file.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+        wanted = preference(request.headers, "accept-encoding")
+        if preferred(wanted, ("gzip", "identity")) != "gzip":
+            return Response(file.content, headers=headers, media_type=file.media_type)
+        headers |= {"Content-Encoding": "gzip"}
+        return Response(file.gzipped, headers=headers, media_type=file.media_type)
+
+    for path in (UI_PATH, f"{UI_PATH}/{{name:path}}"):
+        app.add_api_route(path, serve, methods=["GET", "HEAD"], include_in_schema=False)
+
+
+def _file_of(content: bytes, name: str) -> _File:
+    etag = f'W/"{sha256(content).hexdigest()[:32]}"'  # Of both forms, whose bytes differ.
+    return _File(content, gzip.compress(content, mtime=0), _MEDIA_TYPES[Path(name).suffix], etag)

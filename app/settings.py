@@ -1,0 +1,457 @@
+"""The service's settings: flags win over the environment, which wins over .env.
+
+A value that is not allowed stops the start with one sentence that names the setting, the value and
+the allowed values. So does a name in .env that is no setting; in the environment it is a warning.
+An empty value counts as not set. Variables of libraries are no settings: .env may hold them, and
+they are passed on in the environment.
+
+`--help`, .env.example and the tables of docs/configuration.md are generated from `Settings`: run
+`python -m scripts.settings_docs` after a change.
+"""
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+from urllib.parse import SplitResult, urlsplit
+
+from dotenv import dotenv_values
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from smart_embedder import other_servers
+from smart_embedder.errors import StartupError
+from smart_embedder.models_file import read_model_entries
+from smart_embedder.settings import (
+    LIBRARY_VARIABLES,
+    Allowed,
+    AllowedAddress,
+    AnyCase,
+    AtLeast1,
+    Count,
+    EngineSettings,
+    Seconds,
+    advice,
+    choices,
+    either,
+    explain,
+)
+
+DOTENV = Path(".env")
+# What --demo stands for: the small model that tools.demo makes there, for everything, and no hub.
+_DEMO_FOLDER = "smart-embedder-demo"
+_DEMO = {
+    "embedding_model": _DEMO_FOLDER,
+    "dense_embedding_model": _DEMO_FOLDER,
+    "reranker_model": "late-interaction",
+    "hf_hub_offline": "true",
+}
+# In names up to this length more than one difference makes another word, as in HOME and HOST.
+_SHORT = 5
+# The least similarity: two swapped pairs of letters in the shortest longer name leave more.
+_ALIKE = 0.5
+_ABOUT = """\
+Serve embeddings and reranking over HTTP. Where the client's package is installed, too,
+`smart-embedder ingest`, `search` and `check` fill a Qdrant collection, ask it and check it; each
+has a --help of its own.
+
+Every flag is also a variable of the environment, or a line of .env, in capitals and with
+underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environment, which wins over
+.env. Every user of the machine can read the flags of a process: keep secrets in .env.
+"""
+# What .env may hold besides, for docker compose; scripts/settings_docs.py describes them.
+COMPOSE_VARIABLES = {
+    "MEMORY_LIMIT",
+    "MONITORING_MEMORY_LIMIT",
+    "QDRANT_MEMORY_LIMIT",
+    "HTTPS_MEMORY_LIMIT",
+    "PIDS_LIMIT",
+    "STOP_GRACE_PERIOD",
+    "HF_CACHE_VOLUME",
+    "MODELS_FOLDER",
+    "DOMAIN",
+    "HTTPS_NETWORK",
+    "PROMETHEUS_PORT",
+    "GRAFANA_PORT",
+    "QDRANT_PORT",
+    "QDRANT_GRPC_PORT",
+    "QDRANT__SERVICE__API_KEY",
+    "COMPOSE_FILE",
+    "COMPOSE_PROFILES",
+    "COMPOSE_PROJECT_NAME",
+}
+# Settings of earlier versions, and where each went.
+REMOVED = {
+    "EMBEDDING_CACHE": "EMBEDDING_CACHE_BYTES above 0 switches the cache on, one for each process",
+    "MAX_ANSWER_BYTES": "an answer may hold 36 MiB, and 10 bytes for each byte of its body",
+    "RATE_LIMIT_STORE": "each process counts by itself; a gateway can limit several together",
+    "REPLAY_LOG": "requests are not recorded any more: `tools.verify --space` compares two servers",
+    "REPLAY_LOG_BYTES": "requests are not recorded any more",
+    "STATE_DIR": "a start compares no vectors: `tools.verify --space` does, as a job or in CI",
+    "TORCH_COMPILE": "it had no effect, as the service has kernels of its own",
+}
+
+
+def _split_pairs(value: object) -> object:
+    """`alias=model` pairs, separated by commas."""
+    if not isinstance(value, str):
+        return value
+    pairs = {}
+    for part in value.split(","):
+        alias, _, model = (side.strip() for side in part.partition("="))
+        if not (alias and model):
+            raise ValueError("no alias=model")
+        pairs[alias] = model
+    return pairs
+
+
+def _parts(text: str) -> SplitResult:
+    """Split an address; raise `ValueError` where its port is no number."""
+    parts = urlsplit(text)
+    _ = parts.port
+    return parts
+
+
+def _as_origin(text: str) -> str:
+    """An origin as browsers write it: scheme://host[:port], in lower case; `*` is any.
+
+    Raises `ValueError` for an address with a path, a user or no host, and for `null`.
+    """
+    if text == "*":
+        return text
+    parts = _parts(text.lower().removesuffix("/"))
+    if parts[2:] != ("", "", "") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError("no origin")
+    default_port = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{parts.netloc.removesuffix(f':{default_port}')}"
+
+
+def _as_http_address(text: str) -> str:
+    """http[s]://host[:port][/path], with no user in it."""
+    text = text.strip()
+    parts = _parts(text)
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc or " " in text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not plain:
+        raise ValueError("no HTTP address")
+    return text
+
+
+_CommaSeparated = BeforeValidator(
+    lambda text: [part.strip() for part in text.split(",")] if isinstance(text, str) else text
+)
+Port = Annotated[int, Field(ge=0, le=65535), Allowed("a number from 0 to 65535")]
+Bytes = Annotated[int, AtLeast1, Allowed("a number of bytes, at least 1")]
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False), Allowed("seconds, at least 0")]
+ModelAliases = Annotated[
+    dict[str, str],
+    BeforeValidator(_split_pairs),
+    Allowed("alias=model separated by commas, such as text-embedding-3-small=BAAI/bge-m3"),
+]
+LogFormat = Annotated[Literal["console", "json"], AnyCase]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], AnyCase]
+Proxies = Annotated[
+    tuple[IPv4Network | IPv6Network, ...],
+    _CommaSeparated,
+    Allowed("addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12"),
+]
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_as_origin)], ...],
+    _CommaSeparated,
+    Allowed("origins separated by commas, such as https://app.example.com, or *"),
+]
+Collector = Annotated[
+    str,
+    AfterValidator(_as_http_address),
+    AllowedAddress(
+        "the http:// or https:// address of an OTLP receiver, such as http://localhost:4318, "
+        "without a user"
+    ),
+]
+# The titles that settings are shown under: a section goes on until the next of these settings.
+SECTIONS = {
+    "host": "Address",
+    "embedding_model": "Models",
+    "model_aliases": "Models",
+    "device": "Hardware",
+    "bge_embed_max_length": "Lengths, in tokens",
+    "max_batch_tokens": "Batching",
+    "embedding_cache_bytes": "Cache",
+    "max_queue_size": "Limits",
+    "request_timeout": "Limits",
+    "api_token": "Access",
+    "rate_limit_burst_size": "Rate limit",
+    "log_format": "Logs",
+    "otlp_endpoint": "Traces",
+}
+
+
+class Settings(EngineSettings, BaseSettings):
+    """The settings of the service: what is not given here is read from the environment.
+
+    `load_settings` reads .env and flags as well. Raises `ValidationError` as `EngineSettings` does,
+    and `StartupError` for an error in the file of MODELS.
+    """
+
+    model_config = SettingsConfigDict(
+        dotenv_filtering="only_existing",
+        enable_decoding=False,  # Lists are separated by commas, and no JSON.
+        env_file_encoding="utf-8-sig",
+        env_ignore_empty=True,
+    )
+
+    host: str = "127.0.0.1"
+    """the address to listen on; `0.0.0.0` in the container"""
+    port: Port = 8000
+    """the port; 0 takes a free one and logs it"""
+    ui: bool = True
+    """whether the page at `/ui` is served"""
+    model_aliases: ModelAliases | None = None
+    """further names by which clients may ask for a model, separated by commas:
+    `text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`. Every model also
+    answers to its hub id and to the last part of it"""
+
+    request_timeout: Seconds = 90
+    """seconds for a whole request, from the first byte of its body to the rendered answer (504)"""
+    shutdown_timeout: Seconds = 30
+    """seconds to finish accepted work after SIGTERM"""
+    shutdown_delay: Delay = 0
+    """seconds after SIGTERM in which requests are still accepted while `/health` is 503, so that
+    load balancers notice before anything is refused; it comes before `SHUTDOWN_TIMEOUT`"""
+    max_sentences_per_request: Count = 1024
+    """texts of one request (422); OpenAI's paths take at least 2,048"""
+    max_rerank_passages: Count = 1024
+    """passages of one request (422)"""
+    max_body_bytes: Bytes = 16_777_216
+    """bytes of one body (413, before it is read whole)"""
+
+    api_token: SecretStr | None = None
+    """the token that requests must show as `Authorization: Bearer <token>`; with neither this nor
+    `API_TOKENS_FILE` set, none is asked for. Given as a flag, every process of the machine can read
+    it"""
+    api_tokens_file: Path | None = None
+    """a file of named tokens, one `name:token` a line, read again when it changes; lines that begin
+    with `#` do not count"""
+    protect_metrics: bool = False
+    """whether `/stats` and `/metrics` ask for a token too"""
+    cors_origins: Origins | None = None
+    """origins of web pages that may call the service from a browser, separated by commas, such as
+    `https://app.example.com`; `*` is any. Not set, a request of a page from elsewhere is refused
+    (403)"""
+
+    rate_limit_burst_size: Count = 120
+    """`POST` requests that one client may send at once"""
+    rate_limit_requests_per_minute: Count = 3600
+    """`POST` requests a minute that one client may send after its burst; more are refused (429,
+    with `Retry-After`)"""
+    trusted_proxies: Proxies | None = None
+    """addresses and networks of proxies, separated by commas, that may name a client in
+    `X-Forwarded-For`; not set, the header is ignored and a client is whoever holds the
+    connection"""
+
+    log_format: LogFormat = "console"
+    """the form of the log; `json` is one object a line"""
+    log_level: LogLevel = "info"
+    """the least that is logged; a `GET` is at debug unless it was wrong (4xx)"""
+
+    otlp_endpoint: Collector | None = None
+    """an OpenTelemetry collector that speaks OTLP over HTTP, such as `http://localhost:4318`; spans
+    go to `/v1/traces` there. Not set, none are made. An address with a user or a query is refused;
+    of the rest only host and port are ever logged"""
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _read_models(cls, value: object) -> object:
+        return read_model_entries(Path(value)) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _agree_on_time(self) -> "Settings":
+        if self.rerank_gpu_timeout >= self.request_timeout:
+            raise ValueError(
+                f"RERANK_GPU_TIMEOUT={self.rerank_gpu_timeout:g} must be below "
+                f"REQUEST_TIMEOUT={self.request_timeout:g}"
+            )
+        return self
+
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether requests must show a token."""
+        return self.api_token is not None or self.api_tokens_file is not None
+
+
+_SETTINGS = {name.upper() for name in Settings.model_fields}
+_KNOWN = _SETTINGS | LIBRARY_VARIABLES | COMPOSE_VARIABLES
+
+
+def load_settings(arguments: Sequence[str] = ()) -> Settings:
+    """Read the settings; raise `StartupError` naming all that is wrong with them.
+
+    `arguments` are those of the command line, where `--help` prints the flags and ends the process.
+    Variables of libraries are copied from .env to the environment.
+    """
+    flags: dict[str, Any] = parse_flags(arguments)
+    _pass_on(_read_dotenv())
+    try:
+        return Settings(_env_file=DOTENV, **flags)
+    except ValidationError as error:
+        raise StartupError(explain(error, Settings)) from None
+
+
+def _read_dotenv() -> dict[str, str | None]:
+    """Return the variables in .env; raise `StartupError` for an unknown name in it."""
+    if not DOTENV.is_file():
+        return {}
+    try:
+        variables = dotenv_values(DOTENV, encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"{DOTENV} cannot be read: {error}") from error
+    wrong, known = [], sorted(map(str.lower, _KNOWN))
+    for name in variables:
+        if name.upper() in REMOVED:
+            wrong.append(f".env sets {removed_setting(name)}")
+        elif name.upper() not in _KNOWN:
+            found = advice(name.upper(), str.upper, known)
+            wrong.append(f".env sets {name}, which is no setting: {found}")
+    if wrong:
+        raise StartupError("; ".join(wrong))
+    return variables
+
+
+def _pass_on(variables: Mapping[str, str | None]) -> None:
+    """Set the libraries' variables that the environment does not set."""
+    already = {name.upper() for name, value in os.environ.items() if value}
+    for name, value in variables.items():
+        if value and name.upper() in LIBRARY_VARIABLES - already:
+            os.environ[name.upper()] = value
+
+
+def removed_setting(name: str) -> str:
+    """Return the sentence about a setting that is gone."""
+    return f"{name}, which is gone: {REMOVED[name.upper()]}"
+
+
+def unknown_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
+    """Yield names in the environment that look like settings and are none, with their meaning.
+
+    They are another server's, or differ from a setting by a letter or two.
+    """
+    for name in sorted(environment):
+        upper = name.upper()
+        if (ours := other_servers.settings_for(upper, Settings.model_fields)) is not None:
+            yield name, ours
+            continue
+        near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
+        if upper not in _KNOWN and (found := get_close_matches(upper, near, cutoff=_ALIKE)):
+            yield name, found[0]
+
+
+def _has_the_letters(name: str, setting: str) -> bool:
+    """Whether all letters but one or two are the same, in any order."""
+    most = 1 if len(setting) <= _SHORT else 2
+    if abs(len(name) - len(setting)) > most:
+        return False
+    letters, wanted = Counter(name), Counter(setting)
+    return max((letters - wanted).total(), (wanted - letters).total()) <= most
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the settings that are given as flags, by name in lower case, without empty ones.
+
+    Raises `StartupError` for an unknown flag; `--help` prints all flags and ends the process.
+    """
+    known, unknown = _parser().parse_known_args(arguments)
+    if not unknown:
+        flags = vars(known)
+        demo = _DEMO if flags.pop("demo", False) else {}
+        return demo | {name: value for name, value in flags.items() if value}
+    flag = unknown[0].partition("=")[0]
+    if (name := flag.removeprefix("--").replace("-", "_").upper()) in REMOVED:
+        raise StartupError(f"there is no flag {removed_setting(name)}")
+    if not flag.startswith("-"):
+        raise StartupError("flags begin with --, and one of the arguments belongs to none")
+    found = advice("--" + flag.lstrip("-"), _flag, Settings.model_fields)
+    raise StartupError(f"there is no flag {flag}: {found}; --help lists all")
+
+
+def _flag(name: str) -> str:
+    """Return the flag of a setting; a variable of a library has none."""
+    if name.upper() in LIBRARY_VARIABLES:
+        return f"the variable {name.upper()}, in the environment or in .env"
+    return "--" + name.replace("_", "-")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m app",
+        usage="python -m app [--SETTING VALUE ...]",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help=f"serve the small model in ./{_DEMO_FOLDER}, which the images hold and "
+        "start_server --demo makes",
+    )
+    for title, names in sections().items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            ending = f" (default: {default(name)})" if default(name) else ""
+            about = f"{without_markup(meaning(name))}{ending}".replace("%", "%%")
+            if Settings.model_fields[name].annotation is bool:
+                group.add_argument(
+                    _flag(name), help=about, metavar="true|false", nargs="?", const="true"
+                )
+            else:
+                group.add_argument(_flag(name), help=about, metavar="VALUE")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise the message alone: argparse would print a usage of fifty flags."""
+        raise StartupError(message)
+
+
+def sections() -> dict[str, list[str]]:
+    """Return the names of the settings, in lower case, under the titles of their sections."""
+    groups: dict[str, list[str]] = {title: [] for title in SECTIONS.values()}
+    title = ""
+    for name in Settings.model_fields:
+        title = SECTIONS.get(name, title)
+        groups[title].append(name)
+    return groups
+
+
+def default(name: str) -> str:
+    """Return the default as a user would write it; empty if there is none."""
+    value = Settings.model_fields[name].default
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+def meaning(name: str) -> str:
+    """Return what the setting does, in Markdown, after the words that it allows, if any."""
+    field = Settings.model_fields[name]
+    description = " ".join((field.description or "").split())
+    words = [f"`{word}`" for word in choices(field)]
+    return f"{either(words)}: {description}" if words else description
+
+
+def without_markup(markdown: str) -> str:
+    """Return the same as plain text."""
+    return markdown.replace("`", "")

@@ -1,1 +1,0 @@
-"""Who a client is, what its token allows, and how many requests it may send."""

@@ -1,1 +1,0 @@
-"""The HTTP API: routers, schemas, rendering, and the table from errors to statuses."""

@@ -1,1 +1,0 @@
-"""The service's own endpoints: embeddings, streams, rerank, health, statistics, docs, the page."""

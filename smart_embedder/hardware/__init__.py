@@ -1,0 +1,1 @@
+"""The devices and processors that models run on."""

@@ -1,0 +1,295 @@
+"""The device and the dtype that settings name; the hardware, its memory, and the time it takes."""
+
+import gc
+import platform
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import psutil
+import structlog
+import torch
+
+from smart_embedder.errors import StartupError
+from smart_embedder.hardware.cpu import available_threads, groups_of, read_or_empty
+from smart_embedder.interface import MemoryUsage
+from smart_embedder.settings import FLOAT8, INT8
+
+log = structlog.get_logger(__name__)
+
+# Held while a CUDA graph is captured: PyTorch's allocator cannot return memory meanwhile, and
+# raises an error in any thread that wants it to.
+capturing = threading.RLock()
+# Memory that the system can reclaim only by swapping, in version 1 of control groups, which has an
+# "shmem" too (of the group without its children), and in version 2.
+_HELD = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
+_STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# In version 1 a larger number stands for no limit.
+_NO_LIMIT = 1 << 60
+# How often `shortest` runs something, at most, and the seconds after which it does not do so again.
+_TRIES = 3
+_LONG_SECONDS = 0.2
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that DEVICE names; `auto` takes a CUDA GPU, then Apple's, then the CPU."""
+    if name == "auto":
+        return torch.device(_best_device())
+    device = torch.device(name)
+    if device.type == "cpu":  # For PyTorch there is one, whatever the number of the worker.
+        return torch.device("cpu")
+    if device.type == "cuda":
+        if not _has_cuda():
+            raise StartupError(
+                f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and "
+                f"it sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set "
+                "DEVICE=cpu"
+            )
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")
+        if reason := _why_no_kernels(device):
+            raise StartupError(f"DEVICE={name}: {reason}; set DEVICE=cpu")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise StartupError("DEVICE=mps needs an Apple GPU, and there is none here")
+    return device
+
+
+def _best_device() -> str:
+    reason = None
+    if _has_cuda():
+        reason = _why_no_kernels(torch.device("cuda"))
+        if reason is None:
+            return "cuda"
+    elif torch.backends.mps.is_available():
+        return "mps"
+    elif torch.version.cuda:  # The build for GPUs is installed, so a GPU was expected.
+        reason = _why_no_cuda()
+    if reason is not None:
+        log.warning("no_gpu_used", reason=reason, device="cpu")
+    return "cpu"
+
+
+def _has_cuda() -> bool:
+    """Whether PyTorch can use a GPU, without its warnings, which `_why_no_cuda` returns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
+
+
+def _why_no_cuda() -> str:
+    """The first sentence of PyTorch's reason, such as a driver that is missing or too old."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
+    return "PyTorch sees no GPU"
+
+
+def _why_no_kernels(device: torch.device) -> str | None:
+    """Why this build of PyTorch cannot compute on a GPU that it sees; None where it can.
+
+    Code for one compute capability runs on later ones of the same major number, and code that the
+    driver compiles, on all later ones.
+    """
+    has = torch.cuda.get_device_capability(device)
+    known = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    built = [(kind, (int(major), int(minor))) for kind, major, minor in known]
+    if not built or any(of <= has and (kind == "compute" or of[0] == has[0]) for kind, of in built):
+        return None
+    (major, minor), (first, second) = has, min(of for _, of in built)
+    return (
+        f"PyTorch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)}, of "
+        f"compute capability {major}.{minor}; those that it has begin with {first}.{second}"
+    )
+
+
+def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torch.dtype:
+    """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
+
+    On a GPU Qwen3's states can leave the range of float16: `auto` takes bfloat16 for it, or float32
+    where an NVIDIA GPU has none (before Ampere), and on Apple's. For `int8` and `float8` it is the
+    format of what is not a matrix product.
+    """
+    on_cpu = device.type == "cpu"
+    if name == FLOAT8:
+        if not has_float8(device):
+            raise StartupError(
+                "DTYPE=float8 needs an NVIDIA GPU of compute capability 8.9 or newer (Ada, Hopper, "
+                f"Blackwell), and the models run on {device}; set DTYPE=auto"
+            )
+        return torch.bfloat16
+    if name == INT8 and not on_cpu:
+        raise StartupError(
+            f"DTYPE=int8 is for CPUs, and the models run on {device}; set DTYPE=auto, or DEVICE=cpu"
+        )
+    if name == INT8 and not cpu_has_int8():
+        raise StartupError(
+            "DTYPE=int8 needs an x86 processor with AVX2, or on Linux one of ARM's with dot "
+            "products, and this one has neither; set DTYPE=auto"
+        )
+    if name in {"auto", INT8}:
+        if on_cpu:
+            return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+        if not qwen:
+            return torch.float16
+        native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if native else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    if on_cpu and dtype is torch.float16:
+        raise StartupError("DTYPE=float16 is for GPUs; on a CPU use bfloat16, float32 or auto")
+    return dtype
+
+
+def has_float8(device: torch.device) -> bool:
+    """Whether a GPU multiplies matrices in float8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor has instructions for matrix products in bfloat16."""
+    return _cpu_has_any("amx_bf16", "avx512_bf16", arm="bf16")
+
+
+def cpu_has_int8() -> bool:
+    """Whether the processor multiplies 8-bit matrices faster than those in float32."""
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and _cpu_has_any("avx2", arm="dot"))
+
+
+def _cpu_has_any(*x86: str, arm: str) -> bool:
+    """Whether the processor has one of these features; PyTorch uses ARM's only on Linux."""
+    capabilities = torch.cpu.get_capabilities()
+    names = (*x86, arm) if platform.system() == "Linux" else x86
+    return any(capabilities.get(name) for name in names)
+
+
+def describe_device(device: torch.device) -> str:
+    """The name of the hardware."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    capabilities = torch.cpu.get_capabilities()
+    processor = capabilities.get("cpu_name") or capabilities.get("architecture") or "CPU"
+    return f"{processor}, {available_threads()} threads"
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Memory of a CUDA device in bytes; None on others."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def memory_freer(device: torch.device) -> Callable[[], None]:
+    """A function that makes the device's allocator return memory that it does not use."""
+
+    def free() -> None:
+        gc.collect()
+        if device.type == "cuda":
+            empty_cuda_cache()
+
+    return free
+
+
+def memory_reader(device: torch.device) -> Callable[[str], int] | None:
+    """Bytes allocated, reserved, free or total on a CUDA device; None on others."""
+    if device.type != "cuda":
+        return None
+    readers: dict[str, Callable[[], int]] = {
+        "allocated": lambda: torch.cuda.memory_allocated(device),
+        "reserved": lambda: torch.cuda.memory_reserved(device),
+        "free": lambda: torch.cuda.mem_get_info(device)[0],
+        "total": lambda: torch.cuda.mem_get_info(device)[1],
+    }
+    return lambda kind: readers[kind]()
+
+
+def empty_cuda_cache() -> None:
+    """Return memory that PyTorch's allocator does not use to the driver, after a capture's end."""
+    with capturing:
+        torch.cuda.empty_cache()
+
+
+@cache
+def ensure_allocates(device: torch.device) -> None:
+    """Allocate on a CUDA device; where only expandable segments fail, go on without them.
+
+    They need calls that some drivers do not support (under WSL, on virtual GPUs), and NVML, which
+    may be forbidden on a slice of a GPU (MIG).
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")  # noqa: SLF001
+        torch.empty(1, device=device)
+        log.warning("expandable_segments_refused", device=str(device), reason=reason)
+
+
+def memory_usage(device: torch.device) -> MemoryUsage:
+    """The usage of the memory that models on this device are in."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return MemoryUsage(total - free, total, torch.cuda.memory_reserved(device))
+    if device.type == "mps":
+        return MemoryUsage(torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory())
+    machine = psutil.virtual_memory()
+    process = psutil.Process().memory_info()
+    # Mapped files count for nobody, as in what is available.
+    own = process.rss - getattr(process, "shared", 0)
+    whole = MemoryUsage(machine.total - machine.available, machine.total, own)
+    limited = control_group_usage()
+    if limited is None or limited.total >= whole.total:
+        return whole
+    return replace(limited, own=own)
+
+
+def control_group_usage() -> MemoryUsage | None:
+    """The usage of the control group that has least left, version 1 or 2; None without a limit."""
+    usages = []
+    for group in groups_of("memory"):
+        texts = (read_or_empty(group / f"memory.{name}") for name in ("max", "limit_in_bytes"))
+        limit = next((int(text) for text in texts if text.strip().isdecimal()), _NO_LIMIT)
+        if limit < _NO_LIMIT:
+            lines = read_or_empty(group / "memory.stat").splitlines()
+            statistics = dict(line.partition(" ")[::2] for line in lines)
+            names = next((names for names in _HELD if names & statistics.keys()), set())
+            held = (statistics.get(name, "") for name in names)
+            usages.append(MemoryUsage(sum(int(each) for each in held if each.isdecimal()), limit))
+    return min(usages, key=lambda usage: usage.total - usage.used, default=None)
+
+
+def host_memory_left() -> int:
+    """Bytes that the process may still take before its machine or control group has no more."""
+    usage = memory_usage(torch.device("cpu"))
+    return max(0, usage.total - usage.used)
+
+
+def peak_growth(run: Callable[[], object]) -> int | None:
+    """Bytes by which the process's memory grows at most while `run` runs; None if not known.
+
+    Where the system does not forget an earlier peak, it is that peak's.
+    """
+    with suppress(OSError):
+        _FORGET_PEAK.write_text("5", "ascii")
+    before = psutil.Process().memory_info().rss
+    run()
+    found = re.search(r"^VmHWM:\s+(\d+) kB", read_or_empty(_STATUS), re.MULTILINE)
+    return None if found is None else max(0, int(found[1]) * 1024 - before)
+
+
+def shortest(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """The seconds of the fastest of a few runs, as the first may compile; fewer of a long one."""
+    tries: list[float] = []
+    while len(tries) < _TRIES and sum(tries) < _LONG_SECONDS:
+        began = clock()
+        run()
+        tries.append(clock() - began)
+    return min(tries)

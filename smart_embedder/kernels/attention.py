@@ -1,0 +1,425 @@
+"""Attention within the sequences of a packed batch: its signature, kernels, and the choice by name.
+
+First on dense tensors, one block of equal lengths or of padded short sequences at a time; then by
+kernels that take sequences of any lengths; last what no kernel computes alone: attention in a
+window, where a kernel has none, and sequences that end in tokens that are not attended to.
+"""
+
+import importlib
+from collections.abc import Callable
+from functools import partial, wraps
+from inspect import signature
+from itertools import pairwise, product
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.packed_batch import LengthClass, PackedBatch, Padding
+
+# Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
+QueryKeyValue = tuple[Tensor, Tensor, Tensor]
+# (states, output, *, scale, mask): attention within a block of N sequences of L tokens. It fills
+# `output` [N, H, L, D]; `mask` [N, 1, 1, L] is added to the scores, None adds nothing.
+BlockAttention = Callable[..., None]
+
+
+class Attention(Protocol):
+    """Attention within each sequence of a packed batch.
+
+    One that takes `window`, too, lets a token attend to those less than `window` tokens away.
+    """
+
+    def __call__(
+        self, states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
+    ) -> Tensor:
+        """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`; Hkv divides H."""
+
+
+def eager(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
+    """Pad every sequence to the longest; matmul, mask, softmax, matmul."""
+    query, key, value = states
+    group = query.shape[0] // key.shape[0]
+    q = _pad_rows(query, packed).float()
+    k = _pad_rows(key, packed).float().repeat_interleave(group, dim=1)
+    v = _pad_rows(value, packed).float().repeat_interleave(group, dim=1)
+    position = torch.arange(packed.max_length, device=query.device)
+    lengths = torch.tensor(packed.lengths, device=query.device)
+    visible = (position < lengths[:, None])[:, None, None, :]
+    if causal:
+        visible = visible & (position <= position[:, None])
+    scores = (q @ k.transpose(-1, -2)) * scale
+    padded = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1) @ v
+    rows = [padded[i, :, :length] for i, length in enumerate(packed.lengths)]
+    return torch.cat(rows, dim=1).transpose(0, 1).to(query.dtype)
+
+
+def _pad_rows(states: Tensor, packed: PackedBatch) -> Tensor:
+    """`[H, T, D]` to `[N, H, longest, D]`, zeros behind the shorter ones."""
+    rows = torch.split(states.transpose(0, 1), packed.lengths)
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).transpose(1, 2)
+
+
+def sdpa(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
+    """Implement `Attention`, on every device."""
+    return _attend_in_blocks(partial(fused, causal=causal), states, packed, scale=scale)
+
+
+def fused(
+    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None, causal: bool
+) -> None:
+    """Implement `BlockAttention` by PyTorch's operator."""
+    query, key, value = states
+    output[:] = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        # Padding is behind the tokens, where a causal query attends to nothing.
+        attn_mask=None if causal else mask,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def _attend_in_blocks(
+    attend: BlockAttention, states: QueryKeyValue, packed: PackedBatch, *, scale: float
+) -> Tensor:
+    """`[T, H, D]`: call `attend` for each block of `packed`; zeros for tokens that round T up."""
+    heads, tokens, _ = states[0].shape
+    output = states[0].new_empty(tokens, heads, states[2].shape[2])
+    for block in packed.blocks:
+        if block.padding is None:
+            # Views of sequences of one length, [count, H, length, D].
+            query, key, value, dense = (
+                each[:, block.start : block.stop]
+                .view(len(each), -1, block.length, each.shape[-1])
+                .transpose(0, 1)
+                for each in (*states, output.transpose(0, 1))
+            )
+            attend((query, key, value), dense, scale=scale, mask=None)
+        else:
+            attended = output[block.start : block.stop]
+            attend_padded(attend, states, block.padding, attended, scale=scale)
+    output[packed.real_tokens :] = 0
+    return output
+
+
+def attend_padded(
+    attend: BlockAttention, states: QueryKeyValue, padding: Padding, output: Tensor, *, scale: float
+) -> None:
+    """Fill `output` `[tokens, H, D]`: call `attend` for copies that are padded and masked."""
+    padded = []
+    for each in states:
+        slots = each.transpose(0, 1).index_select(0, padding.token_of_slot)
+        slots = slots.view(padding.count, padding.length, *slots.shape[1:])
+        padded.append(slots.transpose(1, 2))
+    query, key, value = padded
+    attended = query.new_empty(padding.count, padding.length, query.shape[1], value.shape[-1])
+    mask = padding.mask.to(query.dtype)
+    attend((query, key, value), attended.transpose(1, 2), scale=scale, mask=mask)
+    torch.index_select(attended.flatten(0, 1), 0, padding.slots, out=output)
+
+
+# Scores held at once, 4 MiB of them: they stay in the cache.
+_MOST_SCORES = 2**21
+# Below this, as for a single query or a small model, PyTorch's one call is faster.
+_FEW_SCORES = 2**16
+# Fewer queries at once would read all keys and values too often.
+_FEWEST_QUERIES = 256
+
+
+def matmul(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
+    """Implement `Attention`; causal attention and grouped heads are left to PyTorch's operator."""
+    if causal or len(states[0]) != len(states[1]):
+        return sdpa(states, packed, scale=scale, causal=causal)
+    return _attend_in_blocks(attend_by_matmul, states, packed, scale=scale)
+
+
+def attend_by_matmul(
+    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None
+) -> None:
+    """Implement `BlockAttention` for attention that is not causal, without grouped heads."""
+    count, heads, length, _ = output.shape
+    if count * heads * length * length < _FEW_SCORES:
+        fused(states, output, scale=scale, mask=mask, causal=False)
+        return
+    sequences = max(1, _MOST_SCORES // (heads * length * length))
+    for start in range(0, count, sequences):
+        chosen = slice(start, start + sequences)
+        # Contiguous: the products below are far slower on a view of the projection.
+        query = (states[0][chosen] * scale).contiguous()
+        key, value = (each[chosen].contiguous() for each in states[1:])
+        at_once = max(1, min(heads, _MOST_SCORES // (len(query) * _FEWEST_QUERIES * length)))
+        rows = max(1, _MOST_SCORES // (len(query) * at_once * length))
+        for head, row in product(range(0, heads, at_once), range(0, length, rows)):
+            some, block = slice(head, head + at_once), slice(row, row + rows)
+            scores = _multiply(query[:, some, block], key[:, some].transpose(-1, -2))
+            if mask is not None:
+                scores += mask[chosen]
+            output[chosen, some, block] = _multiply(scores.softmax(dim=-1), value[:, some])
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` for `[N, H, ...]`; `@` itself would copy the keys of a long text."""
+    product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return product.view(*left.shape[:2], *product.shape[1:])
+
+
+FLASH_MODULES = {
+    "flash_attention_2": ("flash_attn", "the package flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "FlashAttention 3 (flash_attn_interface)"),
+}
+
+
+def load_attention(name: str) -> Attention:
+    """The attention `name`, but `native`; raises `StartupError` if its package is missing."""
+    if name in FLASH_MODULES:
+        module, package = FLASH_MODULES[name]
+        try:
+            kernel = importlib.import_module(module).flash_attn_varlen_func
+        # Built for another PyTorch, it lacks symbols.
+        except (ImportError, OSError, AttributeError) as error:
+            raise StartupError(
+                f"ATTENTION={name} needs {package}, which is not installed or not for this "
+                f"PyTorch: {error}"
+            ) from error
+        return partial(_flash_attention, kernel)
+    if name == "native":
+        raise StartupError(
+            "ATTENTION=native needs the kernels, which are not built, or not for this processor: "
+            "python -m smart_embedder.kernels.build builds them"
+        )
+    known: dict[str, Attention] = {"varlen": varlen, "sdpa": sdpa, "matmul": matmul, "eager": eager}
+    return known[name]
+
+
+def flash_runs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `device` has FlashAttention's kernels for `dtype`: NVIDIA's Ampere or newer."""
+    if device.type != "cuda" or dtype not in {torch.float16, torch.bfloat16}:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def require_runs(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `StartupError` where the attention `name` cannot run on `device` in `dtype`."""
+    if name in {"varlen", *FLASH_MODULES}:
+        runs = flash_runs(device, dtype)
+        needed = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
+    else:
+        runs, needed = name != "native" or device.type == "cpu", "a CPU"
+    if runs:
+        return
+    where = device.type
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        where = f"cuda, which has {major}.{minor}"
+    raise StartupError(
+        f"ATTENTION={name} needs {needed}, but the model runs in "
+        f"{str(dtype).removeprefix('torch.')} on {where}; set ATTENTION to auto"
+    )
+
+
+def _flash_attention(
+    kernel: Callable[..., Any],
+    states: QueryKeyValue,
+    packed: PackedBatch,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None = None,
+) -> Tensor:
+    """Attention by a kernel with the arguments of `flash_attn_varlen_func`."""
+    # How many tokens before and after its own a token attends to; -1 is all of them.
+    reach = (-1, -1) if window is None else (window - 1, 0 if causal else window - 1)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
+        output: Tensor | tuple[Tensor, ...] = kernel(
+            query, key, value, bounds, bounds, longest, longest,
+            softmax_scale=scale, causal=causal, window_size=reach,
+        )  # fmt: skip
+        # FlashAttention 3 returns the log-sum-exp with it.
+        return output[0] if isinstance(output, tuple) else output
+
+    return attend_by_length(attend, states, packed)
+
+
+def _varlen_kernel(
+    *states_and_lengths: Tensor | int,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """The kernel of `torch.nn.attention.varlen`.
+
+    Not by that module, which fills a tensor with zeros at every call and takes a second to import.
+    """
+    left, right = window_size
+    output: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
+        *states_and_lengths, 0.0, causal, False,
+        scale=softmax_scale, window_size_left=left, window_size_right=right,
+    )[0]  # fmt: skip
+    return output
+
+
+varlen = partial(_flash_attention, _varlen_kernel)
+
+
+def attend_by_length(
+    attend: Callable[[Tensor, Tensor, Tensor, LengthClass], Tensor],
+    states: QueryKeyValue,
+    packed: PackedBatch,
+) -> Tensor:
+    """`[T, H, D]`: call `attend` for each length class, with its tokens `[tokens, H, D]`.
+
+    Query, key and value in `states` are `[H, T, D]`; nothing is copied.
+    """
+    query, key, value = (each.transpose(0, 1) for each in states)
+    outputs = []
+    for sequences in packed.length_classes:
+        tokens = slice(sequences.start, sequences.stop)
+        outputs.append(attend(query[tokens], key[tokens], value[tokens], sequences))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+# As `CustomMaskType` in PyTorch's kernel.
+_NO_MASK, _CAUSAL = 0, 1
+
+
+def memory_efficient(
+    states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """Implement `Attention`.
+
+    `scaled_dot_product_attention` calls the same kernel; called directly it takes sequences of any
+    lengths at once. It has no grouped heads, so these are copied.
+    """
+    query, key, value = states
+    group = len(query) // len(key)
+    if group > 1:
+        key, value = (each.repeat_interleave(group, dim=0) for each in (key, value))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
+        output: Tensor = torch.ops.aten._efficient_attention_forward(  # noqa: SLF001
+            query[None], key[None], value[None], None, bounds, bounds, longest, longest, 0.0,
+            _CAUSAL if causal else _NO_MASK, False, scale=scale,
+        )[0]  # fmt: skip
+        return output[0]
+
+    return attend_by_length(attend, (query, key, value), packed)
+
+
+def takes_window(attend: Attention) -> bool:
+    """Whether a kernel computes attention in a window itself."""
+    return "window" in signature(attend).parameters
+
+
+class PackedAttention:
+    """Attention in each sequence of `packed`; `attend` is for those no longer than the window."""
+
+    def __init__(self, attend: Attention, packed: PackedBatch) -> None:
+        self._attend: Callable[..., Tensor] = attend
+        self.packed = packed
+        # Once for all layers of a forward.
+        self._takes_window = takes_window(attend)
+        self._short_sequences: dict[int, PackedBatch] = {}
+
+    def __call__(
+        self, states: QueryKeyValue, *, scale: float, causal: bool, window: int | None
+    ) -> Tensor:
+        """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`.
+
+        A token attends to those less than `window` tokens away. Partly attended sequences are
+        never longer than the window.
+        """
+        packed, attend = self.packed, partial(self._attend, scale=scale, causal=causal)
+        if window is not None and self._takes_window:
+            return attend(states, packed, window=window)
+        if window is None or packed.max_length <= window:
+            return attend(states, packed)
+        short = self._no_longer_than(window)
+        borders = [0, *packed.offsets[len(short.unpack_order) :].tolist()]
+        first, *others = (
+            tuple(each[:, start:stop] for each in states) for start, stop in pairwise(borders)
+        )
+        attended = [attend(first, short)] if short.tokens else []
+        windowed = partial(_attend_in_window, scale=scale, causal=causal, window=window)
+        return torch.cat([*attended, *(windowed(*one) for one in others)])
+
+    def _no_longer_than(self, window: int) -> PackedBatch:
+        """The sequences no longer than the window, as a batch; perhaps none."""
+        if window not in self._short_sequences:
+            packed = self.packed
+            count = int(np.argmax(np.diff(packed.offsets) > window))
+            tokens = int(packed.offsets[count])
+            self._short_sequences[window] = PackedBatch(
+                packed.input_ids[:, :tokens],
+                packed.position_ids[:, :tokens],
+                packed.cu_seqlens[: count + 1],
+                packed.offsets[: count + 1],
+                np.arange(count),
+                partly_attended=packed.partly_attended,
+            )
+        return self._short_sequences[window]
+
+
+# Queries at a time, of a sequence that is longer than the window.
+_BLOCK = 256
+
+
+def _attend_in_window(
+    query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool, window: int
+) -> Tensor:
+    """`[L, H, D]` of one sequence's query `[H, L, D]`, key and value `[Hkv, L, D]`, in blocks."""
+    length = query.shape[1]
+    position = torch.arange(length, device=query.device)
+    blocks = []
+    for start in range(0, length, _BLOCK):
+        stop = min(length, start + _BLOCK)
+        last_key = stop if causal else min(length, stop + window - 1)
+        queries, keys = slice(start, stop), slice(max(0, start - window + 1), last_key)
+        distances = position[queries, None] - position[keys]
+        visible = distances.abs() < window
+        blocks.append(
+            functional.scaled_dot_product_attention(
+                query[None, :, queries],
+                key[None, :, keys],
+                value[None, :, keys],
+                attn_mask=visible & (distances >= 0) if causal else visible,
+                scale=scale,
+                enable_gqa=query.shape[0] != key.shape[0],
+            )[0]
+        )
+    return torch.cat(blocks, dim=1).transpose(0, 1)
+
+
+def excluding_unattended(attend: Attention) -> Attention:
+    """`attend`, which computes sequences with unattended tokens padded and masked."""
+
+    # `wraps` shows the signature of `attend`, which tells whether it takes a window.
+    @wraps(attend)
+    def excluding(
+        states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool, **window: Any
+    ) -> Tensor:
+        output = attend(states, packed, scale=scale, causal=causal, **window)
+        padding = packed.partly_attended
+        if padding is not None:
+            masked = _causal if causal else partial(fused, causal=False)
+            attended = output.new_empty(len(padding.tokens), *output.shape[1:])
+            attend_padded(masked, states, padding, attended, scale=scale)
+            output.index_copy_(0, padding.tokens, attended)
+        return output
+
+    return excluding
+
+
+def _causal(states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor) -> None:
+    """Implement `BlockAttention` causally, which PyTorch's operator does not beside a mask."""
+    length = output.shape[2]
+    later = torch.full((length, length), -torch.inf, dtype=output.dtype, device=output.device)
+    fused(states, output, scale=scale, mask=mask + later.triu(1), causal=False)

@@ -1,0 +1,371 @@
+"""The target of a model, and the proof that each operation computes there what it should.
+
+Each path of an operation (a kernel in C, a library's operator, an attention) computes a small batch
+as `_Case` says. The reference is PyTorch in float32 with eager attention on the same device. A path
+that raises an error, or differs by more than its dtype explains, is refused, and the next is tried.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import starmap
+from typing import Self
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.errors import StartupError
+from smart_embedder.interface import ModelInfo, RefusedPath
+from smart_embedder.kernels.backend import (
+    ACTIVATIONS,
+    NATIVE,
+    Backend,
+    Columns,
+    LayerNorm,
+    QuantizedRows,
+    QuantizedWeights,
+    RmsNorm,
+    RotaryEmbedding,
+    float8_rows,
+    torch_backend,
+)
+from smart_embedder.kernels.build import MAX_INT8
+from smart_embedder.kernels.packed_batch import PackedBatch, pack
+from smart_embedder.models.files.weights import linear_of
+from smart_embedder.settings import FLOAT8, INT8
+
+log = structlog.get_logger(__name__)
+
+ATTENTION = "attention"
+# The operations of a layer, and those that a product is made of in 8 bits.
+ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
+GPU_ENCODER = ("embed", *ENCODER)
+DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
+INT8_OPERATIONS = ("quantize_rows", "int8_gemm")
+FLOAT8_OPERATIONS = ("float8_rows", "float8_product")
+# The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# Where a value lies between two of the 255 steps of its row, either may be chosen.
+_ONE_STEP = {"quantize_rows": 0.02}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The sizes and features of a model's layers."""
+
+    width: int
+    inner_width: int
+    heads: int
+    key_heads: int
+    head_width: int
+    activation: str | None = None
+    bias: bool = True
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The result of the trial of one path of an operation.
+
+    `difference` is the largest one, relative to the largest number. `error` is the class of an
+    error that was raised, and `message` its first line.
+    """
+
+    operation: str
+    path: str
+    difference: float
+    tolerance: float
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the path may be used."""
+        return self.error is None and self.difference <= self.tolerance
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused, without the message, which may name folders of this machine."""
+        if self.error is not None:
+            return f"raises {self.error}"
+        return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and how a model runs: by the proven `paths` of operations, not the `refused` ones."""
+
+    device: torch.device
+    dtype: torch.dtype
+    backend: Backend
+    # Matrix products in 8 bits, the rest in `dtype`.
+    quantized: bool = False
+    # The same in float8.
+    float8: bool = False
+    # Threads of every forward, where several workers share the cores of a CPU.
+    cpu_threads: int | None = None
+    # Whether a setting names the attention, so that no other may replace it.
+    attention_named: bool = False
+    paths: dict[str, str] = field(default_factory=dict)
+    refused: tuple[Proof, ...] = ()
+
+    def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
+        """A copy with the first path of each operation whose proof holds.
+
+        For products the operations are those of the target's number format. Raises `StartupError`
+        if none holds, or if that of an attention that a setting names fails.
+        """
+        target = self
+        if self.float8:
+            operations = (*FLOAT8_OPERATIONS, *operations)
+        elif self.quantized and "linear" in operations:
+            others = (each for each in operations if each not in {"linear", "add_linear"})
+            operations = (*INT8_OPERATIONS, *others)
+        for operation in operations:
+            failed: list[Proof] = []
+            for proof in self.proofs(shapes, operation):
+                if proof.holds:
+                    break
+                failed.append(proof)
+            else:
+                raise StartupError(
+                    f"this device does not compute {operation} correctly, not even by PyTorch's "
+                    f"own operators ({failed[-1].reason}); choose another with DEVICE"
+                )
+            if failed and self.attention_named and operation == ATTENTION:
+                raise StartupError(
+                    f"ATTENTION={failed[0].path} does not compute what it should on this device "
+                    f"({failed[0].reason}); set ATTENTION to auto"
+                )
+            target = target.taking(operation, proof.path, failed)
+            target = replace(target, backend=target.backend.by(operation, proof.path))
+        return target
+
+    def taking(self, operation: str, path: str, refused: Sequence[Proof] = ()) -> Self:
+        """A copy that takes this path of an operation, with a warning for each `refused` one."""
+        warn_of_refused(refused, path)
+        paths = {**self.paths, operation: path}
+        return replace(self, paths=paths, refused=(*self.refused, *refused))
+
+    @torch.inference_mode()
+    def proofs(self, shapes: Shapes, operation: str) -> Iterator[Proof]:
+        """The proof of each path of an operation; the last one is that of the plain path."""
+
+        def compute(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
+            return list(getattr(_Case(self, shapes, dtype), operation)(backend))
+
+        reference = torch_backend().by(ATTENTION, "eager")
+        expected = compute(reference, torch.float32)
+        tolerance = _ONE_STEP.get(operation, TOLERANCES[self.dtype])
+        for path in self.backend.table[operation]:
+            backend = self.backend.by(operation, path)
+            yield try_path(
+                operation, path, partial(compute, backend, self.dtype), expected, tolerance
+            )
+
+    def describe(self, name: str) -> ModelInfo:
+        """The description of a model that runs so."""
+        named = FLOAT8 if self.float8 else str(self.dtype).removeprefix("torch.")
+        dtype = INT8 if self.quantized else named
+        return ModelInfo(
+            name=name,
+            dtype=dtype,
+            paths=self.paths,
+            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
+            kernels=self.backend.kernels if NATIVE in self.paths.values() else None,
+        )
+
+
+def try_path(
+    operation: str,
+    path: str,
+    compute: Callable[[], list[Tensor]],
+    expected: list[Tensor],
+    tolerance: float,
+) -> Proof:
+    """Compare what a path computes with the expected results; an error is part of the proof."""
+    try:
+        actual = compute()
+    except Exception as error:  # noqa: BLE001 - whatever it is, another path is taken
+        message = next(iter(str(error).splitlines()), "")
+        return Proof(operation, path, math.inf, 0.0, type(error).__name__, message)
+    difference = max(starmap(_largest_difference, zip(actual, expected, strict=True)))
+    return Proof(operation, path, difference, tolerance)
+
+
+def _largest_difference(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
+        return math.inf
+    # On the host: Apple's GPUs have no float64.
+    mine, other = (each.cpu().double() for each in (actual, expected))
+    share = float((mine - other).abs().amax() / other.abs().amax())
+    # `max` would pass over what is not a number.
+    return math.inf if math.isnan(share) else share
+
+
+def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
+    """One warning for each path that is not used."""
+    for proof in refused:
+        log.warning(
+            "path_refused",
+            operation=proof.operation,
+            path=proof.path,
+            reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
+            used_instead=used_instead,
+        )
+
+
+# Shorter and longer than the blocks in which kernels compute, and no multiple of them.
+_LENGTHS = (1, 8, 66)
+_MULTIPLE = 8
+# Few columns, to be fast, but more than a kernel computes at once.
+_MOST_COLUMNS = 192
+# A prime number, so that all rows of a matrix that is filled with these numbers differ.
+_DRAWN = 65_537
+_EPSILON = 1e-5
+_THETA = 10_000.0
+
+
+class _Case:
+    """A small batch of random numbers, the same for every path, and each operation on it.
+
+    Each generator is called as its operation, and yields what a backend computes. Numbers are
+    rounded as the target's, in `dtype`.
+    """
+
+    def __init__(self, target: Target, shapes: Shapes, dtype: torch.dtype) -> None:
+        self._shapes = shapes
+        self._device = target.device
+        self._dtype = dtype
+        self._rounded = target.dtype
+        self._int8_weight_limit = target.backend.int8_weight_limit
+        self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
+        self._next = 0
+        texts = [np.zeros(length, np.int64) for length in _LENGTHS]
+        self._packed: PackedBatch = pack(texts, device=target.device, multiple=_MULTIPLE)
+        self._tokens = self._packed.tokens
+
+    def _normal(self, *shape: int) -> Tensor:
+        """Of the standard normal distribution, in the model's number format."""
+        return self._float32(*shape).to(self._rounded).to(self._dtype)
+
+    def _float32(self, *shape: int) -> Tensor:
+        """The same, in float32 for every path."""
+        count = math.prod(shape)
+        times = -(-(self._next + count) // _DRAWN)
+        taken = self._drawn.repeat(times)[self._next : self._next + count]
+        self._next = (self._next + count) % _DRAWN
+        return taken.view(shape).to(self._device)
+
+    def _within(self, limit: int, *shape: int) -> Tensor:
+        """The same up to `limit`, which some are, and down to its negative."""
+        return (self._float32(*shape) * limit / 2).clamp_(-limit, limit)
+
+    def _layer(self, in_features: int, out_features: int) -> nn.Linear:
+        """A layer whose outputs are about as large as its inputs."""
+        out = min(out_features, _MOST_COLUMNS)
+        weight = self._normal(out, in_features) * in_features**-0.5
+        return linear_of(weight, self._normal(out) if self._shapes.bias else None)
+
+    def _layer_norm(self, width: int) -> LayerNorm:
+        """On a CPU its parameters are float32 in every number format."""
+        draw = self._float32 if self._device.type == "cpu" else self._normal
+        return LayerNorm(draw(width), draw(width), _EPSILON)
+
+    def linear(self, backend: Backend) -> Iterator[Tensor]:
+        shapes = self._shapes
+        attended = shapes.heads * shapes.head_width
+        sizes = (
+            (shapes.width, attended, 3, None),
+            (attended, shapes.width, 1, None),
+            (shapes.width, shapes.inner_width, 1, shapes.activation),
+            (shapes.inner_width, shapes.width, 1, None),
+        )
+        for depth, out, count, activation in sizes:
+            layers = [self._layer(depth, out) for _ in range(count)]
+            yield backend.linear(layers, activation)(self._normal(self._tokens, depth))
+
+    def embed(self, backend: Backend) -> Iterator[Tensor]:
+        count, width = self._tokens, self._shapes.width
+        tables = self._normal(count, width), self._normal(count, width)
+        rows = torch.arange(count, device=self._device)
+        yield backend.embed((rows, rows.flip(0)), tables, self._layer_norm(width))
+
+    def add_norm(self, backend: Backend) -> Iterator[Tensor]:
+        shape = self._tokens, self._shapes.width
+        norm = self._layer_norm(self._shapes.width)
+        yield backend.add_norm(self._normal(*shape), self._normal(*shape), norm)
+
+    def add_linear(self, backend: Backend) -> Iterator[Tensor]:
+        width, depth = self._shapes.width, self._shapes.inner_width
+        layer = self._layer(depth, width)
+        residual = self._normal(self._tokens, layer.out_features)
+        yield backend.add_linear(layer)(self._normal(self._tokens, depth), residual)
+
+    def unit_rows(self, backend: Backend) -> Iterator[Tensor]:
+        states = self._normal(self._tokens, self._shapes.width)
+        for rows in (None, self._packed.cu_seqlens[:-1].long()):
+            yield from backend.unit_rows(states, torch.float32, rows)
+
+    def rms_norm(self, backend: Backend) -> Iterator[Tensor]:
+        width = self._shapes.width
+        norm = RmsNorm(self._normal(width), _EPSILON)
+        yield backend.rms_norm(self._normal(self._tokens, width), norm)
+
+    def rotary(self, backend: Backend) -> Iterator[Tensor]:
+        shapes = self._shapes
+        rotated = shapes.heads + shapes.key_heads
+        states = self._normal(self._tokens, rotated + shapes.key_heads, shapes.head_width)
+        norm = RmsNorm(self._normal(rotated, shapes.head_width), _EPSILON)
+        positions = self._packed.position_ids[0]
+        backend.rotary(states, norm, RotaryEmbedding.at(positions, shapes.head_width, _THETA))
+        yield states
+
+    def gate(self, backend: Backend) -> Iterator[Tensor]:
+        for activation in filter(None, ACTIVATIONS):
+            states = self._normal(self._tokens, 2 * self._shapes.inner_width)
+            yield backend.gate(states, activation)
+
+    def attention(self, backend: Backend) -> Iterator[Tensor]:
+        shapes, packed = self._shapes, self._packed
+        heads = [shapes.heads, shapes.key_heads, shapes.key_heads]
+        projected = self._normal(packed.tokens, sum(heads), shapes.head_width)
+        query, key, value = torch.split(projected.transpose(0, 1), heads)
+        scale, causal = shapes.head_width**-0.5, shapes.causal
+        attended = backend.attention((query, key, value), packed, scale=scale, causal=causal)
+        yield attended[: packed.real_tokens]
+
+    def quantize_rows(self, backend: Backend) -> Iterator[Tensor]:
+        for width in (self._shapes.width, self._shapes.inner_width):
+            repeated = torch.arange(0, width, 3, dtype=torch.int32)
+            offsets = self._float32(width + len(repeated)).sigmoid()
+            columns = Columns(self._float32(width).abs(), repeated, offsets)
+            rows = backend.quantize_rows(self._normal(self._tokens, width), columns)
+            yield rows.values * rows.scale + rows.minimum
+
+    def int8_gemm(self, backend: Backend) -> Iterator[Tensor]:
+        shapes, tokens, draw = self._shapes, self._tokens, self._float32
+        for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
+            values = self._within(self._int8_weight_limit, _MOST_COLUMNS, depth).to(torch.int8)
+            scale = draw(_MOST_COLUMNS).abs() / depth
+            weights = QuantizedWeights(values, scale, draw(_MOST_COLUMNS), draw(_MOST_COLUMNS))
+            bytes_of_rows = self._within(MAX_INT8, tokens, depth).add_(128).to(torch.uint8)
+            rows = QuantizedRows(bytes_of_rows, draw(tokens, 1), draw(tokens, 1))
+            for dtype in (torch.float32, self._dtype):
+                yield backend.int8_gemm(weights, dtype, activation)(rows)
+
+    def float8_rows(self, backend: Backend) -> Iterator[Tensor]:
+        shapes = self._shapes
+        for width, activation in ((shapes.width, None), (shapes.inner_width, shapes.activation)):
+            values, scales = backend.float8_rows(self._normal(self._tokens, width), activation)
+            yield values.float() * scales
+
+    def float8_product(self, backend: Backend) -> Iterator[Tensor]:
+        for depth in (self._shapes.width, self._shapes.inner_width):
+            layer = self._layer(depth, _MOST_COLUMNS)
+            rows = float8_rows(self._normal(self._tokens, depth))
+            weights = float8_rows(layer.weight)
+            yield backend.float8_product(rows, weights, layer.bias, self._dtype)

@@ -1,1 +1,0 @@
-"""Devices: which one, how many threads and tokens, and copies from it."""

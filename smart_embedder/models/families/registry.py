@@ -1,0 +1,210 @@
+"""Loads the transformer in a folder: by a family of its own here, or by transformers' modules.
+
+Knows which family computes which `model_type`; what is made of the states is not known here.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.backend import Backend, in_float8, unprepared
+from smart_embedder.kernels.cuda import CUDA
+from smart_embedder.kernels.native import attends, multiplies
+from smart_embedder.kernels.packed_batch import PackedBatch, PositionScheme, pack
+from smart_embedder.kernels.proof import DECODER, ENCODER, GPU_ENCODER, Shapes, Target
+from smart_embedder.models.families import bert, qwen3
+from smart_embedder.models.families.backbone import Backbone, Transformer
+from smart_embedder.models.families.bert import ENCODER_TYPES, EncoderConfig, make_encoder
+from smart_embedder.models.families.int8 import (
+    encode_calibration,
+    least_cosine,
+    make_quantized_decoder,
+    make_quantized_encoder,
+)
+from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
+from smart_embedder.models.files.config import TextOptions, read_config
+from smart_embedder.models.files.weights import Weights
+from smart_embedder.models.tokenizer import TextTokenizer
+from smart_embedder.requests import TokenIds
+
+# Types whose states stay within the range of float16.
+_HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
+# Of a vector in float8 with the one without: the least that even random weights reach is 0.99.
+_LEAST_COSINE = 0.98
+# One of so many texts of the calibration is compared with float32: all take seconds.
+_COMPARED_OF = 8
+
+
+def is_qwen3(folder: Path) -> bool:
+    """Whether the folder holds a causal decoder of Qwen3's kind."""
+    config = read_config(folder)
+    return config.get("model_type") == "qwen3" and bool(config.get("is_causal", True))
+
+
+def is_quantized_by_layers(folder: Path) -> bool:
+    """Whether a start in 8 bits never holds all weights as they are in the file."""
+    return is_qwen3(folder) or read_config(folder).get("model_type") in ENCODER_TYPES
+
+
+def overflows_float16(folder: Path) -> bool:
+    """Whether states may leave the range of float16, so that bfloat16 is needed."""
+    return read_config(folder).get("model_type") not in _HALF_PRECISION_TYPES
+
+
+def load_backbone(
+    folder: Path,
+    target: Target,
+    max_length: int,
+    texts: TextOptions,
+    *,
+    closing: str | None = None,
+    weights: Weights | None = None,
+) -> tuple[Backbone, TextTokenizer]:
+    """Load the transformer in `folder`, of any family, and its tokenizer.
+
+    Texts are read by their options, cut to `max_length` tokens or to the number of positions, and
+    end with the token `closing`. `weights` are the folder's, if they were read already. Raises
+    `StartupError` for a folder that cannot be used.
+    """
+
+    def read_tokenizer(positions: int) -> TextTokenizer:
+        longest = min(max_length, texts.max_length or max_length, positions)
+        return TextTokenizer.from_folder(
+            folder, longest, closing=closing, lower_case=texts.lower_case
+        )
+
+    if is_qwen3(folder):
+        tokenizer = read_tokenizer(DecoderConfig.read(folder).positions)
+        backbone = load_decoder(
+            folder, target, weights or Weights.read(folder), encode_calibration(tokenizer)
+        )
+        return backbone, tokenizer
+    if read_config(folder).get("model_type") in ENCODER_TYPES:
+        tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
+        return load_encoder(folder, target, encode_calibration(tokenizer), weights), tokenizer
+    if target.float8:
+        raise StartupError(
+            f"DTYPE=float8 is for models of BERT's kind and Qwen3, and {folder} holds none; set "
+            "DTYPE to auto"
+        )
+    # transformers takes seconds to import, and most models do not need it.
+    from smart_embedder.models.families.auto_model import load_by_transformers  # noqa: PLC0415
+
+    return load_by_transformers(folder, target, read_tokenizer)
+
+
+def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
+    """Load an encoder's tokenizer; texts are cut to `max_length` or the number of positions.
+
+    Raises `StartupError` for a folder that cannot be used.
+    """
+    return TextTokenizer.from_folder(folder, min(max_length, EncoderConfig.read(folder).max_length))
+
+
+def load_encoder(
+    folder: Path,
+    target: Target,
+    calibration: Sequence[TokenIds],
+    weights: Weights | None = None,
+) -> Backbone:
+    """Load an encoder of BERT's or RoBERTa's architecture, from `weights` if they are given.
+
+    In 8 bits it is quantized for texts like those of `calibration`. Raises `StartupError` for a
+    folder that cannot be used.
+    """
+    config = EncoderConfig.read(folder)
+    weights = (weights or Weights.read(folder)).before(bert.TOKENS)
+    # Before anything is computed with sizes that may be wrong: operations are proven first.
+    make_encoder(weights.unread(), config, unprepared(), target.dtype)
+    heads, head_width = config.heads, config.width // config.heads
+    shapes = Shapes(
+        config.width, config.inner_width, heads, heads, head_width, activation=config.activation
+    )
+    target = target.prove(shapes, ENCODER if target.device.type == "cpu" else GPU_ENCODER)
+    pack_texts = partial(pack, device=target.device, positions=config.position_scheme)
+    encoder: Transformer
+    if target.quantized:
+        compared = calibration[1::_COMPARED_OF]
+        encoder = make_quantized_encoder(
+            weights, config, target, pack_texts(calibration), compared=pack_texts(compared)
+        )
+    else:
+        weights = weights.to(target.device, target.dtype)
+        make = partial(make_encoder, weights, config, dtype=target.dtype)
+        encoder = _make(make, target, partial(pack_texts, calibration), folder.name)
+    return Backbone(
+        encoder,
+        target,
+        hidden_size=config.width,
+        max_length=config.max_length,
+        parameters=config.parameters,
+        positions=config.position_scheme,
+        configuration=config,
+        reproducible=multiplies(config.width, config.inner_width) and attends(head_width),
+    )
+
+
+def load_decoder(
+    folder: Path, target: Target, weights: Weights, calibration: Sequence[TokenIds]
+) -> Backbone:
+    """As `load_encoder`, a decoder of Qwen3's architecture."""
+    config = DecoderConfig.read(folder)
+    weights = weights.before(qwen3.TOKENS)
+    make_decoder(weights.unread(), config, unprepared())
+    shapes = Shapes(
+        config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
+        bias=False, causal=True,
+    )  # fmt: skip
+    target = target.prove(shapes, DECODER)
+    pack_texts = partial(pack, calibration, device=target.device)
+    decoder: Transformer
+    if target.quantized:
+        decoder = make_quantized_decoder(weights, config, target, pack_texts())
+    else:
+        weights = weights.to(target.device, target.dtype)
+        decoder = _make(partial(make_decoder, weights, config), target, pack_texts, folder.name)
+    return Backbone(
+        decoder,
+        target,
+        hidden_size=config.width,
+        max_length=config.positions,
+        parameters=config.parameters,
+        positions=PositionScheme(),
+        configuration=config,
+        reproducible=multiplies(config.width, config.inner_width) and attends(config.head_width),
+    )
+
+
+def _make(
+    make: Callable[[Backend], Transformer],
+    target: Target,
+    pack_texts: Callable[[], PackedBatch],
+    name: str,
+) -> Transformer:
+    """What `make` makes with the target's backend, or with one whose products are in float8.
+
+    Raises `StartupError` where the device does not compute these as it should, or where a vector of
+    the texts is not what it is in the target's own number format.
+    """
+    if not target.float8:
+        return make(target.backend)
+    if target.paths["float8_product"] != CUDA:
+        raise StartupError(
+            "this device does not multiply in float8 as it should (path_refused in the log says "
+            "why); set DTYPE to auto"
+        )
+    texts, dtype = pack_texts(), target.dtype
+    with torch.inference_mode():
+        exact = make(target.backend)(texts)
+        transformer = make(in_float8(target.backend, dtype))
+        least = least_cosine(transformer(texts), exact, texts)
+    if not least >= _LEAST_COSINE:
+        raise StartupError(
+            f"in float8 a vector of {name} has a cosine of {least:.4f} with the one in "
+            f"{str(dtype).removeprefix('torch.')}, and the least allowed is {_LEAST_COSINE}; set "
+            "DTYPE to auto"
+        )
+    return transformer

@@ -1,0 +1,302 @@
+"""What a model's files of JSON say: numbers, modules, poolings, prompts, how texts are read.
+
+Those are `config.json` and the files of sentence-transformers. Whatever is wrong in them, or is not
+computed here, is a `StartupError`. What a task makes of them is not known here.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.files.reading import read_file
+
+# In the config.json of a demo model: what to tell whoever serves it.
+DEMO_KEY = "smart_embedder_demo"
+# No size of a model and no number of its positions is larger.
+_LARGEST = 2**31
+# The packages of known classes, none of which is imported.
+_PACKAGES = ("sentence_transformers", "pylate")
+# Names in the configuration of a pooling: `pooling_mode` since version 5.4, before that flags.
+POOLINGS = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_length",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last_token",
+}
+_OLD_FLAGS = (
+    "cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens",
+    "lasttoken",
+)  # fmt: skip
+# Older versions named the file by the family; of several the first one counts.
+_TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+# What is given to tokenizers, configurations and models of transformers, by its older and newer
+# name.
+_UNREAD_OPTIONS = (
+    "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
+    "model_kwargs", "model_args",
+)  # fmt: skip
+# Number formats and kernels are for settings to choose.
+_HARMLESS = {
+    "add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage",
+    "padding_side", "torch_dtype", "trust_remote_code", "use_fast", "use_safetensors",
+}  # fmt: skip
+# What transformers computes for a task: sentence-transformers' name of it, and of its result.
+STATES = ("feature-extraction", "last_hidden_state")
+MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", "logits")
+# Of ColBERT models alone.
+_OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
+POOLING_FOLDER = "1_Pooling"
+_OWN_CONFIG = "config_sentence_transformers.json"
+# In a tokenizer's configuration a much larger number stands for no limit.
+_NO_LIMIT = 1_000_000_000
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's `config.json`."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise StartupError(f"{folder} is not a model: it holds no config.json")
+    return read_optional(path)
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file."""
+    config = _read_json(path) if path.is_file() else {}
+    if not isinstance(config, dict):
+        raise StartupError(f"{path} is not a JSON object")
+    return config
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(read_file(path))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise StartupError(f"{path} cannot be read: it is nested too deeply") from error
+
+
+def whole_number(
+    folder: Path, config: dict[str, Any], key: str, default: int | None = None, *, least: int = 1
+) -> int:
+    """The number under `key`; raises `StartupError` for any other value, or one out of range."""
+    value = config.get(key, default)
+    if type(value) is not int or not least <= value <= _LARGEST:
+        raise unusable(folder, key, value)
+    return value
+
+
+def number(folder: Path, config: dict[str, Any], key: str, default: float) -> float:
+    """The number under `key`; raises `StartupError` for all others, `NaN` included."""
+    value = config.get(key, default)
+    if type(value) not in {int, float} or not 0 < value <= _LARGEST:
+        raise unusable(folder, key, value)
+    return float(value)
+
+
+def unusable(folder: Path, key: str, value: Any) -> StartupError:
+    """The error for a value that cannot be used."""
+    return StartupError(f"{folder / 'config.json'} has no usable {key}: {value!s:.60}")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """The class that an entry names, without its package, and the folder of its files."""
+
+    kind: str
+    folder: Path
+
+
+def read_modules(folder: Path) -> list[Module]:
+    """All modules, if any; raises `StartupError` for malformed ones and a checkpoint's own code."""
+    path = folder / "modules.json"
+    entries = _read_json(path) if path.is_file() else []
+    if not isinstance(entries, list):
+        raise StartupError(f"{path} is not a list of modules")
+    modules: list[Module] = []
+    for entry in entries:
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if not isinstance(kind, str):
+            raise StartupError(f"{path} has a module without a type")
+        if kind.partition(".")[0] not in _PACKAGES:
+            raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
+        name = str(entry.get("path") or "")
+        if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
+        modules.append(Module(kind.rpartition(".")[2], folder / name))
+    return modules
+
+
+def require_known_modules(folder: Path, *kinds: str) -> None:
+    """Raise `StartupError` for a module of another kind, which would not be computed."""
+    for module in read_modules(folder):
+        if module.kind not in kinds:
+            raise StartupError(
+                f"{folder / 'modules.json'} names the module {module.kind}; known here: "
+                f"{', '.join(kinds)}"
+            )
+
+
+def has_modules(folder: Path) -> bool:
+    """Whether the folder has a configuration of modules."""
+    return (folder / "modules.json").is_file() or (folder / POOLING_FOLDER).is_dir()
+
+
+def read_poolings(folder: Path) -> tuple[str, ...]:
+    """The poolings in a configuration; the vectors of several are concatenated."""
+    config, path = read_config(folder), folder / "config.json"
+    if config.get("include_prompt", True) is not True:
+        raise StartupError(f"{path} leaves the prompt out of the pooling, which is not done here")
+    named = config.get("pooling_mode")
+    if named is None:
+        flags = zip(_OLD_FLAGS, POOLINGS.values(), strict=True)
+        found = [name for flag, name in flags if config.get(f"pooling_mode_{flag}")] or ["mean"]
+    else:
+        names = named if isinstance(named, list) else [named]
+        found = [POOLINGS.get(str(each), "") for each in names]
+    if not all(found):
+        raise StartupError(f"{path} names no pooling that is known here: {', '.join(POOLINGS)}")
+    return tuple(found)
+
+
+def read_pooling(folder: Path) -> str:
+    """`cls` or `mean`, the poolings of bge-m3's kind; `cls` where there is no configuration."""
+    path = folder / POOLING_FOLDER
+    if not (path / "config.json").is_file():
+        return "cls"
+    poolings = read_poolings(path)
+    if poolings not in {("cls",), ("mean",)}:
+        raise StartupError(
+            f"{path / 'config.json'} names no pooling that is known for this kind: use cls or mean"
+        )
+    return poolings[0]
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """The prompts by name in sentence-transformers' configuration; empty if all prompts are."""
+    path = folder / _OWN_CONFIG
+    prompts = read_optional(path).get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+        raise StartupError(f"{path} has no usable prompts: each is a string under its name")
+    return prompts if any(prompts.values()) else {}
+
+
+def read_default_prompt(folder: Path) -> str:
+    """The prompt that `default_prompt_name` names; empty if it names none."""
+    path = folder / _OWN_CONFIG
+    config = read_optional(path)
+    name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
+    if name is not None and (not isinstance(name, str) or name not in prompts):
+        raise StartupError(f"{path} has no prompt of its default_prompt_name: {name}")
+    return "" if name is None else str(prompts[name])
+
+
+def read_vector_limit(folder: Path, name: str) -> int | None:
+    """A limit of vectors in sentence-transformers' configuration; None if it names none."""
+    path = folder / _OWN_CONFIG
+    value = read_optional(path).get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise StartupError(f"{path} has no usable {name}: {value}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceOverrides:
+    """What settings say of a model, in place of its configuration; None leaves that as it is."""
+
+    pooling: str | None = None
+    normalize: bool | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The prompts that are set, by their names in a configuration."""
+        named = {"query": self.query_prompt, "document": self.document_prompt}
+        return {name: prompt for name, prompt in named.items() if prompt is not None}
+
+    def refuse(self, *settings: str, for_model: str) -> None:
+        """Raise `StartupError` if one of these is set, which has no effect on such a model."""
+        for setting in settings:
+            value = getattr(self, setting)
+            if value is not None:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                raise StartupError(f"{setting.upper()}={shown} has no effect on {for_model}")
+
+
+NO_OVERRIDES = SentenceOverrides()
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a model of any task reads texts, by sentence-transformers' configuration.
+
+    They are cut to `max_length` tokens, if it is set, and converted to lower case with
+    `lower_case`.
+    """
+
+    max_length: int | None = None
+    lower_case: bool = False
+
+    @classmethod
+    def read(
+        cls, folder: Path, task: tuple[str, str] = STATES, *, by_type: bool = False
+    ) -> "TextOptions":
+        """Read them; those of a folder without such a configuration are its tokenizer's.
+
+        With `by_type`, queries and documents have options of their own, which are read elsewhere.
+        Raises `StartupError` for options that would change what is read, and are not known here,
+        and where the texts are for something else than `task`.
+        """
+        texts = read_text_config(folder)
+        _require_task(folder, texts, *task)
+        unread = []
+        for name in _UNREAD_OPTIONS:
+            options = texts.get(name) or {}
+            if not isinstance(options, dict) or options.keys() - _HARMLESS:
+                unread.append(name)
+        if not by_type:
+            unread += [each for each in _OPTIONS_BY_TYPE if texts.get(each) is not None]
+        if unread:
+            raise StartupError(
+                f"{folder} has {unread[0]} for its texts, which is not applied to this model"
+            )
+        length = texts.get("max_seq_length")
+        if not length:
+            length = read_optional(folder / "tokenizer_config.json").get("model_max_length")
+            length = length if isinstance(length, int) and length < _NO_LIMIT else None
+        return cls(
+            max_length=length if type(length) is int and length > 0 else None,
+            lower_case=bool(texts.get("do_lower_case")),
+        )
+
+
+def _require_task(folder: Path, texts: dict[str, Any], task: str, result: str) -> None:
+    """Raise `StartupError` where another task, or another result of it, is configured."""
+    modalities = texts.get("modality_config")
+    if isinstance(modalities, dict | list) and "message" in modalities:
+        raise StartupError(
+            f"{folder} reads texts as messages of a chat template, which is not done here"
+        )
+    how = modalities.get("text") if isinstance(modalities, dict) else None
+    how = how if isinstance(how, dict) else {}
+    for found, known in (
+        (texts.get("transformer_task"), task),
+        (how.get("method"), "forward"),
+        (how.get("method_output_name"), result),
+    ):
+        if found is not None and found != known:
+            raise StartupError(
+                f"{folder} makes {found!s:.60} of texts (transformer_task or modality_config), "
+                f"which is not done here: {known} is"
+            )
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """`sentence_bert_config.json`, or, from older versions, a file with the family's name."""
+    configs = (read_optional(folder / f"sentence_{each}_config.json") for each in _TEXT_FAMILIES)
+    return next(filter(None, configs), {})

@@ -1,0 +1,392 @@
+"""The tensors of a checkpoint by name: safetensors or PyTorch's files, whole or in shards.
+
+Opening a checkpoint reads only what describes its tensors. Each is read when it is asked for, into
+memory of its own; see `smart_embedder.models.files.reading`.
+"""
+
+import json
+import math
+import pickle
+import zipfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.files.config import read_optional
+from smart_embedder.models.files.digest import Content, TensorDigest, copy_by_one, noted
+from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
+
+_FILE_ERRORS = (
+    OSError, EOFError, ValueError, LookupError, OverflowError, TypeError, AttributeError,
+    RuntimeError, pickle.UnpicklingError,
+)  # fmt: skip
+_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_FILES = ("model.safetensors", "pytorch_model.bin")
+# By their names in safetensors. Those that are not in `_DTYPES` are only named in errors.
+_STORED_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+# Those that transformers gives the tensors of a model with a head.
+_PREFIXES = ("", "bert.", "roberta.", "model.", "distilbert.", "mpnet.")
+_CPU = torch.device("cpu")
+_BYTES_OF_LENGTH = 8
+_LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
+# That read one tensor. More gain little: they share what the memory takes.
+_THREADS = 4
+# Bytes that are read and then rounded: what a core's own cache holds.
+_ROUNDED_AT_ONCE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadFile:
+    """The bytes of a tensor of a file that can be read as a whole alone, in place of that file."""
+
+    path: Path
+    content: memoryview
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill the buffer from the byte `start` on."""
+        buffer[:] = self.content[start : start + len(buffer)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that lies in a file, from the byte `start` on.
+
+    `content` notes it under its `name` when it is read.
+    """
+
+    file: ModelFile | _ReadFile
+    start: int
+    shape: torch.Size
+    dtype: torch.dtype
+    name: str = ""
+    content: Content | None = None
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """As of a tensor, which transformers expects; `...` reads all of it."""
+        return self.read(self.dtype)[index]
+
+    def row(self, index: int) -> Tensor:
+        """One row of it; the others are not read."""
+        shape = self.shape[1:]
+        start = self.start + index * math.prod(shape) * self.dtype.itemsize
+        row = replace(self, start=start, shape=shape, name=f"{self.name}[{index}]")
+        return row.read(self.dtype)
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Read it, rounded to `dtype` part by part: it is never in memory twice."""
+        tensor = torch.empty(self.shape, dtype=dtype)
+        rounds, flat = dtype is not self.dtype, tensor.view(-1)
+        at_once = (_ROUNDED_AT_ONCE if rounds else AT_ONCE) // self.dtype.itemsize
+        parts = range(0, len(flat), at_once)
+        digest = TensorDigest(self.shape)
+
+        def read_every(step: int, number: int) -> None:
+            """Read of each `step` parts the one of that number."""
+            exact = torch.empty(min(len(flat), at_once) if rounds else 0, dtype=self.dtype)
+            for first in parts[number::step]:
+                part = flat[first : first + at_once]
+                stored = exact[: len(part)] if rounds else part
+                content = memoryview(stored.view(torch.uint8).numpy())  # type: ignore[arg-type]
+                self.file.read_into(content, self.start + first * self.dtype.itemsize)
+                with torch.inference_mode(tensor.is_inference()):
+                    if self.content is not None:
+                        digest.add(first, stored)
+                    if rounds:
+                        copy_by_one(part, stored)
+
+        # A thread copies less than memory takes.
+        threads = max(1, min(_THREADS, torch.get_num_threads(), len(parts)))
+        if threads == 1:
+            read_every(1, 0)
+        else:
+            with ThreadPoolExecutor(threads, "read-tensor") as pool:
+                list(pool.map(partial(read_every, threads), range(threads)))
+        if self.content is not None:
+            name = self.content.name(self.file.path.parent, self.name)
+            self.content.tensors[name] = digest.finish()
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The tensors of the checkpoint in `folder`; names in methods do not include `prefix`.
+
+    They are read to `device` and rounded to `dtype`, by default that of the file, and each once if
+    they are `kept`.
+    """
+
+    folder: Path
+    tensors: Mapping[str, StoredTensor]
+    prefix: str = ""
+    device: torch.device = _CPU
+    dtype: torch.dtype | None = None
+    kept: dict[tuple[str, torch.dtype], Tensor] | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Find all tensors; raise `StartupError` for files that are absent or damaged.
+
+        Also where transformers would compute with something else than these tensors.
+        """
+        _require_plain(folder)
+        try:
+            return cls(folder, dict(_find_tensors(folder)))
+        except _FILE_ERRORS as error:
+            raise StartupError(
+                f"the weights in {folder} cannot be loaded: {_first_line(error)}"
+            ) from error
+
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.tensors
+
+    def before(self, name: str) -> Self:
+        """The same tensors with the prefix that `name` has here; all but a head's have one.
+
+        A file may hold other models' tensors, too: a prefix of transformers goes before all others.
+        Raises `StartupError` where several may be meant.
+        """
+        ends = (known for known in self.tensors if f".{known}".endswith(f".{name}"))
+        found = [known.removesuffix(name) for known in ends]
+        found = [each for each in found if each in _PREFIXES] or found
+        if len(found) > 1:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has several tensors {name}, and nothing says "
+                f"which is the model's: {found[0]}{name}, {found[1]}{name}"
+            )
+        return replace(self, prefix=found[0] if found else self.prefix)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Self:
+        """The same tensors, as they are read to a device."""
+        return replace(self, device=device, dtype=dtype)
+
+    def keeping(self) -> Self:
+        """The same tensors, which this object keeps once they are read."""
+        return replace(self, kept={})
+
+    def unread(self) -> Self:
+        """The same tensors on the device `meta`: none is read, only its shape is compared.
+
+        Nothing may be computed with such tensors: PyTorch would import its compiler for it, which
+        takes a second.
+        """
+        return replace(self, device=torch.device("meta"))
+
+    def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, of that shape, in its own memory, and in `dtype` if that is given.
+
+        Raises `StartupError` where it is missing, another's, or not in a known dtype, before it is
+        read, and where its file ends too early.
+        """
+        stored = self._find(name, *shape)
+        dtype = dtype or self.dtype or stored.dtype
+        if self.device.type == "meta":
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        tensor = None if self.kept is None else self.kept.get((name, dtype))
+        if tensor is None:
+            tensor = replace(stored, name=name).read(dtype).to(self.device)
+            if self.kept is not None:
+                self.kept[name, dtype] = tensor
+        return tensor
+
+    def row(self, name: str, index: int, *shape: int) -> Tensor:
+        """One row of the tensor of that shape, as in the file; the others are not read."""
+        return replace(self._find(name, *shape), name=name).row(index)
+
+    def linear(
+        self, name: str, in_features: int, out_features: int, *, bias: bool = True
+    ) -> nn.Linear:
+        """The linear layer of that name."""
+        weight = self.get(f"{name}.weight", out_features, in_features)
+        return linear_of(weight, self.get(f"{name}.bias", out_features) if bias else None)
+
+    def norm(self, name: str, width: int, epsilon: float) -> nn.LayerNorm:
+        """The layer norm of that name, with a bias if there is one."""
+        bias = self.get(f"{name}.bias", width) if f"{name}.bias" in self else None
+        norm = nn.LayerNorm(width, epsilon, bias=bias is not None, device="meta")
+        weight = self.get(f"{name}.weight", width)
+        norm.load_state_dict(_parameters(weight, bias), assign=True)
+        return norm
+
+    def _find(self, name: str, *shape: int) -> StoredTensor:
+        full_name = self.prefix + name
+        tensor = self.tensors.get(full_name)
+        # A random tensor in its place would make random results.
+        if tensor is None:
+            raise StartupError(f"the checkpoint in {self.folder} lacks the tensor {full_name}")
+        if tensor.shape != shape:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has another shape for the tensor {full_name}: "
+                f"{[*tensor.shape]}, and its configuration says {[*shape]}"
+            )
+        self._require_numbers(full_name)
+        return tensor
+
+    def require_numbers(self) -> None:
+        """Raise `StartupError` where the weight of any layer is not in a known dtype."""
+        for full_name in self.tensors:
+            if full_name.endswith(".weight"):
+                self._require_numbers(full_name)
+
+    def _require_numbers(self, full_name: str) -> None:
+        # Other dtypes are those of quantized weights, which mean nothing without their scales.
+        dtype = self.tensors[full_name].dtype
+        if dtype not in _DTYPES:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has the tensor {full_name} in "
+                f"{str(dtype).removeprefix('torch.')}; take one in float32, float16 or bfloat16"
+            )
+
+
+def _require_plain(folder: Path) -> None:
+    """Raise `StartupError` where a folder's weights are not all that its model computes with."""
+    if (folder / "adapter_config.json").is_file():
+        raise StartupError(
+            f"{folder} holds an adapter (adapter_config.json), which is not applied here: merge it "
+            "into the weights, or remove it"
+        )
+    config = read_optional(folder / "config.json")
+    quantization = config.get("quantization_config")
+    if quantization:
+        kind = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise StartupError(
+            f"{folder} is quantized by {kind!s:.60} (quantization_config in config.json), which is "
+            "not computed here: take one in float32, float16 or bfloat16"
+        )
+    if config.get("transformers_weights"):
+        raise StartupError(
+            f"{folder / 'config.json'} names a file of weights (transformers_weights), which is "
+            f"not read here: call it {_FILES[0]}"
+        )
+
+
+def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
+    for path in _weight_files(folder):
+        found = _in_safetensors if path.suffix == ".safetensors" else _in_pytorch_file
+        for stored_name, tensor in found(path):
+            # In checkpoints from TensorFlow the parameters of norms have other names.
+            name = stored_name.replace("LayerNorm.gamma", "LayerNorm.weight")
+            yield name.replace("LayerNorm.beta", "LayerNorm.bias"), tensor
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    for name in _FILES:
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
+            shards = json.loads(read_file(index))["weight_map"].values()
+            return [folder / Path(shard).name for shard in sorted(set(shards))]
+    raise FileNotFoundError(f"there is no {' and no '.join(_FILES)}")
+
+
+def count_parameters(folder: Path) -> int:
+    """The number of parameters, none of which is read; 0 where loading will raise an error."""
+    with suppress(StartupError):
+        return sum(math.prod(each.shape) for each in Weights.read(folder).tensors.values())
+    return 0
+
+
+def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors that the file's header describes; raises `ValueError` where it cannot be so."""
+    file = ModelFile(path)
+    length = int.from_bytes(file.read(0, _BYTES_OF_LENGTH), "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"{path.name} is no file of safetensors")
+    header = json.loads(file.read(_BYTES_OF_LENGTH, length))
+    content = end_of_last = _BYTES_OF_LENGTH + length
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    # As the format demands, each byte is of one tensor.
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype = _STORED_DTYPES.get(entry["dtype"])
+        if dtype is None:
+            raise ValueError(f"{path.name} has {name} in {entry['dtype']}, which is not known here")
+        is_whole = all(type(each) is int for each in (*entry["shape"], *entry["data_offsets"]))
+        shape = torch.Size(entry["shape"])
+        start, end = (content + each for each in entry["data_offsets"])
+        size = math.prod(shape) * dtype.itemsize
+        if not is_whole or min(shape, default=0) < 0 or (start, end - start) != (end_of_last, size):
+            raise ValueError(f"{path.name} describes {name} in a way that cannot be")
+        if end > file.size:
+            raise ValueError(f"{path.name} ends before its tensor {name} does")
+        end_of_last = end
+        yield name, StoredTensor(file, start, shape, dtype, name, noted())
+    if end_of_last != file.size:
+        raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
+
+
+def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors of a state dict."""
+    file = ModelFile(path)
+    # As written before PyTorch 1.6, all tensors are read at once.
+    device = "meta" if zipfile.is_zipfile(file.opened) else "cpu"
+    file.opened.seek(0)
+    for name, tensor in torch.load(file.opened, map_location=device, weights_only=True).items():
+        if isinstance(tensor, Tensor):
+            yield name, _stored(name, file, tensor)
+
+
+def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
+    """Where a tensor lies: on the device `meta` in its file, if it is not scattered there."""
+    # One row may stand for any number of equal ones.
+    if not tensor.is_contiguous() and tensor.nbytes > file.size:
+        raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
+    if not tensor.is_meta:
+        numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        read = _ReadFile(file.path, memoryview(numbers))  # type: ignore[arg-type]
+        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, noted())
+    stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
+    start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
+    if tensor.is_contiguous():
+        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, noted())
+    last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)
+    return _stored(name, file, region[...].as_strided(tensor.shape, tensor.stride()))
+
+
+def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:
+    """A linear head from a state dict; raises `StartupError` where it is damaged or another's."""
+    if not path.is_file():
+        raise StartupError(f"the head {path.name} is missing in {path.parent}")
+    try:
+        state = dict(_in_pytorch_file(path))
+        weight, bias = state["weight"], state["bias"]
+        if out_features is None:
+            out_features = weight.shape[0]
+        fits = weight.shape == (out_features, in_features) and bias.shape == (out_features,)
+    except _FILE_ERRORS as error:
+        raise StartupError(f"the head {path} is damaged: {_first_line(error)}") from error
+    if not fits:
+        raise StartupError(
+            f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
+            f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
+        )
+    read = (replace(each, name=f"{path.stem}.{each.name}") for each in (weight, bias))
+    return linear_of(*(each.read(each.dtype) for each in read))
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with these tensors, which are not copied."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    linear.load_state_dict(_parameters(weight, bias), assign=True)
+    return linear
+
+
+def _parameters(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+    return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

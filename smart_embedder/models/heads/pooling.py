@@ -1,0 +1,268 @@
+"""From hidden states to vectors: pooling of a text's tokens, projections, and scaling.
+
+Each is one of sentence-transformers, whose configuration says which a model has, and which the
+tests compare with. Vectors of whole texts are made in float32.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.native import RowLinear
+from smart_embedder.kernels.packed_batch import End, Indices, PackedBatch, to_device
+from smart_embedder.models.files.config import (
+    POOLING_FOLDER,
+    Module,
+    read_config,
+    read_default_prompt,
+    read_modules,
+    read_optional,
+    read_poolings,
+    read_prompts,
+    read_vector_limit,
+    whole_number,
+)
+from smart_embedder.models.files.weights import Weights
+
+# Those of PyTorch that take no arguments.
+_ACTIVATIONS = (
+    "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU", "SELU", "CELU", "ReLU6",
+    "LeakyReLU", "Mish", "Softplus", "Softsign", "Softshrink", "LogSigmoid", "Tanhshrink",
+    "Hardswish", "Hardtanh", "Hardsigmoid", "Hardshrink",
+)  # fmt: skip
+_TEXT_VECTOR = "sentence_embedding"
+
+
+def pool(
+    hidden: Tensor, packed: PackedBatch, poolings: Sequence[str], sequences: Indices
+) -> Tensor:
+    """`[S, poolings x hidden]` float32 of the `sequences`, packed indices, side by side."""
+    chosen = to_device(packed.device, sequences)
+    pooled = [_POOLINGS[name](hidden, packed).index_select(0, chosen) for name in poolings]
+    return torch.cat(pooled, dim=-1)
+
+
+def first(hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """`[N, hidden]`: the state of each sequence's first token, in packed order."""
+    return hidden[packed.cu_seqlens[:-1].long()].float()
+
+
+def last(hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """`[N, hidden]`: the state of each sequence's last token, in packed order."""
+    return hidden[packed.cu_seqlens[1:].long() - 1].float()
+
+
+def mean(hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """`[N, hidden]`: the mean of each sequence's states, in packed order."""
+    return _reduced(hidden, packed, "mean")
+
+
+def _mean_sqrt_length(hidden: Tensor, packed: PackedBatch) -> Tensor:
+    return _reduced(hidden, packed, "sum") / _lengths(packed).sqrt()[:, None]
+
+
+def _weighted_mean(hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """The mean with weight 1 for the first token, 2 for the second, and so on."""
+    offsets = packed.offsets
+    ranks = np.arange(1, packed.tokens + 1) - np.repeat(offsets[:-1], np.diff(offsets))
+    weights = to_device(packed.device, ranks.astype(np.float32))[:, None]
+    lengths = _lengths(packed).float()
+    total = lengths * (lengths + 1) / 2
+    return _reduced(hidden.float() * weights, packed, "sum") / total[:, None]
+
+
+def _reduced(states: Tensor, packed: PackedBatch, how: str) -> Tensor:
+    if states.device.type == "mps":  # PyTorch has no `segment_reduce` there.
+        return one_by_one(states, packed, how)
+    # `unsafe` leaves out checks of the lengths, for which PyTorch would wait for the device.
+    return torch.segment_reduce(states.float(), how, lengths=_lengths(packed), unsafe=True)
+
+
+def one_by_one(states: Tensor, packed: PackedBatch, how: str) -> Tensor:
+    """`[N, hidden]`: the mean, max or sum of each sequence's states, by an operator for each."""
+    reduce: Callable[..., Tensor] = getattr(torch, {"max": "amax"}.get(how, how))
+    return torch.stack([reduce(part, 0) for part in torch.split(states.float(), packed.lengths)])
+
+
+def _lengths(packed: PackedBatch) -> Tensor:
+    return packed.cu_seqlens.long().diff()
+
+
+_POOLINGS: dict[str, Callable[[Tensor, PackedBatch], Tensor]] = {
+    "cls": first,
+    "last_token": last,
+    "max": partial(_reduced, how="max"),
+    "mean": mean,
+    "mean_sqrt_length": _mean_sqrt_length,
+    "weighted_mean": _weighted_mean,
+}
+# Those that read one token of each sequence.
+ENDS: Mapping[str, End] = {"cls": "first", "last_token": "last"}
+
+
+class DenseLayer(nn.Module):
+    """sentence-transformers' Dense: a linear layer, an activation, and a residual connection."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read configuration and weights; raises `StartupError` where they cannot be used."""
+        super().__init__()
+        config = read_config(folder)
+        sizes = [whole_number(folder, config, f"{side}_features") for side in ("in", "out")]
+        named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+        package, _, activation = named.rpartition(".")
+        # No other code that a configuration names is run.
+        if package.split(".")[0] != "torch" or activation not in _ACTIVATIONS:
+            raise StartupError(
+                f"the projection in {folder} has the activation {activation}; known: "
+                f"{', '.join(_ACTIVATIONS)}"
+            )
+        weights = Weights.read(folder)
+        self.in_features, self.out_features = sizes
+        self._linear = weights.linear("linear", *sizes, bias=bool(config.get("bias", True)))
+        self._activation: nn.Module = getattr(nn, activation)()
+        self._residual: nn.Module | None = None
+        if config.get("use_residual"):
+            same = sizes[0] == sizes[1]
+            residual = nn.Identity() if same else weights.linear("residual", *sizes, bias=False)
+            self._residual = residual
+
+    def require_width(self, width: int) -> int:
+        """The width of its results; raises `StartupError` unless it takes `width` numbers."""
+        if self.in_features != width:
+            raise StartupError(
+                f"a projection takes {self.in_features} numbers, and there are {width}"
+            )
+        return self.out_features
+
+    def forward(self, states: Tensor) -> Tensor:
+        """`[rows, out]` of states `[rows, in]`."""
+        projected: Tensor = self._activation(self._linear(states))
+        return projected if self._residual is None else projected + self._residual(states)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The first `width` numbers of a vector, which are not scaled again."""
+
+    width: int
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """`[rows, width]`."""
+        return vectors[:, : self.width]
+
+
+def normalize(vectors: Tensor) -> Tensor:
+    """Scale each to unit length."""
+    return functional.normalize(vectors, dim=-1)
+
+
+def steps_of(module: nn.Module) -> str:
+    """What a module computes besides its products, whatever computes those, for the id of a space.
+
+    The parts of its parts by their classes, and what they are told.
+    """
+    parts = [each for each in module.modules() if not list(each.children())]
+    return " ".join(
+        f"{type(each).__name__} {getattr(each, 'eps', '')}".strip()
+        for each in parts
+        if not isinstance(each, nn.Linear | RowLinear)
+    )
+
+
+# From vectors to vectors, `[rows, ...]`.
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceConfig:
+    """The steps from the states of texts to vectors: `poolings`, then `steps`; and the prompts.
+
+    `poolings` is empty if the configuration names none. `default_prompt` is read before each text
+    of a request that names no prompt.
+    """
+
+    poolings: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "SentenceConfig":
+        """Read it; raises `StartupError` for unknown modules and impossible values."""
+        modules, pooling = read_modules(folder), folder / POOLING_FOLDER
+        if not modules and (pooling / "config.json").is_file():
+            modules = [Module("Pooling", pooling)]
+        poolings: tuple[str, ...] = ()
+        steps: list[Step] = []
+        _require_order(folder, [module.kind for module in modules])
+        for module in modules:
+            match module.kind:
+                case "Transformer":
+                    if module.folder != folder:
+                        raise StartupError(
+                            f"{folder / 'modules.json'} has the transformer in "
+                            f"{module.folder.name}, and not beside it"
+                        )
+                case "Pooling":
+                    poolings = read_poolings(module.folder)
+                case "Dense":
+                    require_vector(module.folder)
+                    steps.append(DenseLayer(module.folder))
+                case "Normalize":
+                    require_vector(module.folder)
+                    steps.append(normalize)
+                case "Dropout":
+                    pass
+                case _:
+                    raise StartupError(
+                        f"{folder / 'modules.json'} names the module {module.kind}; known here: "
+                        "Transformer, Pooling, Dense, Normalize"
+                    )
+        width = read_vector_limit(folder, "truncate_dim")
+        if width is not None:
+            steps.append(Truncation(width))
+        return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
+
+
+def _require_order(folder: Path, kinds: list[str]) -> None:
+    """Raise `StartupError` unless one transformer is first, and one pooling before all steps."""
+    pooling = "Pooling"
+    behind = [each for each in kinds if each != "Dropout"][1:]
+    several = any(kinds.count(each) > 1 for each in ("Transformer", pooling))
+    if several or "Transformer" in behind or pooling in behind[1:]:
+        raise StartupError(
+            f"{folder / 'modules.json'} has its modules in the order {', '.join(kinds)}; known "
+            f"here: Transformer, {pooling}, and then others"
+        )
+
+
+def require_vector(folder: Path, known: str = _TEXT_VECTOR) -> None:
+    """Raise `StartupError` where a module reads or writes something else than this vector."""
+    config = read_optional(folder / "config.json")
+    for side in ("input", "output"):
+        named = config.get(f"module_{side}_name")
+        if named is not None and named != known:
+            raise StartupError(f"{folder} works on {named}; known here in this place: {known}")
+
+
+def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[nn.Module, int]:
+    """The layers from a token's state to its ColBERT vector, and the width of that."""
+    modules = [module for module in read_modules(folder) if module.kind == "Dense"]
+    if not modules and "linear.weight" in weights:
+        # Stanford's ColBERT has one layer, among the weights of the transformer.
+        out_features = weights.tensors["linear.weight"].shape[0]
+        linear = weights.linear("linear", width, out_features, bias=False)
+        return linear, out_features
+    if not modules:
+        raise StartupError(f"{folder} has no projection of its tokens' states")
+    layers = [DenseLayer(module.folder) for module in modules]
+    for layer in layers:
+        width = layer.require_width(width)
+    return nn.Sequential(*layers), width

@@ -1,0 +1,1 @@
+"""Models that score a query together with a passage."""

@@ -1,0 +1,114 @@
+"""The file of MODELS: further models in YAML or TOML, each with its name and its own settings.
+
+An error in the file stops the start with a sentence that names the line in YAML, and the number of
+the model in TOML. A name, or an alias, belongs to one model alone.
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from smart_embedder.errors import StartupError
+from smart_embedder.settings import ModelEntry, allowed_in, shown
+
+_FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if name != "location"}
+# A field of a model: its name, where that stands, where its value does, and the value.
+_Field = tuple[str, str, str, Any]
+
+
+def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
+    """The models in a YAML or TOML file; raises a `StartupError` that tells where an error is."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"MODELS={path} cannot be read: {error}") from error
+    read = _read_toml if path.suffix.lower() == ".toml" else _read_yaml
+    entries = tuple(_entry(location, fields) for location, fields in read(path.name, text))
+    owners: dict[str, ModelEntry] = {}
+    for entry in entries:
+        for name in (entry.public_name, *entry.aliases):
+            other = owners.setdefault(name.casefold(), entry)
+            if other is not entry:
+                raise StartupError(
+                    f"{entry.location}: {name} is a name of the model of {other.location}, too"
+                )
+    return entries
+
+
+def _read_toml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
+    """The location and the fields of each model."""
+    try:
+        root = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # Its message has the line.
+        raise StartupError(f"{file}: {error}") from error
+    models = root.get("models")
+    if list(root) != ["models"] or not models or not isinstance(models, list):
+        raise StartupError(f"{file}: this is no list of models, each a table [[models]]")
+    for number, model in enumerate(models, 1):
+        location = f"{file}, model {number}"
+        if not isinstance(model, dict):
+            raise StartupError(f"{location}: a model is a table [[models]]")
+        yield location, [(name, location, location, value) for name, value in model.items()]
+
+
+def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
+    """As `_read_toml`; each node knows its line in the file."""
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise StartupError(
+            f"{file}, line {line}: there is a character that YAML does not allow"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise StartupError(f"{file}, line {mark.line + 1}: {error.problem}") from error
+    if not isinstance(root, yaml.SequenceNode) or not root.value:
+        raise StartupError(f"{file}, line 1: this is no list of models, of which each has a name")
+
+    def place(node: yaml.Node) -> str:
+        return f"{file}, line {node.start_mark.line + 1}"
+
+    def fields_of(model: yaml.MappingNode) -> Iterator[_Field]:
+        for key, node in model.value:
+            try:
+                value = loader.construct_object(node, deep=True)
+            except (yaml.YAMLError, ValueError) as error:
+                raise StartupError(f"{place(node)}: YAML knows no such value") from error
+            yield str(key.value), place(key), place(node), value
+
+    for model in root.value:
+        if not isinstance(model, yaml.MappingNode):
+            raise StartupError(f"{place(model)}: a model needs a name, as in `- name: my/model`")
+        yield place(model), fields_of(model)
+
+
+def _entry(location: str, fields: Iterable[_Field]) -> ModelEntry:
+    """The model at `location` with these fields."""
+    values: dict[str, Any] = {}
+    locations: dict[str, str] = {}
+    for name, name_location, value_location, value in fields:
+        if name not in _FIELDS:
+            (nearest,) = get_close_matches(name, _FIELDS, n=1, cutoff=0)
+            raise StartupError(
+                f"{name_location}: {name} is nothing that a model has: the nearest is {nearest}"
+            )
+        if name in values:
+            raise StartupError(f"{name_location}: {name} is there twice for this model")
+        values[name], locations[name] = value, value_location
+    try:
+        return ModelEntry.model_validate({**values, "location": location})
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+    if name not in values:
+        raise StartupError(f"{location}: this model has no {name}")
+    raise StartupError(
+        f"{locations[name]}: {name}={shown(str(values[name]), _FIELDS[name])} is not allowed: "
+        f"{allowed_in(_FIELDS[name])}"
+    )

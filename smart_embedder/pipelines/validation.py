@@ -1,0 +1,200 @@
+"""What the engine refuses: options without effect, and texts that are too long."""
+
+from smart_embedder.errors import (
+    EmptyInputError,
+    InvalidRequestError,
+    KindNotMadeError,
+    TextTooLongError,
+)
+from smart_embedder.interface import (
+    PROMPT_NAMES,
+    Embedder,
+    LoadedModels,
+    Model,
+    Reranker,
+)
+from smart_embedder.requests import (
+    EmbedRequest,
+    Outputs,
+    RerankRequest,
+    Side,
+    TokenizedPair,
+    TokenizedText,
+    Truncation,
+    TruncationOptions,
+)
+from smart_embedder.settings import MAX_PROMPT_CHARACTERS
+
+_KINDS = {
+    "dense": "dense vectors",
+    "sparse": "sparse vectors",
+    "colbert": "ColBERT vectors",
+}
+# Texts that an error names.
+_MOST_NAMED = 10
+
+
+def check_rendering(request: EmbedRequest) -> None:
+    """Raise `InvalidRequestError` where what is made of the vectors has no effect.
+
+    This needs no model, so it is known before one is waited for.
+    """
+    if request.output_dtype != "float32" and not (request.outputs.dense or request.outputs.colbert):
+        raise InvalidRequestError(
+            "the option output_dtype has no effect without dense and ColBERT vectors: leave it "
+            "out, or ask for one of them"
+        )
+    if request.colbert_pool_factor is None:
+        return
+    if not request.outputs.colbert:
+        raise InvalidRequestError(
+            "the option colbert_pool_factor has no effect without ColBERT vectors: leave it "
+            "out, or set return_colbert to true"
+        )
+    if "query" in {request.input_type, request.muvera}:
+        raise InvalidRequestError(
+            "the option colbert_pool_factor is for documents, and these are queries, which "
+            "need all of their vectors: leave it out"
+        )
+    if request.return_tokens:
+        raise InvalidRequestError(
+            "the options return_tokens and colbert_pool_factor exclude each other, because no "
+            "single token stands behind a pooled vector: send one"
+        )
+
+
+def check_embedding(models: LoadedModels, request: EmbedRequest) -> str:
+    """Check that something is asked for, and every option; returns the prompt of the dense model.
+
+    Raises `InvalidRequestError` for an option that would have no effect, and
+    `KindNotMadeError` for a kind of vectors that no model makes.
+    """
+    outputs, available = request.needed, models.kinds
+    if not outputs:
+        raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
+    for kind, vectors in _KINDS.items():
+        if getattr(outputs, kind) and not getattr(available, kind):
+            known = ", ".join(known for each, known in _KINDS.items() if getattr(available, each))
+            makers = dict.fromkeys((models.dense_model.name, models.embedder.name))
+            verb = "make" if len(makers) > 1 else "makes"
+            raise KindNotMadeError(
+                f"{vectors} are not made here: {' and '.join(makers)} {verb} {known}"
+            )
+    if request.dimensions is not None:
+        _check_dimensions(models.dense_model, outputs, request.dimensions)
+    if request.return_tokens and not (outputs.sparse or outputs.colbert):
+        raise InvalidRequestError(
+            "the option return_tokens has no effect on dense vectors, which no token stands "
+            "behind: leave it out, or ask for sparse or colbert"
+        )
+    return _find_prompt(models, outputs, request)
+
+
+def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> None:
+    width, fewest = model.dense_width, model.min_dimensions
+    if not outputs.dense:
+        raise InvalidRequestError(
+            "the option dimensions has no effect without dense vectors: leave it out, or ask for "
+            "dense"
+        )
+    if dimensions == width:
+        return
+    if dimensions > width:
+        raise InvalidRequestError(
+            f"the option dimensions is {dimensions}, and a vector of {model.name} has {width}: "
+            "leave it out"
+        )
+    if fewest is None:
+        raise InvalidRequestError(
+            f"the option dimensions is {dimensions}, and {model.name} was not trained for fewer "
+            f"than its {width} dimensions: leave it out, or ask a server whose dense model is "
+            "Qwen3-Embedding"
+        )
+    if dimensions < fewest:
+        raise InvalidRequestError(
+            f"the option dimensions is {dimensions}: {model.name} gives {fewest} to {width}"
+        )
+
+
+def _find_prompt(models: LoadedModels, outputs: Outputs, request: EmbedRequest) -> str:
+    """The prompt that the dense model reads: the one that the request names, else its default."""
+    model, prompt, name = models.dense_model, request.prompt, request.prompt_name
+    of_type = request.input_type is not None or bool(request.preferred_prompts)
+    options = {"prompt": prompt is not None, "prompt_name": name is not None, "input_type": of_type}
+    if sum(options.values()) > 1:
+        given = " and ".join(option for option, is_given in options.items() if is_given)
+        raise InvalidRequestError(f"the options {given} exclude each other: send one")
+    is_named = prompt is not None or name is not None
+    if is_named and models.dense is not None and not outputs.dense:
+        raise InvalidRequestError(
+            f"the option {'prompt_name' if prompt is None else 'prompt'} has no effect without "
+            f"dense vectors: it is for {model.name}, which makes these alone"
+        )
+    if prompt is not None:
+        if not 0 < len(prompt) <= MAX_PROMPT_CHARACTERS:
+            raise InvalidRequestError(
+                f"the option prompt has {len(prompt)} characters: send 1 to "
+                f"{MAX_PROMPT_CHARACTERS}, or leave it out"
+            )
+        return prompt
+    if name is not None:
+        if name not in model.prompts:
+            known = f"it has {', '.join(model.prompts)}" if model.prompts else "it has no prompts"
+            raise InvalidRequestError(f"the option prompt_name is unknown to {model.name}: {known}")
+        return model.prompts[name]
+    for each in request.preferred_prompts + PROMPT_NAMES[request.input_type]:
+        if each in model.prompts:
+            return model.prompts[each]
+    return model.default_prompt
+
+
+def check_reranking(request: RerankRequest) -> None:
+    """Raise `EmptyInputError` where there is nothing to score."""
+    if not request.passages:
+        raise EmptyInputError("there are no passages to score")
+    if not request.query.strip():
+        raise EmptyInputError("the query is blank")
+
+
+def text_truncations(
+    model: Model, texts: list[TokenizedText], field: str, side: Side
+) -> list[Truncation]:
+    """The texts of `field` that were cut, from `side`."""
+    return [
+        Truncation(field, index, model.name, len(text.ids), text.original_tokens, side, text.exact)
+        for index, text in enumerate(texts)
+        if text.truncated
+    ]
+
+
+def pair_truncations(model: Reranker, pairs: list[TokenizedPair], side: Side) -> list[Truncation]:
+    """The query, if it was cut in any pair, and the passages that were cut from `side`."""
+    worst = min(pairs, key=lambda pair: pair.query_kept)
+    cuts = []
+    if worst.query_kept < worst.query_tokens:
+        kept, had = worst.query_kept, worst.query_tokens
+        cuts.append(Truncation("query", 0, model.name, kept, had, exact=worst.query_exact))
+    for index, pair in enumerate(pairs):
+        if pair.passage_kept < pair.passage_tokens:
+            kept, had = pair.passage_kept, pair.passage_tokens
+            exact = pair.passage_exact
+            cuts.append(Truncation("passages", index, model.name, kept, had, side, exact))
+    return cuts
+
+
+def check_truncations(truncations: list[Truncation], options: TruncationOptions) -> None:
+    """Raise `TextTooLongError`, which names the first text, if one was cut and may not be."""
+    if truncations and not options.truncate:
+        problems = [
+            {"pointer": cut.pointer, "message": _too_long(cut)} for cut in truncations[:_MOST_NAMED]
+        ]
+        raise TextTooLongError(problems[0]["message"], problems)
+
+
+def _too_long(cut: Truncation) -> str:
+    text = "the query" if cut.field == "query" else f"the text at index {cut.index}"
+    count = cut.original_tokens if cut.exact else f"at least {cut.original_tokens}"
+    return (
+        f"{text} has {count} tokens, and {cut.model} reads at most {cut.max_tokens} of it: "
+        "shorten it, or let the option truncate cut it"
+    )

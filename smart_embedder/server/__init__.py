@@ -1,1 +1,0 @@
-"""The service as a process: its port, its connections, and how it ends. Knows uvicorn."""

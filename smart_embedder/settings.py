@@ -1,0 +1,460 @@
+"""The engine's settings, the types of their values, and the sentences of errors about them.
+
+`EngineSettings` reads no environment and no file: a program gives the values. The service adds its
+own settings in `service.py`, and reads all of them there. A value that is not allowed is an error
+that names the setting, the value and the allowed values; it is never replaced by the default.
+"""
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, get_args, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+
+from smart_embedder import other_servers
+from smart_embedder.errors import StartupError
+
+LATE_INTERACTION = "late-interaction"
+NO_RERANKER = "none"
+INT8 = "int8"
+FLOAT8 = "float8"
+# What libraries read from the environment, where the service copies the values of .env.
+LIBRARY_VARIABLES = {
+    "HF_TOKEN",
+    "HF_ENDPOINT",
+    "HTTPS_PROXY",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "OTEL_SERVICE_NAME",
+}
+# A name may be a web address by mistake, with a user's password or a key in it.
+_ADDRESS = re.compile(r"://|:[^/]*@")
+
+
+class Allowed(str):
+    """The text, in a type's annotation, that says which values are allowed."""
+
+    __slots__ = ()
+
+
+class AllowedAddress(Allowed):
+    """The same for an address, which may hold a password by mistake."""
+
+    __slots__ = ()
+
+
+def _as_model(text: str) -> str:
+    """A hub id or a folder, not an address."""
+    if not text.strip() or _ADDRESS.search(text):
+        raise ValueError("a hub id or a folder")
+    return text.strip()
+
+
+def _as_reranker(text: str) -> str:
+    name = _as_model(text)
+    return name.lower() if name.lower() in {LATE_INTERACTION, NO_RERANKER} else name
+
+
+AnyCase = BeforeValidator(lambda text: text.strip().lower() if isinstance(text, str) else text)
+AtLeast1 = Field(ge=1)
+
+Auto = Literal["auto"]
+Count = Annotated[int, AtLeast1, Allowed("a number, at least 1")]
+Tokens = Annotated[int, AtLeast1, Allowed("a number of tokens, at least 1")]
+Pairs = Annotated[int, AtLeast1, Allowed("a number of pairs, at least 1")]
+Requests = Annotated[int, AtLeast1, Allowed("a number of requests, at least 1")]
+Sequences = Annotated[int, AtLeast1, Allowed("a number of texts or pairs, at least 1")]
+CacheBytes = Annotated[int, Field(ge=0), Allowed("a number of bytes, or 0 for no cache")]
+AutoTokens = Annotated[Auto | Tokens, Allowed("auto, or a number of tokens, at least 1")]
+AutoCount = Annotated[Auto | Count, Allowed("auto, or a number, at least 1")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Allowed("seconds above 0")]
+RerankSeconds = Annotated[Seconds, Allowed("seconds above 0 and below REQUEST_TIMEOUT")]
+Milliseconds = Annotated[float, Field(ge=0, le=1000), Allowed("milliseconds from 0 to 1000")]
+EmbeddingModel = Annotated[
+    str, AfterValidator(_as_model), Allowed("a hub id such as BAAI/bge-m3, or a folder")
+]
+DenseModel = Annotated[
+    str,
+    AfterValidator(_as_model),
+    Allowed("a hub id such as Qwen/Qwen3-Embedding-0.6B, or a folder"),
+]
+RerankerModel = Annotated[
+    str,
+    AfterValidator(_as_reranker),
+    Allowed("a hub id or folder of a reranker, late-interaction or none"),
+]
+Pooling = Annotated[
+    Literal["cls", "last_token", "max", "mean", "mean_sqrt_length", "weighted_mean"], AnyCase
+]
+# A prompt is tokenised with each text.
+MAX_PROMPT_CHARACTERS = 4096
+Prompt = Annotated[
+    str,
+    Field(max_length=MAX_PROMPT_CHARACTERS, strict=True),
+    Allowed(
+        f"a text of at most {MAX_PROMPT_CHARACTERS:,} characters, in quotes if it ends with a space"
+    ),
+]
+Share = Annotated[
+    float, Field(gt=0, le=1, allow_inf_nan=False), Allowed("a number above 0, at most 1")
+]
+DeviceNames = Annotated[
+    str,
+    AnyCase,
+    Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*|cpu:\d+( *, *cpu:\d+)*)$"),
+    Allowed("auto, cpu, mps, cuda, GPUs such as cuda:0,cuda:1, or CPU workers such as cpu:0,cpu:1"),
+]
+Dtype = Annotated[Literal["auto", "float16", "bfloat16", "float32", "int8", "float8"], AnyCase]
+Attention = Annotated[
+    Literal[
+        "auto",
+        "varlen",
+        "flash_attention_2",
+        "flash_attention_3",
+        "native",
+        "matmul",
+        "sdpa",
+        "eager",
+    ],
+    AnyCase,
+]
+
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+
+
+@cache
+def public_name(model: str) -> str:
+    """The hub id, or the last part of a local folder's path.
+
+    `model` is a setting's value. The path of a folder never leaves the machine.
+    """
+    # Unlike pathlib's, this one does not raise where there is no home folder.
+    folder = Path(os.path.expanduser(model))  # noqa: PTH111
+    if _HUB_ID.fullmatch(model) and not folder.is_dir():
+        return model
+    # Absolute, because . and .. are no names; links are not followed, to keep the name of the link.
+    return re.split(r"[/\\]", os.path.abspath(folder))[-1] or "model"  # noqa: PTH100
+
+
+_Name = Annotated[str, Field(min_length=1, strict=True)]
+
+
+class ModelEntry(BaseModel):
+    """A model of the MODELS file or of the settings; None is the setting of that name.
+
+    `location` is its file and line, for messages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: EmbeddingModel
+    task: Literal["embed", "rerank"] = "embed"
+    aliases: Annotated[
+        tuple[_Name, ...],
+        BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+        Allowed("a name, or a list of names"),
+    ] = ()
+    revision: Annotated[_Name | None, Allowed("a branch, tag or commit, in quotes")] = None
+    device: DeviceNames | None = None
+    dtype: Dtype | None = None
+    max_length: Tokens | None = None
+    pooling: Pooling | None = None
+    normalize: Annotated[bool | None, Field(strict=True)] = None
+    query_prompt: Prompt | None = None
+    document_prompt: Prompt | None = None
+    load: Literal["start", "first_use"] = "first_use"
+    pinned: Annotated[bool, Field(strict=True)] = False
+    location: str = "MODELS"
+
+    @property
+    def public_name(self) -> str:
+        """The name that answers carry: its hub id, or the last part of its folder's path."""
+        return public_name(self.name)
+
+
+class DefaultEntries(NamedTuple):
+    """The models that have settings of their own, as entries.
+
+    `dense` and `reranker` are None where `embedder` does their work, or nobody does.
+    """
+
+    embedder: ModelEntry
+    dense: ModelEntry | None
+    reranker: ModelEntry | None
+
+
+class EngineSettings(BaseModel):
+    """The settings of an engine; None is a setting that is not set.
+
+    Raises `ValidationError` for a name that is no setting and for a value that is not allowed:
+    `explain` makes a sentence of it.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,  # There may be a password in an address.
+        use_attribute_docstrings=True,
+        validate_default=True,
+    )
+
+    embedding_model: EmbeddingModel = "BAAI/bge-m3"
+    """a hub id or folder of a text encoder; one of bge-m3's kind makes all three kinds of
+    vectors"""
+    dense_embedding_model: DenseModel | None = None
+    """another model for dense vectors, such as `Qwen/Qwen3-Embedding-0.6B`; not set,
+    `EMBEDDING_MODEL` makes every kind"""
+    pooling: Pooling | None = None
+    """how a dense vector is made of the states of tokens, instead of what the model's
+    sentence-transformers configuration says; not for bge-m3's kind"""
+    normalize: bool | None = None
+    """whether dense vectors are scaled to unit length, instead of what the model's
+    sentence-transformers configuration says; not for bge-m3's kind"""
+    query_prompt: Prompt | None = None
+    """what the model of dense vectors reads before a text with `"input_type": "query"`, instead of
+    its configuration's prompt; not for ColBERT models"""
+    document_prompt: Prompt | None = None
+    """the same for `"input_type": "document"`"""
+    reranker_model: RerankerModel = "BAAI/bge-reranker-v2-m3"
+    """a hub id or folder of a cross-encoder or a model of Qwen3-Reranker's kind;
+    `late-interaction`: `EMBEDDING_MODEL` scores the passages, and no second model is loaded; or
+    `none`"""
+    model_revision: str | None = None
+    """a branch, tag or commit of `EMBEDDING_MODEL` on the hub; not set, the newest"""
+    dense_model_revision: str | None = None
+    """the same for `DENSE_EMBEDDING_MODEL`"""
+    reranker_model_revision: str | None = None
+    """the same for `RERANKER_MODEL`"""
+    models: tuple[ModelEntry, ...] | None = None
+    """a YAML or TOML file of further models, which requests name, such as `models.yaml`: see
+    docs/models.md"""
+    model_memory_threshold: Share = 0.9
+    """the share of a device's memory above which models of `MODELS` are unloaded, the least
+    recently used first; on a CPU the share of the control group's limit, or of the machine's
+    memory"""
+    hf_home: Path = Path("~/.cache/huggingface")
+    """the folder of downloaded models, which are in `hub` below it"""
+    hf_hub_offline: bool = False
+    """whether only what is on the disk is used and the hub is never asked"""
+
+    device: DeviceNames = "auto"
+    """`cuda`, `mps`, `cpu`, or several workers behind one queue: one on each GPU, `cuda:0,cuda:1`,
+    or sharing the cores, `cpu:0,cpu:1`. `auto` is the first of cuda, mps and cpu that can be
+    used"""
+    dtype: Dtype = "auto"
+    """the number format of the models. `auto` chooses by the device and the model. `int8`
+    computes the products of any model in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one
+    with dot products; `float8` those of models of BERT's kind and Qwen3 on an NVIDIA GPU of Ada,
+    Hopper or Blackwell, of which only Hopper has run it yet"""
+    attention: Attention = "auto"
+    """the attention kernel; one that cannot run here stops the start and says what is missing"""
+    reproducible: bool = False
+    """whether every text has a forward of its own where its numbers may depend on the batch by
+    their last bits otherwise: on a GPU, and of models by transformers' modules; much slower"""
+
+    bge_embed_max_length: Tokens | None = None
+    """the most tokens of a text that an embedding model other than Qwen3 reads; `MAX_INPUT_LENGTH`
+    if not set"""
+    max_input_length: Tokens = 8192
+    """an older name for `BGE_EMBED_MAX_LENGTH`"""
+    qwen_embed_max_length: Tokens = 32_768
+    """the most tokens of a text that a Qwen3 embedding model reads"""
+    bge_rerank_max_length: Tokens = 8192
+    """the most tokens of a query and a passage together for a cross-encoder"""
+    qwen_rerank_max_length: Tokens = 32_768
+    """the same for Qwen3-Reranker, its template included; the launcher sets it by the memory where
+    it is not set"""
+
+    max_batch_tokens: AutoTokens = "auto"
+    """the most tokens of one forward; `auto` measures at the start, and the log's `token_budget`
+    line says what was chosen and why. Smaller means sooner answers under load"""
+    max_requests_in_batch: Requests | None = None
+    """the most requests that share one forward; not set, as many as fit"""
+    max_batch_sequences: Sequences | None = None
+    """the most texts or pairs in one forward; not set, as many as fit"""
+    batch_wait_ms: Milliseconds = 0
+    """milliseconds to wait for more requests before a batch is formed; 0 starts at once, and
+    requests gather while the device is busy"""
+    tokenizer_threads: AutoCount = "auto"
+    """threads that tokenise; `auto` is one for each CPU, eight at most"""
+    qwen_rerank_batch_size: Pairs = 16
+    """the most pairs in one forward of Qwen3-Reranker: more take less time and more memory. The
+    launcher sets it by the memory where it is not set"""
+
+    embedding_cache_bytes: CacheBytes = 0
+    """the most bytes of vectors that a process keeps in memory, so that a text that comes again is
+    not computed again; the least recently used are dropped first. 0 keeps none"""
+
+    max_queue_size: Requests = 200
+    """embedding requests that may wait; more are refused after half a second (503)"""
+    gpu_process_timeout: Seconds | None = None
+    """seconds for one embedding forward, not counting the wait before it (504); not set, 15 on a
+    GPU and 30 on a CPU, or five times what the measurement at the start predicts for the batch,
+    where that is more"""
+    rerank_max_queue: Requests = 32
+    """rerank requests accepted at once; more are refused after half a second (503)"""
+    rerank_gpu_timeout: RerankSeconds = 60
+    """seconds that one rerank request may spend in forwards (504); it must be below
+    `REQUEST_TIMEOUT`"""
+
+    @model_validator(mode="after")
+    def _agree(self) -> "EngineSettings":
+        if self.dtype == "float16" and self.device.startswith("cpu"):
+            raise ValueError("DTYPE=float16 is for GPUs; on a CPU use bfloat16 or float32")
+        if self.dtype == INT8 and self.device.startswith(("cuda", "mps")):
+            raise ValueError(f"DTYPE=int8 is for CPUs; with DEVICE={self.device} use auto")
+        if self.dtype == FLOAT8 and self.device.startswith(("cpu", "mps")):
+            raise ValueError(f"DTYPE=float8 is for NVIDIA GPUs; with DEVICE={self.device} use auto")
+        return self
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices by name, one worker each."""
+        return list(dict.fromkeys(name.strip() for name in self.device.split(",")))
+
+    @property
+    def dense_model(self) -> str:
+        """The model that makes dense vectors."""
+        return self.dense_embedding_model or self.embedding_model
+
+    @property
+    def default_entries(self) -> DefaultEntries:
+        """The models that have settings of their own: loaded at the start, and never unloaded."""
+
+        def entry(
+            name: str, revision: str | None, task: str = "embed", **options: object
+        ) -> ModelEntry:
+            fixed = {"task": task, "load": "start", "pinned": True}
+            return ModelEntry.model_validate(
+                {"name": name, "revision": revision or None} | fixed | options
+            )
+
+        # These are for the model of dense vectors.
+        names = ("pooling", "normalize", "query_prompt", "document_prompt")
+        options = {name: getattr(self, name) for name in names}
+        dense = reranker = None
+        if self.dense_model != self.embedding_model:
+            dense, options = entry(self.dense_model, self.dense_model_revision, **options), {}
+        if self.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
+            reranker = entry(self.reranker_model, self.reranker_model_revision, "rerank")
+        embedder = entry(self.embedding_model, self.model_revision, **options)
+        return DefaultEntries(embedder, dense, reranker)
+
+    @property
+    def reranker_name(self) -> str:
+        """The model that scores passages."""
+        if self.reranker_model == LATE_INTERACTION:
+            return self.embedding_model
+        return self.reranker_model
+
+    @property
+    def embed_max_length(self) -> int:
+        """Token limit of bge-m3: BGE_EMBED_MAX_LENGTH, else the older MAX_INPUT_LENGTH."""
+        return self.bge_embed_max_length or self.max_input_length
+
+    @property
+    def hub_cache(self) -> Path:
+        """The folder of downloaded models; raises `StartupError` if the user has no home folder."""
+        try:
+            return self.hf_home.expanduser() / "hub"
+        except RuntimeError as error:
+            raise StartupError(
+                f"HF_HOME={self.hf_home} cannot be found: this user has no home folder; set "
+                "HF_HOME to a folder for downloaded models"
+            ) from error
+
+
+_HIDDEN = "**********"
+# An address of scheme, host and port, which can hold no password and no key.
+_PLAIN_ADDRESS = re.compile(r"(\w+://)?[\w.-]*(:\w*)?/?")
+
+
+def explain(error: ValidationError, settings: type[EngineSettings] = EngineSettings) -> str:
+    """Return what is wrong with the values of settings, every reason once."""
+    fields = settings.model_fields
+    reasons: dict[str, None] = {}
+    for item in error.errors():
+        reason = item["msg"].removeprefix("Value error, ")
+        name = str(item["loc"][0]) if item["loc"] else ""
+        if item["type"] == "extra_forbidden":
+            reason = f"there is no setting {name}: {advice(name, str.lower, fields)}"
+        elif name:
+            allowed = allowed_in(fields[name]) or f"see {name.upper()} in .env.example"
+            value = shown(str(item["input"]), fields[name])
+            reason = f"{name.upper()}={value} is not allowed: {allowed}"
+        reasons[reason] = None
+    return "; ".join(reasons)
+
+
+def advice(name: str, write: Callable[[str], str], settings: Collection[str]) -> str:
+    """Return what to use in place of `name`, which is none of the `settings`.
+
+    `write` writes the name of a setting as `name` is written.
+    """
+    if (variable := name.lstrip("-").replace("-", "_").upper()) in LIBRARY_VARIABLES:
+        return f"it is the variable {variable}, in the environment or in .env"
+    if (found := other_servers.advice(name, write, settings)) is not None:
+        return found
+    (nearest,) = get_close_matches(name, map(write, settings), n=1, cutoff=0)
+    return f"the nearest is {nearest}"
+
+
+def allowed_in(field: FieldInfo) -> str:
+    """Return the values that a field allows; empty if its declaration does not say."""
+    if field.annotation is bool:
+        return "true or false"
+    if words := choices(field):
+        return either(words)
+    parts = _parts(field)
+    texts = [part for part in parts if isinstance(part, Allowed)]
+    # The words of an optional field are nested in its type.
+    words_inside = (either(get_args(part)) for part in parts if get_origin(part) is Literal)
+    return texts[0] if texts else next(words_inside, "")
+
+
+def shown(value: str, field: FieldInfo) -> str:
+    """Return the value of a field, or asterisks if it may hold a password or a key."""
+    parts = _parts(field)
+    is_address = "://" in value or any(isinstance(part, AllowedAddress) for part in parts)
+    if SecretStr in parts or "@" in value or (is_address and not _PLAIN_ADDRESS.fullmatch(value)):
+        return _HIDDEN
+    return value
+
+
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """Return the words that a field allows; empty if it is not limited to fixed words."""
+    annotation = field.annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def either(words: tuple[str, ...] | list[str]) -> str:
+    """Return the words as a sentence lists them."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}"
+
+
+def _parts(field: FieldInfo) -> list[object]:
+    """Return the metadata of a field, its type, and the types and metadata nested in that."""
+
+    def nested(annotation: object) -> Iterator[object]:
+        for part in get_args(annotation):
+            yield part
+            yield from nested(part)
+
+    return [*field.metadata, field.annotation, *nested(field.annotation)]

@@ -1,0 +1,66 @@
+"""Services for all dialects: the shared one, one with every model and a token, one with others."""
+
+from pathlib import Path
+
+import httpx2
+import pytest
+from transformers import BertForMaskedLM, BertForSequenceClassification
+
+from tests.app.conftest import answered, serving
+from tests.support.wordpiece import save_model, save_splade
+
+TOKEN = "dialects-secret"
+NO_TOKEN = {"Authorization": ""}
+LABELS = ("contradiction", "entailment", "neutral")
+ALIASES = "text-embedding-3-small=tiny-qwen,rerank-v3.5=TINY-reranker"
+
+
+@pytest.fixture(scope="module")
+def full(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path):
+    """Qwen makes dense vectors, and a cross-encoder reranks; the client sends the token."""
+    with serving(
+        embedding_model=str(tiny_m3),
+        dense_embedding_model=str(tiny_qwen),
+        reranker_model=str(tiny_reranker),
+        model_aliases=ALIASES,
+        api_token=TOKEN,
+        max_sentences_per_request=40,
+        max_rerank_passages=40,
+        max_body_bytes=1_000_000,
+        bge_embed_max_length=300,
+    ) as client:
+        client.headers["Authorization"] = f"Bearer {TOKEN}"
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tiny_nli(tmp_path_factory) -> Path:
+    """A cross-encoder with the labels of natural language inference."""
+    folder = tmp_path_factory.mktemp("classifier") / "tiny-nli"
+    return save_model(folder, BertForSequenceClassification, id2label=dict(enumerate(LABELS)))
+
+
+@pytest.fixture(scope="session")
+def tiny_splade(tmp_path_factory) -> Path:
+    """A masked language model that makes sparse vectors."""
+    return save_splade(tmp_path_factory.mktemp("sparse") / "tiny-splade", BertForMaskedLM)
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_splade: Path, tiny_m3: Path, tiny_nli: Path):
+    """SPLADE makes sparse vectors, bge-m3's kind dense ones, and a classifier reranks."""
+    models = {"embedding": tiny_splade, "dense_embedding": tiny_m3, "reranker": tiny_nli}
+    with serving(**{f"{role}_model": str(folder) for role, folder in models.items()}) as client:
+        yield client
+
+
+def native(client: httpx2.Client, sentences: list[str], **options) -> list[dict]:
+    """The vectors of the native endpoint."""
+    body = {"sentences": sentences, "normalize_dense": True, "sparse_as_indices": True} | options
+    return [item["embeddings"] for item in answered(client, "/embeddings/", **body)["data"]]
+
+
+def dense(client: httpx2.Client, sentences: list[str], **options) -> list[list[float]]:
+    """The dense vectors of the native endpoint, and no others."""
+    options |= {"return_sparse": False, "return_colbert": False}
+    return [each["dense"] for each in native(client, sentences, **options)]

@@ -1,0 +1,256 @@
+"""Cohere's vectors and order of documents, which Jina, Voyage and vLLM order alike."""
+
+import base64
+import math
+
+import numpy as np
+import pytest
+
+from tests.app.conftest import answered
+from tests.app.dialects.conftest import dense, native
+from tests.support.checkpoints import corpus
+from tests.support.texts import varied_texts
+
+QUERY = "hybrid search"
+DOCUMENTS = [*corpus(12, seed=5), "", "hybrid search vector", "same", "same"]
+PATHS = ["/rerank", "/v1/rerank", "/v2/rerank"]
+
+
+def rank(client, path: str = "/v2/rerank", **body) -> dict:
+    return answered(client, path, **{"query": QUERY, "documents": DOCUMENTS} | body)
+
+
+def ranked(client, **body) -> list[tuple[int, float]]:
+    body = {"query": QUERY, "passages": DOCUMENTS, "normalize": True} | body
+    results = client.post("/rerank", json=body).json()["results"]
+    return [(item["index"], item["score"]) for item in results]
+
+
+def scored(answer: dict) -> list[tuple[int, float]]:
+    return [(item["index"], item["relevance_score"]) for item in answer["results"]]
+
+
+def assert_error(answer, status: int, code: str) -> str:
+    error = answer.json()
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert error["message"] == error["detail"]
+    assert error["id"] == answer.headers["x-request-id"]
+    return error["message"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_scores_are_the_cross_encoders_probabilities_and_each_body_is_told_apart(full, path):
+    assert scored(rank(full, path)) == ranked(full)
+    own = {"query": QUERY, "passages": DOCUMENTS}
+    assert "passage" in answered(full, path, **own)["results"][0]
+    refused = full.post(path, json=own | {"top_n": 3})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+    assert "message" not in refused.json()
+
+
+def test_late_interactions_scores_keep_their_order_between_0_and_1(client) -> None:
+    expected = ranked(client)
+    given = scored(rank(client))
+    assert [index for index, _ in given] == [index for index, _ in expected]
+    sigmoid = [1 / (1 + math.exp(-score)) for _, score in expected]
+    np.testing.assert_allclose([score for _, score in given], sigmoid, rtol=0, atol=1e-6)
+    assert scored(rank(client, use_activation=False)) == expected
+
+
+def test_an_answer_has_the_fields_of_all_three(full) -> None:
+    answer = rank(full, model="rerank-v3.5")
+    assert list(answer) == ["id", "model", "results", "meta", "usage"]
+    assert answer["model"] == "tiny-reranker"
+    assert list(answer["results"][0]) == ["index", "relevance_score"]
+    native_usage = answered(full, "/rerank", query=QUERY, passages=DOCUMENTS)["usage"]
+    assert answer["usage"] == native_usage
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
+    assert answer["meta"]["tokens"] == {"input_tokens": native_usage["total_tokens"]}
+    assert answer["meta"]["api_version"]["version"]
+    for asked in (True, "True", 1):
+        for item in rank(full, return_documents=asked)["results"]:
+            assert item["document"] == {"text": DOCUMENTS[item["index"]]}
+
+
+@pytest.mark.parametrize("body", [{"top_k": 3}, {"top_k": "0"}, {"truncation": True}])
+def test_the_best_so_many_are_answered_and_voyages_clients_find_their_list(full, body) -> None:
+    answer = rank(full, return_documents=True, **body)
+    count = int(body.get("top_k", 0)) or 16
+    assert scored(answer) == ranked(full)[:count]
+    assert (answer["object"], len(answer["data"])) == ("list", count)
+    for item, theirs in zip(answer["results"], answer["data"], strict=True):
+        assert theirs == item | {"document": item["document"]["text"]}
+    for most, count in ((3, 3), (None, 16), (99, 16)):
+        other = rank(full, top_n=most)
+        assert (scored(other), "data" in other) == (ranked(full)[:count], False)
+
+
+@pytest.mark.parametrize("extra", [{"truncate": "START"}, {"truncation_side": "left"}])
+def test_documents_are_cut_where_it_says(full, extra) -> None:
+    documents = ["bread " + "search " * 4, "search " * 4 + "bread"]
+    cut = rank(full, documents=documents, max_tokens_per_doc=4, **extra)
+    assert scored(cut) == ranked(full, passages=["search " * 4, "search " * 3 + "bread"])
+
+
+@pytest.mark.parametrize(
+    ("body", "ours"),
+    [
+        ({"documents": [{"text": text, "title": "no"} for text in DOCUMENTS]}, {}),
+        ({"query": {"text": QUERY}, "rank_fields": ["text"]}, {}),
+        ({"activation": False}, {"normalize": False}),
+        # What clients add of their own.
+        ({"return_len": True, "priority": 3, "user": "me", "return_documents": None}, {}),
+    ],
+    ids=["objects", "a query's text", "activation", "unknown"],
+)
+def test_other_ways_to_say_it_are_read(full, body, ours) -> None:
+    assert scored(rank(full, **body)) == ranked(full, **ours)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"query": None}, "query"),
+        ({"documents": [{"title": "a"}]}, "documents[0]"),
+        ({"documents": "a"}, "documents"),
+        ({"documents": ["a", 1]}, "documents[1]"),
+        ({"top_n": -1}, "top_n"),
+        ({"rank_fields": ["title"]}, "rank_fields"),
+        ({"max_chunks_per_doc": 2}, "max_chunks_per_doc"),
+        # vLLM's.
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"max_tokens_per_query": 5}, "max_tokens_per_query"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+        ({"padding": "max_length"}, "padding"),
+        ({"chat_template": "a"}, "chat_template"),
+        ({"chat_template_kwargs": {"instruction": "a"}}, "chat_template_kwargs"),
+        # Jina's and Mixedbread's.
+        ({"max_query_length": 5}, "max_query_length"),
+        ({"return_embeddings": True}, "return_embeddings"),
+        ({"rewrite_query": "true"}, "rewrite_query"),
+        # Two names of one option.
+        ({"top_n": 1, "top_k": 2}, "top_n and top_k mean the same and differ"),
+        ({"truncate": "END", "truncation": False}, "truncate and truncation"),
+        ({"truncate": False, "truncation_side": "left"}, "truncation_side"),
+        ({"use_activation": True, "activation": False}, "use_activation and activation"),
+        ({"instruction": "Find it"}, "instruction"),
+        ({"documents": ["a"] * 41}, "MAX_RERANK_PASSAGES"),
+    ],
+)
+def test_what_cannot_be_ranked_is_400_and_named(full, body, said) -> None:
+    answer = full.post("/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
+    assert said in assert_error(answer, 400, "invalid_request")
+
+
+@pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_doc_length"])
+def test_documents_are_read_up_to_so_many_tokens(full, field) -> None:
+    cut = rank(full, documents=["search " * 9, "bread " * 9], **{field: 4})
+    short = rank(full, documents=["search " * 4, "bread " * 4])
+    assert np.array(scored(cut)) == pytest.approx(np.array(scored(short)), abs=1e-6)
+    assert cut["usage"] == short["usage"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"documents": []}, 400, "empty_input"),
+        ({"query": " "}, 400, "empty_input"),
+        ({"model": "tiny-m3"}, 404, "model_not_found"),
+        ({"documents": ["search " * 9000], "truncate": "NONE"}, 400, "text_too_long"),
+    ],
+    ids=lambda case: str(case)[-30:],
+)
+def test_each_error_has_its_code(full, body, status, code) -> None:
+    answer = full.post("/v2/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
+    said = assert_error(answer, status, code)
+    assert ("rerank-v3.5" in said) == (status == 404)
+
+
+TEXTS = varied_texts(9)
+TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+def embed(client, path: str = "/v2/embed", **body) -> dict:
+    return answered(client, path, **{"texts": TEXTS} | body)
+
+
+def test_vectors_are_the_native_ones_and_in_version_1_a_list(client) -> None:
+    answer = embed(client, input_type="search_document", embedding_types=["float"])
+    assert list(answer) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert answer["response_type"] == "embeddings_by_type"
+    assert answer["embeddings"] == {"float": dense(client, TEXTS)}
+    assert answer["texts"] == TEXTS
+    counted = answered(client, "/embeddings/", sentences=TEXTS)["usage"]
+    assert answer["meta"]["billed_units"] == {"input_tokens": counted["total_tokens"]}
+    assert embed(client)["embeddings"] == answer["embeddings"]
+    plain = embed(client, "/v1/embed")
+    assert plain["embeddings"] == answer["embeddings"]["float"]
+    assert plain["response_type"] == "embeddings_floats"
+    typed = embed(client, "/v1/embed", embedding_types=["float"])
+    assert typed["response_type"] == "embeddings_by_type"
+    assert typed["embeddings"] == answer["embeddings"]
+
+
+def test_every_type_is_of_the_same_vectors(client) -> None:
+    made = embed(client, embedding_types=TYPES)["embeddings"]
+    assert list(made) == TYPES
+    decoded = [np.frombuffer(base64.b64decode(each), "<f4") for each in made.pop("base64")]
+    np.testing.assert_array_equal(decoded, np.array(made.pop("float"), np.float32))
+    for kind, vectors in made.items():
+        assert vectors == [each["dense"] for each in native(client, TEXTS, output_dtype=kind)]
+
+
+def test_queries_get_the_models_prompt_where_it_has_one(full, client) -> None:
+    as_queries = dense(full, TEXTS, input_type="query")
+    assert embed(full, input_type="search_query")["embeddings"] == {"float": as_queries}
+    assert as_queries != dense(full, TEXTS)
+    for other in ("search_document", "classification", "clustering", None):
+        assert embed(full, input_type=other)["embeddings"] == {"float": dense(full, TEXTS)}
+    assert embed(client, input_type="search_query")["embeddings"] == embed(client)["embeddings"]
+    fewer = embed(full, output_dimension=32)["embeddings"]["float"]
+    assert fewer == dense(full, TEXTS, dimensions=32)
+
+
+def test_inputs_of_one_text_each_are_texts(client) -> None:
+    inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
+    answer = answered(client, "/v2/embed", inputs=inputs)
+    assert (answer["texts"], answer["embeddings"]) == (TEXTS, {"float": dense(client, TEXTS)})
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    for parts in ([image], [*inputs[0]["content"], image], [*inputs[0]["content"]] * 2, [], 1):
+        refused = client.post("/v2/embed", json={"inputs": [*inputs, {"content": parts}]})
+        assert "field inputs, only content" in assert_error(refused, 400, "invalid_request")
+
+
+def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:
+    body = {"texts": ["bread " + "search " * 400 + "kitchen"], "model": "tiny-m3"}
+    refused = full.post("/v2/embed", json=body | {"truncate": "NONE"})
+    message = assert_error(refused, 400, "text_too_long")
+    assert message.endswith("shorten it, or let the option truncate cut it.")
+    start, end = (embed(full, **body, truncate=side)["embeddings"] for side in ("START", "end"))
+    assert start != end
+    assert embed(full, **body)["embeddings"] == end
+    short = body | {"texts": ["bread search search search search"]}
+    assert embed(full, **body, max_tokens=5)["embeddings"] == embed(full, **short)["embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "said"),
+    [
+        ({"texts": []}, 400, "empty_input", "texts is empty"),
+        ({"texts": None}, 400, "invalid_request", "texts"),
+        ({"texts": ["a"] * 41}, 400, "invalid_request", "MAX_SENTENCES_PER_REQUEST"),
+        ({"embedding_types": ["int4"]}, 400, "invalid_request", "embedding_types"),
+        ({"input_type": "image"}, 400, "invalid_request", "input_type"),
+        ({"images": ["data:"]}, 400, "invalid_request", "images"),
+        ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, 400, "invalid_request", ""),
+        ({"truncate": "MIDDLE"}, 400, "invalid_request", "truncate"),
+        ({"output_dimension": 32, "model": "tiny-m3"}, 400, "invalid_request", "dimensions"),
+        ({"model": "embed-v4.0"}, 404, "model_not_found", "embed-v4.0"),
+    ],
+    ids=lambda case: str(case)[:40],
+)
+def test_what_cannot_be_embedded_is_said_in_coheres_shape(full, body, status, code, said) -> None:
+    answer = full.post("/v2/embed", json={"texts": ["a"]} | body)
+    assert said in assert_error(answer, status, code)
+    told = assert_error(full.post("/v2/embed", json={"input": ["a"]}), 400, "invalid_request")
+    assert "texts is missing, and input is none: call it texts" in told

@@ -1,0 +1,337 @@
+"""OpenAI's embeddings and models: the native endpoint's numbers in OpenAI's shape."""
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.dialects.fields import TASKS, Task
+from app.dialects.openai import OpenAIEmbeddingRequest, VectorForm
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.requests import TruncationOptions
+from tests.app.conftest import answered
+from tests.app.dialects.conftest import dense, native
+from tests.support.texts import varied_texts
+
+TEXTS = varied_texts(9)
+
+
+def post(client, path: str = "/v1/embeddings", **body) -> dict:
+    return answered(client, path, **body)
+
+
+def vectors(client, **body) -> list:
+    return [item["embedding"] for item in post(client, **{"input": TEXTS} | body)["data"]]
+
+
+def assert_error(answer, status: int, code: str) -> dict:
+    body = answer.json()
+    error = body["error"]
+    assert body["detail"] == error["message"]  # Which Voyage's clients look for.
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert list(error) == ["message", "type", "param", "code"]
+    assert error["message"].endswith(".")
+    return error
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/embeddings/"])
+def test_an_answer_has_openais_fields_and_the_native_vectors_to_the_last_bit(
+    client, tiny_m3, path
+) -> None:
+    expected = np.array(dense(client, TEXTS), np.float32)
+    answer = post(client, path, input=TEXTS, model=tiny_m3.name)
+    assert list(answer) == ["object", "data", "model", "usage"]
+    assert (answer["object"], answer["model"]) == ("list", tiny_m3.name)
+    assert [list(item) for item in answer["data"]] == [["object", "index", "embedding"]] * 9
+    assert [item["index"] for item in answer["data"]] == list(range(9))
+    assert answer["usage"] == answered(client, "/embeddings/", sentences=TEXTS)["usage"]
+    floats = [item["embedding"] for item in answer["data"]]
+    np.testing.assert_array_equal(np.array(floats, np.float32), expected)
+    packed = vectors(client, path=path, encoding_format="base64")
+    decoded = [np.frombuffer(base64.b64decode(text), "<f4") for text in packed]
+    np.testing.assert_array_equal(decoded, expected)
+
+
+def test_a_text_may_be_an_object_with_nothing_but_text_and_id(client) -> None:
+    objects = [{"text": text, "id": str(i)} for i, text in enumerate(TEXTS[:4])]
+    assert post(client, input=[*objects, *TEXTS[4:]]) == post(client, input=TEXTS)
+    refused = client.post("/v1/embeddings", json={"input": [{"text": "a", "image": "b"}]})
+    assert assert_error(refused, 400, "invalid_request")["param"] == "input"
+
+
+def test_2048_texts_are_read_whatever_the_limit_of_the_native_endpoint(full) -> None:
+    texts = TEXTS[:4] * 512
+    made = vectors(full, input=texts)
+    assert len(made) == 2048
+    np.testing.assert_allclose(made[-4:], dense(full, TEXTS[:4]), atol=1e-6)
+    objects = [{"text": text} for text in texts]
+    assert len(post(full, "/embeddings", input=objects)["data"]) == 2048
+    refused = full.post("/v1/embeddings", json={"input": [*texts, "a"]})
+    message = assert_error(refused, 400, "invalid_request")["message"]
+    assert "2049 texts, and at most 2048 are allowed (MAX_SENTENCES_PER_REQUEST)" in message
+    # Its limit is 40.
+    for count, status in ((40, 200), (41, 422)):
+        answer = full.post("/embeddings/", json={"sentences": ["a"] * count})
+        assert answer.status_code == status
+
+
+REFUSED = [
+    {"dimensions": 32}, {"dimensions": 65}, {"prompt_name": "query"}, {"prompt": ""},
+    # vLLM's.
+    {"truncate_prompt_tokens": 8}, {"add_special_tokens": False}, {"endianness": "big"},
+    {"embed_dtype": "float16"}, {"padding": "max_length"}, {"encoding_format": "bytes"},
+    {"messages": [{"role": "user", "content": "a"}]},
+    # Jina's.
+    {"late_chunking": "true"}, {"return_multivector": True}, {"task": "image"},
+    {"embedding_type": "int4"}, {"embedding_type": ["float", "int4"]},
+    # NVIDIA's, Azure's, Nomic's and Mixedbread's.
+    {"modality": ["text", "image"]}, {"input_type": "image"}, {"long_text_mode": "mean"},
+    {"max_tokens_per_text": 9}, {"task_type": "other"}, {"encoding_format": "float16"},
+    {"instruction": "Find it"}, {"output_dtype": "int4"}, {"truncate": "MIDDLE"},
+    {"truncation_side": "left", "truncate": "end"}, {"normalize": True, "use_activation": False},
+    {"dimensions": 64, "output_dimension": 32}, {"muvera": "both"},
+    {"colbert_pool_factor": 2}, {"colbert_pool_factor": 1, "return_colbert": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", REFUSED, ids=str)
+def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, extra) -> None:
+    refused = client.post("/v1/embeddings", json={"input": "a"} | extra)
+    assert next(iter(extra)) in assert_error(refused, 400, "invalid_request")["message"]
+
+
+SERVED_ANYHOW = [
+    {"drop_params": True, "user": "me", "model": None, "n": [1], "parameters": {}},
+    {"embedding_type": ["float"], "task": "retrieval.query", "normalized": True, "truncate": "end"},
+    {"truncate_prompt_tokens": -1, "late_chunking": "False", "endianness": "native"},
+    {"embed_dtype": "float32", "add_special_tokens": True, "dimensionality": 64},
+    {"modality": ["text"] * 9, "messages": [], "padding": "do_not_pad", "instruction": ""},
+    {"long_text_mode": "truncate", "truncation": "true", "truncation_side": "right"},
+    # Of a model that makes vectors of unit length, and no others.
+    {"normalize": False, "use_activation": False},
+]  # fmt: skip
+
+
+def test_what_is_served_anyhow_changes_nothing(client) -> None:
+    expected = post(client, input=TEXTS)
+    for extra in SERVED_ANYHOW:
+        assert post(client, input=TEXTS, **extra) == expected, extra
+
+
+@pytest.mark.parametrize("kind", ["int8", "ubinary"])
+def test_fewer_bits_and_further_kinds_are_the_native_ones(client, kind) -> None:
+    options = {"output_dtype": kind, "colbert_pool_factor": 2, "muvera": "document"}
+    answer = post(client, input=TEXTS, return_sparse=True, return_colbert="true", **options)["data"]
+    packed = vectors(client, encoding_format="base64", embedding_type=kind)
+    for item, raw, ours in zip(answer, packed, native(client, TEXTS, **options), strict=True):
+        assert (item["embedding"], item.get("scale")) == (ours["dense"], ours.get("dense_scale"))
+        for name in ("sparse", "colbert", "colbert_scale", "muvera"):
+            assert item.get(name) == ours.get(name)
+        dtype = np.uint8 if kind == "ubinary" else np.int8
+        assert np.frombuffer(base64.b64decode(raw), dtype).tolist() == ours["dense"]
+
+
+@pytest.mark.parametrize("field", ["encoding_format", "embedding_type"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_of_several_types_each_is_that_of_a_request_for_it(client, field, packed) -> None:
+    types = ["float", "base64", "int8", "uint8", "binary", "ubinary"]
+    other = {"embedding_type", "encoding_format"} - {field}
+    extra = dict.fromkeys(other, "base64") if packed else {}
+    answer = post(client, input=TEXTS, **{field: types}, **extra)["data"]
+    for kind in types:
+        only = {"output_dtype": kind} if kind not in {"float", "base64"} else {}
+        if packed or kind == "base64":
+            only["encoding_format"] = "base64"
+        alone = post(client, input=TEXTS, **only)["data"]
+        for item, single in zip(answer, alone, strict=True):
+            assert list(item["embedding"]) == types
+            assert item["embedding"][kind] == single["embedding"]
+            assert single.get("scale") in {None, item["scale"]}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"prompt": "hybrid "}, {"prompt": "hybrid "}),
+        ({"prompt_name": "query"}, {"prompt_name": "query"}),
+        ({"task": "code.query"}, {"input_type": "query"}),
+        ({"task_type": "passage"}, {"input_type": "document"}),
+        ({"use_activation": False}, {"normalize_dense": False}),
+        ({"normalized": False}, {"normalize_dense": False}),
+        ({"truncate": "START"}, {"truncation_side": "left"}),
+        ({"dimensionality": 32, "output_dimension": 32}, {"dimensions": 32}),
+    ],
+    ids=str,
+)
+def test_options_are_those_of_the_native_endpoint(full, theirs, ours) -> None:
+    texts = [*TEXTS, "bread " + "search " * 600 + "kitchen"]
+    assert vectors(full, input=texts, **theirs) == dense(full, texts, **ours)
+
+
+def test_the_raw_vector_may_be_cut(full) -> None:
+    raw = vectors(full, normalize=False)
+    assert vectors(full, normalize=False, dimensions=32) == [each[:32] for each in raw]
+
+
+def test_a_text_that_is_too_long_is_cut_and_reported_or_is_an_error(client) -> None:
+    body = {"input": ["short", "search " * 9000]}
+    (warning,) = post(client, **body)["warnings"]
+    assert warning["target"] == {"field": "input", "index": 1, "pointer": "/input/1"}
+    refused = client.post("/v1/embeddings", json=body | {"truncation": False})
+    assert assert_error(refused, 400, "text_too_long")["param"] == "input"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param", "said"),
+    [
+        ({}, "invalid_request", "input", "input"),
+        *(
+            ({name: ["a"]}, "invalid_request", "input", f"and {name} is none: call it input")
+            for name in ("inputs", "texts", "sentences")
+        ),
+        ({"input": []}, "empty_input", None, "empty"),
+        ({"input": None}, "invalid_request", "input", "null"),
+        ({"input": ["a", 1]}, "invalid_request", "input", "input"),
+        ({"input": [True]}, "invalid_request", "input", "input"),
+        ({"input": [[1] * 200] * 300}, "invalid_request", None, "check_embedding_ctx_length=False"),
+        ({"input": [[1], [2]]}, "invalid_request", "input", "check_embedding_ctx_length=False"),
+        (
+            {"input": "a", "encoding_format": "hex"},
+            "invalid_request",
+            "encoding_format",
+            "field encoding_format is a string of 3 characters: send 'base64', 'float'",
+        ),
+        ([], "invalid_request", None, "list"),
+    ],
+    ids=lambda case: str(case)[:40],
+)
+def test_a_wrong_body_is_400_and_names_the_parameter(client, body, code, param, said) -> None:
+    error = assert_error(client.post("/v1/embeddings", json=body), 400, code)
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+def test_each_model_makes_its_own_vectors_under_any_of_its_names(full, client, tiny_m3) -> None:
+    answer = post(full, input=TEXTS, model="text-embedding-3-small")
+    assert answer["model"] == "tiny-qwen"
+    assert [item["embedding"] for item in answer["data"]] == dense(full, TEXTS)
+    answer = post(full, input=TEXTS, model="tiny-m3-embed", return_sparse=True)
+    assert answer["model"] == tiny_m3.name
+    made = [item["embedding"] for item in answer["data"]]
+    np.testing.assert_allclose(made, dense(client, TEXTS), rtol=0, atol=1e-6)
+    assert all(item["sparse"]["indices"] for item in answer["data"] if TEXTS[item["index"]].strip())
+
+
+@pytest.mark.parametrize("name", ["text-embedding-ada-002", "tiny-reranker", "x" * 5000])
+def test_an_unknown_model_is_404_and_told_the_known_ones(full, name) -> None:
+    refused = full.post("/v1/embeddings", json={"input": "a", "model": name})
+    error = assert_error(refused, 404, "model_not_found")
+    assert "text-embedding-3-small" in error["message"]
+    assert len(error["message"]) < 1000
+
+
+def test_every_name_of_a_model_is_listed_and_found(full) -> None:
+    for path in ("/v1/models", "/v1/models/", "/models"):
+        answer = full.get(path).json()
+        assert answer["object"] == "list"
+        assert [item["id"] for item in answer["data"]] == [
+            *("tiny-m3", "tiny-m3-embed", "tiny-qwen", "tiny-qwen-embed", "text-embedding-3-small"),
+            *("tiny-reranker", "rerank-v3.5"),
+        ]
+        assert {item["object"] for item in answer["data"]} == {"model"}
+        assert all(isinstance(item["created"], int) for item in answer["data"])
+    assert full.get("/v1/models/rerank-v3.5").json() == answer["data"][-1]
+    assert_error(full.get("/v1/models/BAAI/bge-m3"), 404, "model_not_found")
+
+
+# What the several names of a field, and of those beside it, mean together.
+
+
+def body(**fields: Any) -> OpenAIEmbeddingRequest:
+    return OpenAIEmbeddingRequest.model_validate({"input": "a"} | fields)
+
+
+SEVERAL = ["int8", "float"]
+FLOATS, INT8 = VectorForm("float32", as_base64=False), VectorForm("int8", as_base64=False)
+BASE64, BOTH = replace(FLOATS, as_base64=True), replace(FLOATS, types=("int8", "float"))
+QUERY = Task("query", ("retrieval.query", "Retrieval-query", "search_query"))
+CLASSIFIED = Task("document", ("classification", "Classification"))
+RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), TruncationOptions(False)
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "said"),
+    [
+        ("form", {}, FLOATS),
+        ("form", {"encoding_format": None}, FLOATS),
+        ("form", {"encoding_format": "float"}, FLOATS),
+        ("form", {"encoding_format": "base64"}, BASE64),
+        ("form", {"encoding_format": ["base64"]}, BASE64),
+        ("form", {"embedding_type": "base64"}, BASE64),
+        ("form", {"embedding_type": ["base64"]}, BASE64),
+        ("form", {"encoding_format": "int8"}, INT8),
+        ("form", {"encoding_format": ["int8"], "output_dtype": "int8"}, INT8),
+        # Clients send float or base64 by default, beside the type that they want.
+        ("form", {"encoding_format": "float", "output_dtype": "int8"}, INT8),
+        (
+            "form",
+            {"encoding_format": "base64", "output_dtype": "int8"},
+            replace(INT8, as_base64=True),
+        ),
+        ("form", {"embedding_type": "int8", "output_dtype": "int8"}, INT8),
+        ("form", {"embedding_type": [*SEVERAL, "int8"]}, BOTH),
+        ("form", {"encoding_format": [*SEVERAL]}, BOTH),
+        ("form", {"embedding_type": SEVERAL, "encoding_format": "float"}, BOTH),
+        (
+            "form",
+            {"embedding_type": SEVERAL, "encoding_format": "base64"},
+            replace(BOTH, as_base64=True),
+        ),
+        ("known_task", {}, Task()),
+        ("known_task", {"task": "text-matching"}, TASKS["text-matching"]),
+        ("known_task", {"task_type": "search_query"}, TASKS["search_query"]),
+        ("known_task", {"input_type": "document", "task": "classification"}, CLASSIFIED),
+        (
+            "known_task",
+            {"input_type": "query", "task_type": "search_query", "task": "retrieval.query"},
+            QUERY,
+        ),
+        ("truncation_options", {}, RIGHT),
+        ("truncation_options", {"truncate": "none"}, UNCUT),
+        ("truncation_options", {"truncation": False}, UNCUT),
+        ("truncation_options", {"truncation_strategy": "none"}, UNCUT),
+        ("truncation_options", {"truncation_strategy": "start"}, LEFT),
+        ("truncation_options", {"truncation_side": "left"}, LEFT),
+    ],
+)
+def test_the_names_of_one_option_say_one_thing_together(read: str, fields, said) -> None:
+    assert getattr(body(**fields), read) == said
+
+
+DIFFER = "output_dtype differ"
+
+
+@pytest.mark.parametrize(
+    ("read", "fields", "said"),
+    [
+        ("form", {"encoding_format": "float", "embedding_type": "base64"}, DIFFER),
+        ("form", {"encoding_format": "base64", "embedding_type": "float"}, DIFFER),
+        ("form", {"encoding_format": "int8", "embedding_type": "float"}, DIFFER),
+        ("form", {"encoding_format": "int8", "embedding_type": "uint8"}, DIFFER),
+        ("form", {"encoding_format": "int8", "output_dtype": "float"}, DIFFER),
+        ("form", {"embedding_type": "int8", "output_dtype": "binary"}, DIFFER),
+        ("form", {"embedding_type": SEVERAL, "output_dtype": "int8"}, DIFFER),
+        ("form", {"embedding_type": SEVERAL, "encoding_format": "uint8"}, DIFFER),
+        ("form", {"embedding_type": SEVERAL, "encoding_format": SEVERAL}, DIFFER),
+        ("form", {"embedding_type": SEVERAL, "return_colbert": True}, "return_colbert and embed"),
+        ("known_task", {"task": "sing"}, "the field task is unknown: send text, query, document"),
+        ("known_task", {"input_type": "query", "task_type": "sing"}, "task_type is unknown"),
+        ("known_task", {"input_type": "query", "task": "passage"}, "task and task_type differ"),
+        ("truncation_options", {"truncate": "END", "truncation": False}, "the same and differ"),
+    ],
+)
+def test_names_that_say_different_things_are_refused(read: str, fields, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        getattr(body(**fields), read)

@@ -1,0 +1,270 @@
+"""What requests may hold of the memory, and how slowly a body may come."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from app.context import NATIVE_EMBEDDINGS, RequestContext
+from app.middleware.limits import (
+    MIN_BYTES_PER_SECOND,
+    HeldMemory,
+    LimitMemory,
+    MemoryBudget,
+    TimedBody,
+)
+from smart_embedder.errors import (
+    BodyStalledError,
+    BodyTooLargeError,
+    InvalidRequestError,
+    QueueFullError,
+)
+from smart_embedder.requests import ANSWER_BYTES
+from tests.app.middleware.exchange import part_of
+from tests.support.skipped_time import in_skipped_time, now
+
+MIB = 1 << 20
+BUDGET = 64 * MIB
+ADVICE = "the vectors", "send fewer texts"
+WINDOW = 10.0
+ENOUGH = int(MIN_BYTES_PER_SECOND * WINDOW)
+Parts = Iterable[tuple[float, int]]
+
+
+# The budget.
+
+
+def held(budget: MemoryBudget, client: str = "a", *, body: int = 0, answer: int = 0) -> HeldMemory:
+    """A request that holds a body, and then what its texts and its answer need."""
+    request = HeldMemory(budget, client)
+    if body:
+        request.add_body(body)
+    if answer:
+        request.need(answer, *ADVICE)
+    return request
+
+
+def test_bodies_hold_half_of_the_budget_and_answers_all_of_it() -> None:
+    budget = MemoryBudget(BUDGET)
+    for client in "abcdefgh":
+        while True:
+            try:
+                held(budget, client, body=MIB)
+            except QueueFullError:
+                break
+    assert budget.held == budget.bodies.held == BUDGET // 2
+    held(budget, "a", answer=16 * MIB)
+    assert (budget.held, budget.bodies.held) == (3 * BUDGET // 4, BUDGET // 2)
+
+
+def test_a_client_holds_three_times_what_is_free_so_that_a_newcomer_finds_room() -> None:
+    budget = MemoryBudget(BUDGET)
+    requests = [held(budget, "a", answer=MIB) for _ in range(48)]
+    with pytest.raises(QueueFullError, match="three times|3 times what is free") as refused:
+        held(budget, "a", answer=MIB)
+    assert refused.value.retry_after == 1
+    for _ in range(12):
+        held(budget, "b", answer=MIB)
+    with pytest.raises(QueueFullError):
+        held(budget, "b", answer=MIB)
+    for client in "cdef":
+        held(budget, client, answer=MIB)
+    with pytest.raises(QueueFullError):
+        held(budget, "g", answer=1)
+    requests[0].release()
+    held(budget, "g", answer=MIB)
+
+
+def test_a_request_swaps_its_body_for_what_its_texts_and_its_answer_need() -> None:
+    budget = MemoryBudget(BUDGET)
+    request = held(budget, body=10 * MIB)
+    assert (budget.held, budget.bodies.held) == (10 * MIB, 10 * MIB)
+    request.need(20 * MIB, *ADVICE)
+    assert (budget.held, budget.bodies.held) == (30 * MIB, 0)
+    for size in (5, 25):
+        request.need(size * MIB, *ADVICE)
+    assert budget.held == 35 * MIB, "the most of what it ever needed"
+    request.release()
+    request.release()
+    assert (budget.held, budget.bodies.held) == (0, 0)
+
+
+def test_a_request_that_finds_no_room_for_its_answer_is_refused_and_frees_its_body() -> None:
+    budget = MemoryBudget(BUDGET)
+    others = held(budget, "b", answer=30 * MIB)
+    request = held(budget, body=4 * MIB)
+    with pytest.raises(QueueFullError):
+        request.need(26 * MIB, *ADVICE)
+    request.release()
+    assert budget.held == 30 * MIB
+    others.release()
+    held(budget, body=4 * MIB).need(26 * MIB, *ADVICE)
+
+
+def test_what_a_client_holds_already_is_never_refused_again() -> None:
+    budget = MemoryBudget(BUDGET)
+    request = held(budget, answer=40 * MIB // 2)
+    held(budget, "b", answer=30 * MIB)
+    request.need(20 * MIB, *ADVICE)
+
+
+def test_an_answer_may_hold_more_where_its_body_is_large() -> None:
+    budget = MemoryBudget(1 << 30)
+    request = held(budget, answer=ANSWER_BYTES)
+    with pytest.raises(InvalidRequestError, match="need 37748737 bytes, and this answer may hold"):
+        request.need(ANSWER_BYTES + 1, *ADVICE)
+    request.add_body(MIB)
+    request.need(ANSWER_BYTES + 10 * MIB, *ADVICE)
+    with pytest.raises(InvalidRequestError):
+        request.need_more(1, *ADVICE)
+
+
+def test_what_never_fits_a_small_memory_is_no_case_for_retries() -> None:
+    budget = MemoryBudget(16 * MIB)
+    with pytest.raises(BodyTooLargeError, match=f"more than {6 * MIB} bytes"):
+        held(budget, body=6 * MIB + 1)
+    request = held(budget, body=4 * MIB)
+    with pytest.raises(InvalidRequestError, match=f"may hold {8 * MIB}"):
+        request.need(8 * MIB + 1, *ADVICE)
+    request.need(8 * MIB, *ADVICE)
+
+
+def test_the_budget_follows_from_the_largest_body_and_the_memory_that_is_left() -> None:
+    assert MemoryBudget.of(1000).max_bytes == 512 * MIB
+    budget = MemoryBudget.of(32 * MIB)
+    assert (budget.max_bytes, budget.bodies.max_bytes) == (1024 * MIB, 512 * MIB)
+    budget.fit(1 << 40)
+    assert budget.max_bytes == 1024 * MIB
+    budget.fit(160 * MIB)
+    assert (budget.max_bytes, budget.bodies.max_bytes) == (10 * MIB, 5 * MIB)
+
+
+def test_nothing_is_kept_of_a_client_that_holds_nothing() -> None:
+    budget = MemoryBudget(BUDGET)
+    for number in range(3):
+        request = held(budget, f"client {number}", body=100, answer=100)
+        if number:
+            request.release()
+    assert [*budget._by_client] == ["client 0"]
+    assert not budget.bodies._by_client
+
+
+# A request.
+
+
+def scope() -> dict[str, Any]:
+    context = RequestContext("id", NATIVE_EMBEDDINGS.path, NATIVE_EMBEDDINGS, "192.0.2.1")
+    return {"type": "http", "state": {"context": context}}
+
+
+async def send(_message) -> None:
+    """A client that reads everything."""
+
+
+def receiving(*sizes: int):
+    """A body of parts of these sizes."""
+    left = list(sizes)
+
+    async def receive():
+        size = left.pop(0)
+        return part_of({"body": b"x" * size, "more_body": bool(left)})
+
+    return receive
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_request_holds_its_body_and_its_answer_to_its_end(fails: bool) -> None:
+    seen = []
+
+    async def app(scope, receive, send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        answer = scope["state"]["context"].answer
+        seen.append(budget.bodies.held)
+        answer.need(5 * MIB, *ADVICE)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        seen.append(budget.held)
+        if fails:
+            raise RuntimeError
+
+    budget = MemoryBudget(BUDGET)
+    try:
+        await LimitMemory(app, budget)(scope(), receiving(2 * MIB, MIB), send)
+    except RuntimeError:
+        assert fails
+    assert seen == [3 * MIB, 8 * MIB]
+    assert budget.held == 0
+
+
+async def test_a_request_without_a_body_is_never_refused() -> None:
+    async def app(_scope, receive, _send) -> None:
+        await receive()
+
+    limit = LimitMemory(app, MemoryBudget(0))
+    await limit(scope(), receiving(0), send)
+    with pytest.raises(BodyTooLargeError):
+        await limit(scope(), receiving(1), send)
+
+
+# How slowly a body may come.
+
+
+def body_of(parts: Parts, *, whole: bool = False) -> TimedBody:
+    """A body whose parts come after so many seconds each; then nothing, or what follows it."""
+    left = list(parts)
+    inbox = asyncio.Queue[dict[str, Any]]()
+
+    async def arrive() -> None:
+        for number, (seconds, size) in enumerate(left):
+            await asyncio.sleep(seconds)
+            more = not whole or number + 1 < len(left)
+            inbox.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
+
+    inbox.arriving = asyncio.create_task(arrive())  # type: ignore[attr-defined]
+    return TimedBody(inbox.get, WINDOW)
+
+
+@pytest.mark.parametrize(
+    ("parts", "seconds"),
+    [
+        pytest.param([], WINDOW, id="nothing"),
+        pytest.param([(1, ENOUGH - 1)], WINDOW, id="a byte too few"),
+        # The first message after the end of a window ends it: it may bring what was missing.
+        pytest.param([(0.5, ENOUGH // 20)] * 60, 40, id="enough for three windows"),
+        pytest.param([(1.0, ENOUGH // 20)] * 60, WINDOW, id="half of what is enough"),
+        # What one window has too much is not there for the next.
+        pytest.param([(9.9, 5 * ENOUGH), (0.2, 1)], 20.2, id="all at the end of a window"),
+    ],
+)
+@in_skipped_time
+async def test_each_window_must_bring_its_bytes_or_the_body_is_refused(parts, seconds) -> None:
+    began, body = now(), body_of(parts)
+
+    async def read() -> None:
+        while True:
+            await body.receive()
+
+    with pytest.raises(BodyStalledError, match="10 s must bring the rest of it, or 1024 bytes"):
+        await read()
+    assert now() - began == pytest.approx(seconds, abs=1)
+
+
+@in_skipped_time
+async def test_the_rest_of_a_body_is_enough_however_small_and_what_follows_has_all_time() -> None:
+    body = body_of([(9.9, 1), (0.2, 1)], whole=True)
+    for _ in range(2):
+        assert (await body.receive())["body"] == b"x"
+    follows = asyncio.create_task(body.receive())
+    await asyncio.sleep(1000)
+    assert not follows.done()
+    follows.cancel()
+
+
+@in_skipped_time
+async def test_what_has_arrived_while_the_process_was_stopped_is_read() -> None:
+    body = body_of([(WINDOW + 0.2, ENOUGH)])
+    assert len((await body.receive())["body"]) == ENOUGH
+    body = body_of([(WINDOW + 0.3, ENOUGH)])
+    with pytest.raises(BodyStalledError):
+        await body.receive()

@@ -1,0 +1,111 @@
+"""Token buckets match a plain reference."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.middleware.rate_limit import TokenBuckets
+
+
+@dataclass
+class Clock:
+    """Stands in for the machine's clock, in nanoseconds."""
+
+    now: int = 1000 * 10**9
+
+    def read(self) -> int:
+        return self.now
+
+    def go_on(self, seconds: float) -> None:
+        self.now += round(seconds * 10**9)
+
+
+@contextmanager
+def stopped_clock() -> Iterator[Clock]:
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr("app.middleware.rate_limit.monotonic_ns", clock.read)
+        yield clock
+
+
+class ReferenceBucket:
+    """A textbook token bucket, refilled continuously up to the burst."""
+
+    def __init__(self, requests_per_minute: int, burst: int, now: int) -> None:
+        self.rate = Fraction(requests_per_minute, 60 * 10**9)
+        self.burst = burst
+        self.tokens = Fraction(burst)
+        self.updated = now
+
+    def take(self, now: int) -> Fraction:
+        """0, or the nanoseconds until there is a token."""
+        self.tokens = min(Fraction(self.burst), self.tokens + (now - self.updated) * self.rate)
+        self.updated = now
+        if self.tokens >= 1:
+            self.tokens -= 1
+            return Fraction(0)
+        return (1 - self.tokens) / self.rate
+
+
+@given(
+    requests_per_minute=st.integers(1, 10_000),
+    burst=st.integers(1, 8),
+    start=st.integers(0, 2**62),
+    steps=st.lists(st.integers(0, 10 * 10**9), max_size=60),
+)
+def test_every_answer_is_that_of_the_textbook_bucket(
+    requests_per_minute: int, burst: int, start: int, steps: list[int]
+) -> None:
+    buckets = TokenBuckets(requests_per_minute, burst)
+    reference = ReferenceBucket(requests_per_minute, burst, start)
+    with stopped_clock() as clock:
+        clock.now = start
+        for step in steps:
+            clock.now += step
+            expected = reference.take(clock.now)
+            assert buckets.take("key") == float(expected / 10**9)
+
+
+# Where a clock stands still, as a coarse one does, sums of rounded intervals are one too large.
+@given(
+    requests_per_minute=st.integers(1, 10_000),
+    burst=st.integers(1, 200),
+    now=st.integers(0, 2**62),
+)
+def test_a_burst_is_exactly_that_many_whatever_the_clock_says(
+    requests_per_minute: int, burst: int, now: int
+) -> None:
+    buckets = TokenBuckets(requests_per_minute, burst)
+    with stopped_clock() as clock:
+        clock.now = now
+        assert [buckets.take("key") for _ in range(burst)] == [0] * burst
+        one_token = 60 / requests_per_minute
+        assert buckets.peek("key") == buckets.take("key") == one_token
+        clock.now += -(-60 * 10**9 // requests_per_minute)  # Rounded up.
+        assert [buckets.peek("key"), buckets.take("key")] == [0, 0]
+        assert buckets.take("key") > 0
+
+
+def test_ever_new_addresses_leave_no_more_than_may_be_kept() -> None:
+    buckets = TokenBuckets(3600, 120)
+    for number in range(150_000):
+        buckets.take(f"address:{number}")
+    assert len(buckets) == 100_000
+
+
+def test_the_client_not_seen_for_longest_is_forgotten() -> None:
+    buckets = TokenBuckets(1, 1, max_clients=3)
+    assert [buckets.peek(key) for key in "abc"] == [0, 0, 0]
+    assert len(buckets) == 0, "a look leaves no trace"
+    for key in "abc":
+        assert buckets.take(key) == 0
+    assert buckets.take("a") > 0
+    assert buckets.take("d") == 0
+    assert buckets.take("a") > 0, "a was seen a moment ago, although it was refused"
+    assert buckets.take("b") == 0, "b had to go"
+    assert len(buckets) == 3

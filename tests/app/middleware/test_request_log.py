@@ -1,0 +1,283 @@
+"""What is known of a request before anything else looks at it, and what is told at its end."""
+
+from ipaddress import ip_network
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from app.context import NATIVE_EMBEDDINGS, RERANK, context_of
+from app.error_responses import error_response
+from app.http_metrics import REJECTION_REASONS, Metrics
+from app.middleware import request_log as observe
+from app.middleware.request_log import LogRequests, MeasureRequests, ProvideContext
+from app.routers.health import totals
+from smart_embedder import errors
+from tests.app.middleware.exchange import Inner, exchange, header
+from tests.support.paths import PATHS
+
+PROXIES = [ip_network("::ffff:10.0.0.0/104")]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "endpoint", "route"),
+    [
+        ("POST", "/embeddings/", NATIVE_EMBEDDINGS, "/embeddings/"),
+        ("POST", "/embeddings", NATIVE_EMBEDDINGS, "/embeddings/"),
+        ("POST", "/embeddings//\n", NATIVE_EMBEDDINGS, "/embeddings/"),
+        ("POST", "/rerank/", RERANK, "/rerank"),
+        ("GET", "/rerank", None, "/rerank"),
+        ("GET", "//", None, "/"),
+        ("POST", "/nowhere/", None, "/nowhere"),
+    ],
+)
+async def test_an_endpoint_is_known_by_any_spelling_of_its_path(method, path, endpoint, route):
+    inner = Inner()
+    context, _ = await exchange(inner, method=method, path=path)
+    assert (context.endpoint, context.route) == (endpoint, route)
+    assert inner.scope["path"] == route
+    assert context.path == path.replace("\n", "\\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [(b"mine-1", True), (b"a" * 128, True), (b"a" * 129, False), (b"a b", False), (b"", False)],
+)
+async def test_an_id_that_can_be_printed_is_the_clients_own(given: bytes, kept: bool) -> None:
+    context, sent = await exchange(Inner(), headers=[(b"x-request-id", given)])
+    assert (context.request_id.encode() == given) == kept
+    assert header(sent, b"x-request-id") == context.request_id.encode()
+    assert context.request_id
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [("10.0.0.7", "198.51.100.1"), ("192.0.2.9", "192.0.2.9"), ("", "unknown")],
+)
+async def test_only_a_trusted_proxy_names_the_client_and_the_path_above(peer, address) -> None:
+    headers = [
+        (b"x-forwarded-for", b"203.0.113.5"),
+        (b"x-forwarded-for", b"198.51.100.1"),
+        (b"x-forwarded-prefix", b"/embed/"),
+    ]
+    inner = Inner()
+    context, _ = await exchange(inner, headers=headers, peer=peer, proxies=PROXIES)
+    trusted = peer.startswith("10.")
+    assert context.client == f"address:{address}"
+    assert context.prefix == ("/embed" if trusted else "")
+    assert inner.scope["path"] == f"{context.prefix}/embeddings/"
+    assert inner.scope["root_path"] == context.prefix
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "route"),
+    [
+        ("/base", "/base/rerank", "/rerank"),
+        ("/base/", "/base/rerank", "/rerank"),
+        ("/base", "/rerank", "/rerank"),
+        ("/base", "/base", "/"),
+        ("/base", "/basement", "/basement"),
+    ],
+)
+async def test_a_path_that_the_server_names_is_taken_off_once(root, path, route) -> None:
+    inner = Inner()
+    context, _ = await exchange(inner, path=path, root_path=root)
+    assert (context.route, context.prefix) == (route, "/base")
+    assert inner.scope["path"] == f"/base{route}"
+
+
+async def test_the_query_is_left_to_whoever_reads_one_and_cookies_to_nobody() -> None:
+    inner = Inner()
+    headers = [(b"cookie", b"a=b"), (b"accept", b"*/*"), (b"cookie", b"c")]
+    context, sent = await exchange(inner, b"abc", b"", b"de", query_string=b"a=b", headers=headers)
+    assert (context.query, inner.scope["query_string"]) == (b"a=b", b"")
+    assert inner.scope["headers"] == [(b"accept", b"*/*")]
+    assert (context.status, context.bytes_in, context.bytes_out, len(sent)) == (200, 5, 2, 2)
+
+
+# The line of a request.
+
+
+def ending(status: int | None, error: Exception | None = None) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        context_of(scope).counts["sentences"] = 3
+        await receive()
+        if status is not None:
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b"abcd"})
+        if error is not None:
+            raise error
+
+    return app
+
+
+def logged(app: Any) -> LogRequests:
+    return LogRequests(app)
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "level"),
+    [
+        ("POST", 200, "info"),
+        ("POST", 500, "info"),
+        ("GET", 200, "debug"),
+        ("HEAD", 200, "debug"),
+        ("GET", 503, "debug"),
+        ("GET", 399, "debug"),
+        ("GET", 400, "info"),
+        ("GET", 499, "info"),
+        ("GET", 500, "debug"),
+    ],
+)
+async def test_checks_and_scrapes_are_shown_only_where_their_sender_made_a_mistake(
+    method, status, level
+) -> None:
+    with capture_logs() as log:
+        await exchange(logged(ending(status)), b"xy", method=method)
+    (line,) = log
+    assert (line["event"], line["log_level"], line["status"]) == ("request", level, status)
+
+
+async def test_the_line_begins_with_the_status_and_holds_what_is_known_and_no_text(
+    monkeypatch,
+) -> None:
+    times = iter([100.0, 100.2504])
+    monkeypatch.setattr(observe.time, "perf_counter", lambda: next(times))
+    with capture_logs() as log:
+        route = SimpleNamespace(path="/rerank")
+        context, _ = await exchange(logged(ending(200)), b"secret", path="/rerank", route=route)
+    (line,) = log
+    assert list(line.items()) == [
+        ("status", 200),
+        ("method", "POST"),
+        ("route", "/rerank"),
+        ("ms", 250.4),
+        ("client_address", "192.0.2.1"),
+        ("path", "/rerank"),
+        ("bytes_in", 6),
+        ("bytes_out", 4),
+        ("sentences", 3),
+        ("request_id", context.request_id),
+        ("event", "request"),
+        ("log_level", "info"),
+    ]
+
+
+@pytest.mark.parametrize(("begun", "answers"), [(None, [500]), (200, [200])])
+async def test_an_error_that_nobody_foresaw_is_answered_unless_an_answer_has_begun(begun, answers):
+    with capture_logs() as log:
+        app = logged(ending(begun, ZeroDivisionError("secret")))
+        context, sent = await exchange(app)
+    assert [each["status"] for each in sent if "status" in each] == answers
+    assert [each["event"] for each in log] == ["request_failed", "request"]
+    assert log[0]["request_id"] == context.request_id
+    assert log[1].get("code") == (None if begun else "internal_error")
+    assert b"secret" not in sent[-1]["body"]
+
+
+async def test_what_ends_the_process_is_no_error_of_a_request_but_is_logged() -> None:
+    with capture_logs() as log, pytest.raises(KeyboardInterrupt):
+        await exchange(logged(ending(None, KeyboardInterrupt())))  # type: ignore[arg-type]
+    assert [each["event"] for each in log] == ["request"]
+
+
+async def test_what_is_no_http_passes_untouched_and_is_not_logged() -> None:
+    seen = []
+
+    async def inner(*call: Any) -> None:
+        seen.append(call)
+
+    app = MeasureRequests(inner, Metrics(), PATHS.endpoints)
+    call = ({"type": "lifespan"}, object(), object())
+    with capture_logs() as log:
+        await ProvideContext(logged(app), [], PATHS)(*call)  # type: ignore[arg-type]
+    assert (seen, log) == ([call], [])
+
+
+# Its metrics.
+
+REJECTED = {
+    errors.QueueFullError: "backpressure",
+    errors.RateLimitedError: "rate_limit",
+    errors.UnauthorizedError: "auth",
+    errors.BodyTooLargeError: "body_too_large",
+    errors.LoadingError: "loading",
+    errors.ModelNotLoadedError: "model",
+    errors.ModelTooLargeError: "model",
+    errors.DrainingError: "draining",
+    errors.UnhealthyError: "unhealthy",
+    errors.RerankerDisabledError: "disabled",
+    errors.ForeignOriginError: "origin",
+}
+ANSWERED = {
+    errors.EmptyInputError: "client_error",
+    errors.InvalidRequestError: "client_error",
+    errors.UnsupportedMediaError: "client_error",
+    errors.OutOfMemoryError: "error",
+    errors.InferenceError: "error",
+    errors.InferenceTimeoutError: "timeout",
+}
+REJECTION, ANSWER = "requests_rejected_total", "requests_total"
+COUNTED = [
+    *((error, REJECTION, reason) for error, reason in REJECTED.items()),
+    *((error, ANSWER, status) for error, status in ANSWERED.items()),
+]
+
+
+async def ask(metrics: Metrics, path: str, error: type[errors.SmartEmbedderError]) -> None:
+    async def refuse(scope, receive, send) -> None:
+        await error_response(scope, error("no"))(scope, receive, send)
+
+    await exchange(MeasureRequests(refuse, metrics, PATHS.endpoints), path=path)
+
+
+def moved(metrics: Metrics) -> dict[str, float]:
+    """Every count of requests that is not zero, and the counts of the duration histograms."""
+    return {
+        f"{sample.name} {sample.labels.get('status', sample.labels.get('reason', ''))}".strip(): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+        if sample.value
+        and sample.name.endswith(("requests_total", "rejected_total", "duration_seconds_count"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix"),
+    [
+        ("/embeddings", "embedding"),
+        ("/embeddings/", "embedding"),
+        ("/rerank", "rerank"),
+        ("/tokenize", "embedder_tokenize"),
+    ],
+)
+@pytest.mark.parametrize(("error", "series", "label"), COUNTED)
+async def test_an_error_counts_on_the_endpoint_it_hit_and_its_time_where_work_was_done(
+    path, prefix, error, series, label
+) -> None:
+    metrics = Metrics()
+    await ask(metrics, path, error)
+    expected: dict[str, float] = {f"{prefix}_{series} {label}": 1}
+    if series == ANSWER and label != "client_error":
+        expected[f"{prefix}_request_duration_seconds_count"] = 1
+    assert moved(metrics) == expected
+    stats = totals(metrics)
+    counts = (stats["total_requests"], stats["rejected_requests"])
+    if path == "/tokenize":  # It is counted apart.
+        assert counts == (0, 0)
+    else:
+        assert counts == ((1, 0) if series == ANSWER else (0, 1))
+
+
+async def test_a_request_whose_client_left_is_neither_answered_nor_rejected() -> None:
+    metrics = Metrics()
+    await ask(metrics, "/rerank", errors.ClientGoneError)
+    assert moved(metrics) == {"embedder_abandoned_requests_total": 1}
+
+
+def test_every_reason_that_there_is_can_be_counted() -> None:
+    assert set(REJECTED.values()) == set(REJECTION_REASONS)

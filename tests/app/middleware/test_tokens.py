@@ -1,0 +1,170 @@
+"""Access tokens: their names, a file that changes, and nothing that reveals a token."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from app.middleware.tokens import ApiTokens
+from smart_embedder.errors import StartupError
+
+
+def rewrite(file: Path, text: str) -> None:
+    """Replace a file by a new one, as editors do."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(file)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """With one token."""
+    file = tmp_path / "tokens"
+    file.write_text("alice:one\n")
+    return file
+
+
+@pytest.mark.parametrize("own", [None, ""])
+def test_without_a_token_none_is_required(own: str | None) -> None:
+    assert not ApiTokens(own, None).required
+
+
+def test_a_token_is_known_by_its_name(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf# people\r\nalice:secret-a\r\n\n bob : secret:b \n")
+    tokens = ApiTokens("own", file)
+    for token, name in ((b"own", "default"), (b"secret-a", "alice"), (b"secret:b", "bob")):
+        assert tokens.name_of(token) == name
+    for wrong in (b"", b"secret", b"secret-a b", b"alice", "sécret".encode()):
+        assert tokens.name_of(wrong) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["alice\n", ":token\n", "alice:\n", "a:1\na:2\n", "default:xyz\n", " default :xyz\n"]
+)
+def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(file: Path, text: str) -> None:
+    tokens = ApiTokens("own", file)
+    rewrite(file, text)
+    assert [tokens.name_of(each) for each in (b"own", b"one", b"xyz")] == ["default", "alice", None]
+    file.unlink()
+    assert tokens.name_of(b"one") == "alice"
+    rewrite(file, "alice:three\n")
+    assert tokens.name_of(b"three") == "alice"
+
+
+@pytest.mark.parametrize(
+    ("own", "content", "said"),
+    [
+        (None, b"hidden-token\n", r"line 1 is not name:token"),
+        (None, b"a:1\nhidden-token\n", r"line 2 is not name:token"),
+        (None, b"alice:\xff\n", "is no UTF-8 text"),
+        (None, None, "cannot be read"),
+        *(
+            ("own", content, "line 1 takes the name default, which is API_TOKEN's")
+            for content in (b"default:xyz\n", b" default :xyz\n")
+        ),
+        (" \n", b"", "API_TOKEN holds nothing but white space"),
+    ],
+)
+def test_what_holds_no_tokens_stops_the_start_and_is_not_quoted(
+    file: Path, own: str | None, content: bytes | None, said: str
+) -> None:
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(StartupError, match=said) as caught:
+        ApiTokens(own, file)
+    assert "hidden" not in str(caught.value)
+
+
+WHITE = st.text(" \t\r\n", max_size=3)
+TOKEN = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).filter(
+    lambda text: text == text.strip() and text.encode() == text.encode().strip()
+)
+
+
+@given(TOKEN, WHITE, WHITE, WHITE)
+def test_white_space_around_a_token_counts_nowhere(
+    tmp_path_factory, token: str, before: str, after: str, sent: str
+) -> None:
+    """In the file or in a request; every other byte counts."""
+    presented = f"{sent}{token}{sent}".encode()
+    assert ApiTokens(f"{before}{token}{after}", None).name_of(presented) == "default"
+    file = tmp_path_factory.mktemp("white") / "tokens"
+    file.write_text(f"alice:{token}{after}\n", encoding="utf-8", newline="")
+    assert ApiTokens(None, file).name_of(presented) == "alice"
+
+
+def test_a_change_while_the_file_is_being_read_is_not_missed(file: Path, monkeypatch) -> None:
+    """The version is taken before the content: a later write is read next time."""
+    file.write_text("alice:one\nbob:two\n")
+    real = os.fstat
+
+    def fstat_before_a_write(descriptor: int) -> os.stat_result:
+        status = real(descriptor)
+        monkeypatch.setattr(os, "fstat", real)
+        rewrite(file, "alice:one\n")
+        return status
+
+    monkeypatch.setattr(os, "fstat", fstat_before_a_write)
+    tokens = ApiTokens(None, file)
+    assert tokens.name_of(b"two") is None
+
+
+def test_a_change_within_one_tick_of_the_clock_is_not_missed(file: Path) -> None:
+    """A new token of the same length, at the same time, in the same file."""
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    tokens = ApiTokens(None, file)
+    file.write_text("alice:two\n")
+    os.utime(file, ns=times)
+    assert tokens.name_of(b"two") == "alice"
+
+
+def test_a_missing_file_is_told_of_once_until_it_is_back(file: Path) -> None:
+    tokens = ApiTokens(None, file)
+    for _ in range(2):
+        away = file.rename(file.with_name("away"))
+        with capture_logs() as logs:
+            assert [tokens.name_of(b"one") for _ in range(5)] == ["alice"] * 5
+        (line,) = logs
+        assert line["event"] == "tokens_file_unreadable"
+        assert line["effect"] == "the tokens read last stay valid"
+        away.rename(file)
+        with capture_logs() as logs:
+            assert tokens.name_of(b"one") == "alice"
+        assert not logs
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such mode")
+@pytest.mark.parametrize(
+    ("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o602, True)]
+)
+def test_a_file_that_every_user_can_open_is_warned_about(
+    file: Path, mode: int, warned: bool
+) -> None:
+    file.chmod(mode)
+    with capture_logs() as logs:
+        ApiTokens(None, file)
+    line = {
+        "event": "tokens_file_open_to_others",
+        "file": str(file),
+        "mode": f"0{mode:o}",
+        "advice": f"chmod 600 {file}",
+        "log_level": "warning",
+    }
+    assert logs == ([line] if warned else [])
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
+def test_the_advice_for_a_file_of_another_user_leaves_it_readable_for_the_service(
+    file: Path, monkeypatch
+) -> None:
+    os.chown(file, 1234, -1)
+    file.chmod(0o644)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with capture_logs() as logs:
+        ApiTokens(None, file)
+    assert [line["advice"] for line in logs] == [f"chown 1000 {file} && chmod 600 {file}"]

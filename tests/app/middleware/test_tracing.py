@@ -1,0 +1,229 @@
+"""Traces of the whole service, as an OTLP receiver gets them."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from http.server import ThreadingHTTPServer
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from httpx2 import ASGITransport, AsyncClient
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from opentelemetry.sdk.trace.export import SpanExportResult
+from structlog.testing import capture_logs
+
+from app.main import create_app
+from app.middleware import tracing
+from app.middleware.tracing import Exporter, Traces
+from smart_embedder import __version__
+from tests.smart_embedder.fakes import FakeModel, loaded, loading, settings_of
+from tests.support.answering_http import Handler, serving, url_of
+from tests.support.collector import run_collector
+from tests.support.script import run_script
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
+UNSAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+SECRET = "zebra"
+EMBED = {"sentences": [f"{SECRET} one", f"{SECRET} two"], "return_colbert": False}
+STAGES = ["tokenize", "queue", "forward", "render"]
+
+
+@asynccontextmanager
+async def traced(endpoint: str, model: FakeModel | None = None) -> AsyncIterator[AsyncClient]:
+    """A client of a service that sends all spans until the block ends."""
+    ready, models = asyncio.Event(), replace(loaded(model or FakeModel()), late_interaction=True)
+    told = {"otlp_endpoint": endpoint, "api_token": "hush-hush"}
+    settings, load = settings_of(models, **told), loading(models)
+    with patch.dict(os.environ, OTEL_SERVICE_NAME="search"):
+        app = create_app(settings, loader=load, on_ready=lambda _: ready.set())
+    client = AsyncClient(transport=ASGITransport(app), base_url="http://service")
+    client.headers["Authorization"] = "Bearer hush-hush"
+    async with app.router.lifespan_context(app), client:
+        await ready.wait()
+        yield client
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {
+        each.key: getattr(each.value, str(each.value.WhichOneof("value")))
+        for each in span.attributes
+    }
+
+
+async def test_a_request_is_five_spans_in_the_clients_own_trace() -> None:
+    before = time.time_ns()
+    with run_collector() as collector:
+        async with traced(collector.url) as client:
+            headers = SAMPLED | {"X-Request-ID": "first", "tracestate": "", "baggage": SECRET}
+            answer = await client.post("/embeddings", json=EMBED, headers=headers)
+    assert answer.status_code == 200
+    *stages, request = sorted(collector.spans, key=lambda span: span.name == "POST /embeddings/")
+    assert (request.name, request.kind) == ("POST /embeddings/", Span.SPAN_KIND_SERVER)
+    assert [span.name for span in sorted(stages, key=lambda s: s.start_time_unix_nano)] == STAGES
+    assert {span.trace_id.hex() for span in [request, *stages]} == {TRACE}
+    assert request.parent_span_id.hex() == PARENT
+    assert {span.parent_span_id for span in stages} == {request.span_id}
+    assert answer.headers["traceparent"] == f"00-{TRACE}-{request.span_id.hex()}-01"
+    assert request.status.code == Status.STATUS_CODE_UNSET
+    assert attributes(request) == {
+        "http.request.method": "POST",
+        "http.route": "/embeddings/",
+        "http.response.status_code": 200,
+        "smart_embedder.request_id": "first",
+        "smart_embedder.sentences": 2,
+        "smart_embedder.tokens": answer.json()["usage"]["total_tokens"],
+    }
+    assert collector.services == {"search"}
+    assert __version__.encode() in collector.raw
+    assert before <= request.start_time_unix_nano
+    for span in stages:
+        # Two clocks are read after each other.
+        assert request.start_time_unix_nano - 1_000_000 <= span.start_time_unix_nano
+        assert span.start_time_unix_nano <= span.end_time_unix_nano <= request.end_time_unix_nano
+    facts = {span.name: attributes(span) for span in stages}
+    assert (facts["queue"], facts["render"]) == ({"smart_embedder.model": "fake"}, {})
+    assert facts["forward"]["smart_embedder.model"] == "fake"
+    # The span also holds the ways to the device's thread and back, which have no limit.
+    on_device = facts["forward"]["smart_embedder.device_s"]
+    assert on_device * 1e3 == pytest.approx(answer.json()["timings_ms"]["inference"], abs=0.001)
+    forward = next(span for span in stages if span.name == "forward")
+    assert on_device * 1e9 <= forward.end_time_unix_nano - forward.start_time_unix_nano + 1000
+
+
+async def test_what_fails_and_what_is_refused_is_traced_and_no_text_or_token_ever() -> None:
+    model = FakeModel()
+    with run_collector() as collector:
+        async with traced(collector.url, model) as client:
+            wrong = {"Authorization": f"Bearer {SECRET}", "User-Agent": SECRET}
+            await client.post(f"/rerank?{SECRET}", json=EMBED, headers=wrong)
+            await client.post("/embeddings/", json={"sentences": [SECRET, 1], SECRET: 1})
+            await client.post("/rerank", json={"query": SECRET, "passages": [SECRET] * 3})
+            model.failures = [ValueError(f"cannot compute {SECRET}")]
+            # This dialect has another status for it.
+            await client.post("/embed", json={"inputs": SECRET})
+            await client.post(f"/{SECRET}", json=EMBED)
+            await client.get("/health")
+    spans = collector.spans
+    requests = [span for span in spans if span.name.startswith("POST ")]
+    statuses = [attributes(span)["http.response.status_code"] for span in requests]
+    assert statuses == [401, 422, 200, 424]
+    assert len({span.trace_id for span in requests}) == 4
+    assert {span.parent_span_id for span in requests} == {b""}
+    assert [span.status.message for span in requests] == ["", "", "", "inference_failed"]
+    assert requests[3].status.code == Status.STATUS_CODE_ERROR
+    assert attributes(requests[2])["smart_embedder.passages"] == 3
+    # Late interaction runs the query first, and then the passages.
+    rerank = [span.name for span in spans if span.parent_span_id == requests[2].span_id]
+    assert rerank == ["tokenize", "queue", "forward", "queue", "forward", "render"]
+    assert SECRET.encode() not in collector.raw
+    assert b"hush" not in collector.raw
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
+async def test_spans_are_sent_below_the_address_unless_the_client_leaves_them_unsampled(
+    path: str,
+) -> None:
+    with run_collector() as collector:
+        async with traced(collector.url + path) as client:
+            unsampled = await client.post("/embeddings/", json=EMBED, headers=UNSAMPLED)
+            await client.post("/rerank", json={"query": "a", "passages": []})
+            long = {"traceparent": SAMPLED["traceparent"], "tracestate": f"a={'b' * 2000}"}
+            shortened = await client.post("/rerank", json={"query": "a"}, headers=long)
+    assert unsampled.headers["traceparent"].startswith(f"00-{TRACE}-")
+    assert unsampled.headers["traceparent"].endswith("-00")
+    assert shortened.headers["traceparent"].startswith(f"00-{TRACE}-")
+    assert [span.name for span in collector.spans] == ["POST /rerank"] * 2
+    assert [span.trace_state for span in collector.spans] == ["", ""]
+    assert collector.paths == {"/v1/traces"}
+
+
+# A receiver that takes no spans.
+
+
+def test_lost_spans_are_told_once_and_so_is_that_they_are_delivered_again(caplog) -> None:
+    """The log names the host alone: the path may hold a key."""
+    answers = iter([200, 400, 400, 200, 200, 400])
+
+    class Receiver(Handler):
+        def respond(self) -> None:
+            self.read_body()
+            self.answer(next(answers))
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Receiver)) as server:
+        url = url_of(server)
+        exporter = Exporter(f"{url}/a-key")
+        with capture_logs() as log:
+            results = [exporter.export([]) is SpanExportResult.SUCCESS for _ in range(6)]
+        exporter.shutdown()
+    assert results == [True, False, False, True, True, False]
+    assert [(each["event"], each["log_level"], each["receiver"]) for each in log] == [
+        ("traces_not_delivered", "warning", url),
+        ("traces_delivered_again", "info", url),
+        ("traces_not_delivered", "warning", url),
+    ]
+    assert not [each for each in caplog.records if each.name.startswith("opentelemetry.exporter")]
+
+
+def test_a_receiver_that_never_answers_does_not_hold_up_the_end(monkeypatch) -> None:
+    """Not even where many batches are left."""
+    monkeypatch.setattr(tracing, "_EXPORT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as log:
+        silent.setblocking(False)
+        traces = Traces(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for _ in range(8000):
+            traces.tracer.start_span("a").end()
+        traces.close()
+        tries = 0
+        with suppress(BlockingIOError):
+            while tries < 100:
+                silent.accept()[0].close()
+                tries += 1
+    assert [each["event"] for each in log] == ["traces_not_delivered"]
+    assert 0 < tries < 8  # Of 16 batches.
+
+
+SERVE = """
+import asyncio, sys
+from httpx2 import ASGITransport, AsyncClient
+from app.main import create_app
+from tests.smart_embedder.fakes import FakeModel, loaded, loading, settings_of
+
+async def serve():
+    ready = asyncio.Event()
+    models = loaded(FakeModel())
+    app = create_app(settings_of(models), loader=loading(models), on_ready=lambda _: ready.set())
+    client = AsyncClient(transport=ASGITransport(app), base_url="http://service")
+    async with app.router.lifespan_context(app), client:
+        await ready.wait()
+        parent = {"traceparent": sys.argv[1]}
+        answer = await client.post("/embeddings/", json={"sentences": ["a"]}, headers=parent)
+    assert answer.status_code == 200 and "traceparent" not in answer.headers
+
+asyncio.run(serve())
+print(*sys.modules)
+"""
+
+
+def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported() -> None:
+    """Whatever OpenTelemetry's own variables say.
+
+    FastAPI imports its API.
+    """
+    told = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_BSP_SCHEDULE_DELAY": "1"}
+    with run_collector() as collector:
+        told["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
+        served = run_script(SERVE, SAMPLED["traceparent"], **told)
+    assert served.returncode == 0, served.stderr
+    assert "app.middleware.request_log" in served.stdout.split()
+    assert not {*served.stdout.split()} & {
+        "opentelemetry.sdk.trace",
+        "opentelemetry.exporter",
+        "app.middleware.tracing",
+    }
+    assert collector.raw == b""

@@ -1,0 +1,277 @@
+"""/health is true from start to end, /metrics has every name, /stats agrees, docs are at hand."""
+
+import re
+import sys
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from urllib.parse import urljoin
+
+import pytest
+import torch
+from httpx2 import ASGITransport, AsyncClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.http_metrics import Metrics
+from app.main import create_app
+from app.middleware.request_log import MeasureRequests
+from app.routers.health import describe_server
+from app.settings import Settings
+from smart_embedder import __version__
+from smart_embedder.kernels.target import choose_backend
+from tests.app.conftest import serving
+from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
+from tests.support.paths import EMBEDDING_ENDPOINTS, PATHS
+from tests.support.server import run_server
+
+COUNTERS = {
+    "embedding_requests_total": ["status", "endpoint"],
+    "embedding_requests_rejected_total": ["reason"],
+    "embedding_sentences_processed_total": [],
+    "rerank_requests_total": ["status"],
+    "rerank_requests_rejected_total": ["reason"],
+    "rerank_pairs_processed_total": [],
+    "embedder_out_of_memory_splits_total": [],
+    "embedder_abandoned_requests_total": [],
+    "embedder_cache_hits_total": [],
+    "embedder_cache_misses_total": [],
+}
+HISTOGRAMS = {
+    "embedding_request_duration_seconds": ["endpoint"],
+    "embedding_batch_size": [],
+    "embedding_gpu_inference_duration_seconds": [],
+    "rerank_request_duration_seconds": [],
+    "rerank_inference_duration_seconds": [],
+    "embedder_batch_tokens": [],
+    "embedder_queue_wait_seconds": [],
+    "embedder_tokenize_seconds": [],
+}
+GAUGES = [
+    "embedding_queue_size", "embedding_active_requests", "rerank_active_requests",
+    "embedding_gpu_memory_allocated_bytes", "embedding_gpu_memory_reserved_bytes",
+    "gpu_memory_allocated_bytes", "gpu_memory_reserved_bytes", "gpu_memory_free_bytes",
+    "gpu_memory_total_bytes", "embedder_embedding_queue_capacity",
+    "embedder_rerank_queue_capacity", "embedder_device_stuck_seconds",
+]  # fmt: skip
+FIELDS = [
+    "version", "gpu", "model", "dense_embedding_model", "reranker_model", "max_input_length",
+    "batch_size", "max_requests_in_batch", "max_batch_tokens", "dtype", "attention",
+]  # fmt: skip
+GPU_FIELDS = [
+    "available", "device_info", "memory_gb", "device_count", "multi_gpu_enabled",
+    "configured_devices", "failed_devices",
+]  # fmt: skip
+
+
+def series(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
+    metrics = Metrics()
+    MeasureRequests(None, metrics, PATHS.endpoints)  # type: ignore[arg-type]
+    found = series(metrics.render().decode())
+    for name, labels in COUNTERS.items():
+        assert found[name], name
+        assert all(value == 0 for _, value in found[name]), name
+        assert all(list(sample) == sorted(labels) for sample, _ in found[name]), name
+    for name, labels in HISTOGRAMS.items():
+        counts = found[f"{name}_count"]
+        assert counts, name
+        assert all((list(s), v) == (labels, 0) for s, v in counts), name
+    for name in GAUGES:
+        assert found[name] == [({}, 0.0)], name
+    assert "embedding_server_info" in found
+    statuses = {labels["status"] for labels, _ in found["embedding_requests_total"]}
+    assert statuses == {"success", "client_error", "error", "timeout"}
+    endpoints = {labels["endpoint"] for labels, _ in found["embedding_requests_total"]}
+    assert endpoints == {*EMBEDDING_ENDPOINTS}
+    reasons = {labels["reason"] for labels, _ in found["embedding_requests_rejected_total"]}
+    assert {"backpressure", "rate_limit", "auth"} <= reasons
+
+
+# Names of dashboards made for the service's forerunner, which stay as they are.
+SHARED_NAMES = re.compile("(embedding|rerank|gpu_memory|process)_")
+
+
+def test_what_no_other_service_counts_has_the_services_own_prefix() -> None:
+    names = {family.name for family in Metrics().registry.collect()}
+    own = {name for name in names if not SHARED_NAMES.match(name)}
+    assert own
+    assert all(name.startswith("embedder_") for name in own)
+    listed = {*COUNTERS, *HISTOGRAMS, *GAUGES, "embedding_server_info"}
+    shared = {name.removesuffix("_total").removesuffix("_info") for name in listed}
+    assert {name for name in names - own if not name.startswith("process_")} <= shared
+    if sys.platform == "linux":  # Which alone tells these of a process.
+        ((_, used),) = series(Metrics().render().decode())["process_resident_memory_bytes"]
+        assert used > 0
+
+
+def total(found, name: str, **labels: str) -> float:
+    return sum(v for own, v in found[name] if labels.items() <= own.items())
+
+
+def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path) -> None:
+    with serving(embedding_model=str(tiny_m3)) as client:
+        for _ in range(3):
+            client.post("/embeddings/", json={"sentences": ["a", "b"]})
+        client.post("/embeddings", json={"sentences": []})
+        client.post("/embeddings/", content=b"no json")
+        large = b'["' + b"x" * 40_000_000
+        client.post("/embeddings/", content=large, headers={"Content-Type": "application/json"})
+        found = series(client.get("/metrics").text)
+        client.app.state.service.metrics.started_at -= 3600 + 120
+        stats = client.get("/stats").json()
+    assert total(found, "embedding_requests_total", status="success") == 3
+    assert total(found, "embedding_requests_total", status="client_error") == 2
+    assert total(found, "embedding_requests_rejected_total", reason="body_too_large") == 1
+    assert total(found, "embedding_sentences_processed_total") == 6
+    for name in ("request_duration_seconds", "batch_size"):
+        assert total(found, f"embedding_{name}_count") == 3
+    assert total(found, "embedder_tokens_processed_total", model=tiny_m3.name) > 0
+    assert total(found, "embedder_queue_wait_seconds_count") == 3
+    (info,) = [labels for labels, _ in found["embedding_server_info"]]
+    assert info["model"] == tiny_m3.name
+    counts = {"total_requests": 5, "total_sentences": 6, "total_batches": 3, "rejected_requests": 1}
+    assert counts.items() <= stats.items()
+    assert re.fullmatch(r"1h 2m \ds", stats["uptime"])
+    assert 3720 <= stats["uptime_seconds"] <= 3729
+    assert stats["hardware"]["device_info"]
+
+
+@pytest.mark.parametrize("page", ["/docs", "/docs/", "/redoc", "/redoc/"])
+def test_a_docs_page_loads_everything_from_this_server(client, page: str) -> None:
+    html = client.get(page).text
+    addresses = re.findall(r"""(?:src|href)=["']([^"']+)["']""", html)
+    assert addresses
+    for address in addresses:
+        # Relative, so that a proxy may serve it below any path.
+        assert not address.startswith("/"), address
+        assert client.get(urljoin(page, address)).status_code == 200, address
+    assert "https://" not in html
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+ACCEPTED = {
+    "text/html": True, BROWSER: True, "text/html;q=0.9, application/json;q=0.8": True,
+    "text/html;q=0": False, "text/html, application/json": False, "*/*": False, "": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ui", [True, False])
+async def test_a_browser_is_sent_to_the_page_where_there_is_one(ui: bool) -> None:
+    app = create_app(Settings(api_token=None, ui=ui, trusted_proxies="192.0.2.1"))
+    transport = ASGITransport(app, client=("192.0.2.1", 1))
+    async with AsyncClient(transport=transport, base_url="http://service") as client:
+        for (accepted, is_browser), prefix in product(ACCEPTED.items(), ("", "/below")):
+            headers = {"Accept": accepted} | ({"X-Forwarded-Prefix": prefix} if prefix else {})
+            answer = await client.get("/", headers=headers)
+            assert answer.headers["vary"] == "Accept"
+            if ui and is_browser:
+                assert answer.status_code == 303
+                assert answer.headers["location"] == (f"{prefix}/ui" if prefix else "ui")
+                continue
+            assert answer.status_code == 200
+            paths = answer.json()["paths"]
+            assert paths["rerank"] == f"{prefix}/rerank"
+            assert paths.get("page") == (f"{prefix}/ui" if ui else None)
+
+
+async def test_a_tokens_file_that_cannot_be_read_shows_in_the_metrics(tmp_path: Path) -> None:
+    """Also while nobody shows a token: the file is read whenever the metrics are."""
+    file = tmp_path / "tokens"
+    file.write_text("alice:one\n")
+    app = create_app(Settings(api_token=None, api_tokens_file=file))
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://service") as client:
+
+        async def shown() -> str:
+            text = (await client.get("/metrics")).text
+            return re.findall(r"^embedder_tokens_file_unreadable (\S+)$", text, re.MULTILINE)[0]
+
+        assert await shown() == "0.0"
+        file.rename(tmp_path / "away")
+        assert await shown() == "1.0"
+        file.write_text("no name and no token\n")
+        assert await shown() == "1.0"
+        (tmp_path / "away").replace(file)
+        assert await shown() == "0.0"
+
+
+class Judge(FakeReranker):
+    max_length = 55
+
+
+class Logits(Judge):
+    scores_are_logits = False
+
+
+class Dense(FakeModel):
+    max_length = 77
+
+
+@pytest.mark.parametrize(
+    ("dense", "reranker", "expected"),
+    [
+        (None, None, ("100", "none", "none", "none")),
+        (Dense(), Judge(), ("100", "77", "55", "none")),
+        (None, Logits(), ("100", "none", "none", "55")),
+        (None, "late-interaction", ("100", "none", "100", "none")),
+    ],
+)
+def test_the_lengths_of_a_server_are_those_of_its_models(dense, reranker, expected) -> None:
+    lengths = {"bge_rerank": 11, "qwen_rerank": 12, "qwen_embed": 13}
+    settings = {f"{kind}_max_length": length for kind, length in lengths.items()}
+    late = reranker == "late-interaction"
+    models = replace(loaded(FakeModel()), dense=dense, late_interaction=late)
+    models = models if late else replace(models, reranker=reranker)
+    labels = describe_server(Settings(embedding_model="/models/private/mine", **settings), models)
+    names = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
+    assert tuple(labels[f"{each}_max_length"] for each in names) == expected
+    assert (labels["model"], labels["gpu_available"], labels["device"]) == ("mine", "false", "cpu")
+
+
+def test_a_warm_service_is_healthy_and_describes_itself(client, tiny_m3) -> None:
+    response = client.get("/health")
+    assert client.get("/health/live").status_code == 200
+    assert client.get("/health/ready").json() == response.json()
+    health = response.json()
+    assert (response.status_code, health["status"], health["reason"]) == (200, "healthy", None)
+    assert set(FIELDS) <= set(health)
+    assert set(health["gpu"]) == set(GPU_FIELDS)
+    assert health["version"] == __version__
+    assert health["model"] == health["dense_embedding_model"] == tiny_m3.name
+    expected = choose_backend(torch.device("cpu"), torch.float32).fastest("attention")
+    assert (health["dtype"], health["attention"]) == ("float32", expected)
+    assert health["max_input_length"] == 2048
+    assert health["max_batch_tokens"] >= 512
+    assert health["batch_size"] == max(1, health["max_batch_tokens"] // 2048)
+    assert health["gpu"]["available"] is False
+
+
+def test_the_port_answers_while_the_model_is_loading(tiny_m3: Path, tmp_path: Path) -> None:
+    """Asked as soon as the port is bound, /health says 503 "loading", and embedding is refused."""
+    settings = {"EMBEDDING_MODEL": str(tiny_m3)}
+    with run_server(tmp_path, healthy=False, **settings) as server, server.client() as client:
+        health = client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "loading")
+        assert health.json()["model"] == tiny_m3.name
+        assert health.json()["reason"] == "the models are being loaded"
+        assert health.json()["download"] is None
+        assert client.get("/health/live").status_code == 200
+        refused = client.post("/embeddings/", json={"sentences": ["a"]})
+        assert (refused.status_code, refused.json()["code"]) == (503, "loading")
+        assert int(refused.headers["retry-after"]) >= 1
+        metrics = client.get("/metrics").text
+        assert 'embedding_requests_rejected_total{reason="loading"} 1.0' in metrics
+        server.wait_until_healthy()
+        assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
+        assert server.stop() == 0
+    assert server.log.count("Reranker ready. ") == 1
+    assert server.log.count("Server ready to accept requests ") == 1
+    assert str(tiny_m3.parent) not in server.log
+    assert "server process" not in server.log  # uvicorn's own lines are at debug
+    assert f"curl -s {server.url}/embeddings/" in server.log

@@ -1,0 +1,85 @@
+"""The page's files: what is served, to whom, and with which headers."""
+
+import gzip
+import re
+from pathlib import Path
+from urllib.parse import urljoin
+
+import pytest
+
+from tests.smart_embedder.fakes import FakeModel, loaded
+from tests.support.in_process import served
+from tests.support.server import REPOSITORY
+
+FOLDER = REPOSITORY / "app" / "ui"
+FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
+MOST_BYTES = 80_000
+
+
+def test_each_file_has_its_type_and_the_strict_headers_and_all_are_small_as_they_are_sent(client):
+    kinds = {".html": "html", ".css": "css", ".js": "javascript", ".svg": "svg"}
+    sent = 0
+    for name in FILES:
+        path, content = f"/ui/{name}", (FOLDER / name).read_bytes()
+        with client.stream("GET", path, headers={"Accept-Encoding": "gzip"}) as answer:
+            packed = b"".join(answer.iter_raw())
+        assert (answer.headers["content-encoding"], gzip.decompress(packed)) == ("gzip", content)
+        sent += len(packed)
+        # Who reads no gzip gets the files as they are.
+        answer = client.get(path, headers={"Accept-Encoding": "gzip;q=0, identity"})
+        assert (answer.status_code, answer.content) == (200, content)
+        assert "content-encoding" not in answer.headers
+        assert answer.headers["vary"] == "Accept-Encoding"
+        assert kinds[Path(name).suffix] in answer.headers["content-type"]
+        policy = answer.headers["content-security-policy"].split("; ")
+        assert "default-src 'none'" in policy
+        assert {"frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'"} <= set(policy)
+        assert all(part.endswith(("'none'", "-src 'self'")) for part in policy)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+    assert sent < MOST_BYTES
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/"])
+def test_the_page_is_at_ui_and_its_links_are_relative(client, path: str) -> None:
+    page = client.get(path).text
+    assert page.replace('="../', '="') == (FOLDER / "index.html").read_text()
+    addresses = re.findall(r'(?:src|href)="([^"#]+)"', page)
+    assert "main.js" in " ".join(addresses)
+    for address in addresses:
+        assert not address.startswith("/")
+        assert client.get(urljoin(path, address)).status_code == 200, address
+    head = client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_a_browser_keeps_what_has_not_changed(client) -> None:
+    first = client.get("/ui/main.js")
+    again = client.get("/ui/main.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["cache-control"] == "no-cache"
+    changed = client.get("/ui/main.js", headers={"If-None-Match": '"another"'})
+    assert changed.status_code == 200
+
+
+def test_no_other_file_is_served_and_none_is_written_to(client) -> None:
+    for path in (
+        *("/ui/nowhere.js", "/ui/../main.py", "/ui/%2e%2e/main.py", "/ui/..%2fmain.py"),
+        *("/ui/core/../../main.py", "/ui//etc/passwd", "/ui/%2fetc%2fpasswd", "/ui/core"),
+        *("/ui/main.js%00", "/uinowhere"),
+    ):
+        assert client.get(path).status_code == 404, path
+    assert client.post("/ui", json={}).status_code == 405
+
+
+async def test_the_files_ask_for_no_token_and_all_else_does_and_none_is_counted() -> None:
+    settings = {"api_token": "secret", "protect_metrics": True}
+    async with served(loaded(FakeModel()), **settings) as (service, client):
+        for name in ("", *FILES):
+            assert (await client.get(f"/ui/{name}")).status_code == 200
+        for path in ("/ui/../stats", "/uix", "/stats", "/metrics", "/ui%2f..%2fstats"):
+            answer = await client.get(path)
+            # The client's own library may have resolved the dots.
+            assert answer.status_code in {401, 404}, path
+            assert "uptime" not in answer.text
+        assert service.metrics.total(service.metrics.embedding_requests) == 0

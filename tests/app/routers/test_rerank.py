@@ -1,0 +1,203 @@
+"""POST /rerank: every reranker, warnings, and bad input."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.app.conftest import answered, metric, serving
+from tests.support.checkpoints import corpus
+
+NO_WEIGHT = {"dense": 0, "sparse": 0, "colbert": 0}
+PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
+
+
+@pytest.fixture(scope="module")
+def qwen_client(tiny_m3: Path, tiny_qwen: Path):
+    """Of a service with a Qwen dense model and a Qwen reranker beside bge-m3."""
+    with serving(
+        embedding_model=f"{tiny_m3}/",
+        dense_embedding_model=f"{tiny_qwen}//",
+        reranker_model=str(tiny_qwen),
+        qwen_rerank_batch_size=4,
+        qwen_rerank_max_length=400,
+        qwen_embed_max_length=50,
+        max_batch_tokens=8192,
+    ) as client:
+        yield client
+
+
+def post(client, **body) -> dict:
+    return answered(client, "/rerank", **body)
+
+
+def by_index(answer: dict) -> list[float]:
+    scores = {item["index"]: item["score"] for item in answer["results"]}
+    return [scores[index] for index in range(len(scores))]
+
+
+def assert_sorted(answer: dict, passages: list[str]) -> None:
+    scores = [item["score"] for item in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert sorted(item["index"] for item in answer["results"]) == list(range(len(passages)))
+    assert all(item["passage"] == passages[item["index"]] for item in answer["results"])
+
+
+def test_late_interaction_answers_with_the_fields_of_the_contract(client, tiny_m3) -> None:
+    answer = post(client, query="hybrid search", passages=PASSAGES)
+    rest = ["vector_space", "processing_time_ms", "warnings", "usage", "timings_ms"]
+    assert list(answer) == ["results", "model_name", *rest]
+    assert answer["model_name"] == tiny_m3.name
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+    assert_sorted(answer, PASSAGES)
+    for item in answer["results"]:
+        assert list(item) == ["index", "passage", "score", "parts"]
+        assert sum(item["parts"].values()) / 3 == pytest.approx(item["score"], abs=1e-6)
+    weights = {"dense": 1, "sparse": 0, "colbert": 0}
+    answer = post(client, query="hybrid search", passages=PASSAGES, weights=weights)
+    assert all(item["score"] == item["parts"]["dense"] for item in answer["results"])
+
+
+def test_the_cross_encoders_logits_and_their_sigmoid(bge_client, tiny_reranker) -> None:
+    """That its numbers are the engine's is shown in test_several_models.py."""
+    raw = post(bge_client, query="hybrid search", passages=PASSAGES)
+    assert raw["model_name"] == tiny_reranker.name
+    assert "parts" not in raw["results"][0]
+    assert_sorted(raw, PASSAGES)
+    normal = post(bge_client, query="hybrid search", passages=PASSAGES, normalize=True)
+    np.testing.assert_allclose(
+        by_index(normal), 1 / (1 + np.exp(-np.array(by_index(raw)))), rtol=0, atol=1e-6
+    )
+
+
+def test_qwens_probability_of_yes_is_the_same_normalised_or_not(qwen_client) -> None:
+    forwards = "rerank_inference_duration_seconds_count"
+    before = metric(qwen_client, forwards)
+    raw = post(qwen_client, query="hybrid search", passages=PASSAGES)
+    # A forward holds four pairs.
+    assert metric(qwen_client, forwards) - before == 4
+    assert_sorted(raw, PASSAGES)
+    assert all(0 < score < 1 for score in by_index(raw))
+    normal = post(qwen_client, query="hybrid search", passages=PASSAGES, normalize=True)
+    assert by_index(normal) == pytest.approx(by_index(raw), abs=1e-6)
+    told = post(qwen_client, query="hybrid search", passages=PASSAGES, instruction="Find bread")
+    assert by_index(told) != by_index(normal)
+
+
+@pytest.mark.parametrize(
+    ("service", "option", "value", "reads_it"),
+    [
+        ("client", "weights", {"dense": 2}, True),
+        ("client", "instruction", "x", False),
+        ("qwen_client", "weights", {"dense": 2}, False),
+        ("qwen_client", "instruction", "x", True),
+        ("bge_client", "weights", {"dense": 0}, False),
+        ("bge_client", "instruction", "", False),
+    ],
+)
+def test_an_option_without_effect_is_refused_and_not_ignored(
+    request: pytest.FixtureRequest, service: str, option: str, value: object, reads_it: bool
+) -> None:
+    """Null counts as not sent."""
+    client, body = request.getfixturevalue(service), {"query": "search", "passages": ["a"]}
+    assert post(client, **body, **{option: None})["results"]
+    answer = client.post("/rerank", json=body | {option: value})
+    assert answer.status_code == (200 if reads_it else 422)
+    if not reads_it:
+        assert answer.json()["code"] == "invalid_request"
+        told = f"The option {option} has no effect with the reranker tiny-"
+        assert answer.json()["detail"].startswith(told)
+
+
+def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
+    qwen_client, client, tiny_m3, tiny_qwen
+) -> None:
+    texts = ["hybrid search", "vector " * 100, ""]
+    answer = answered(qwen_client, "/embeddings/", sentences=texts)
+    names = [answer[f"{kind}_model_name"] for kind in ("dense", "sparse", "colbert")]
+    assert names == [tiny_qwen.name, tiny_m3.name, tiny_m3.name]
+    assert answer["model_name"] == tiny_qwen.name
+    (warning,) = answer["warnings"]
+    assert (warning["details"]["model"], warning["details"]["max_tokens"]) == (tiny_qwen.name, 50)
+    assert warning["target"]["pointer"] == "/sentences/1"
+    of_bge = answered(client, "/embeddings/", sentences=texts)["data"]
+    for item, other in zip(answer["data"], of_bge, strict=True):
+        made, bge = item["embeddings"], other["embeddings"]
+        np.testing.assert_allclose(made["colbert"], bge["colbert"], rtol=0, atol=1e-5)
+        assert made["sparse"].keys() == bge["sparse"].keys()
+        assert not np.allclose(made["dense"], bge["dense"], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "used"),
+    [
+        *((["dense"], [False, True]), (["sparse"], [True, False])),
+        *((["sparse", "colbert"], [True, False]), (["dense", "sparse"], [True, True])),
+    ],
+)
+def test_a_model_gets_only_the_work_that_it_is_needed_for(
+    qwen_client, tiny_m3, tiny_qwen, kinds, used
+) -> None:
+    def tokens() -> list[float]:
+        series, names = "embedder_tokens_processed_total", (tiny_m3.name, tiny_qwen.name)
+        return [metric(qwen_client, series, model=each) for each in names]
+
+    before = tokens()
+    wanted = {f"return_{kind}": kind in kinds for kind in ("dense", "sparse", "colbert")}
+    answered(qwen_client, "/embeddings/", sentences=["search"], **wanted)
+    assert [now > then for now, then in zip(tokens(), before, strict=True)] == used
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "said"),
+    [
+        # More of what is said of each field: test_errors.py.
+        ({"query": " \t\n"}, 400, "empty_input", "The query is blank"),
+        ({"query": "", "passages": []}, 400, "empty_input", "The query is blank"),
+        ({"passages": []}, 400, "empty_input", "The list passages is empty"),
+        ({"query": None}, 422, "invalid_request", "query"),
+        ({"passages": ["a", 1]}, 422, "invalid_request", "passages[1]"),
+        ({"top_n": 3}, 422, "invalid_request", "top_n"),
+        ({"passages": ["a"] * 1025}, 422, "invalid_request", "(MAX_RERANK_PASSAGES)"),
+        ({"weights": NO_WEIGHT}, 422, "invalid_request", "one of them above 0"),
+    ],
+    ids=lambda case: str(case)[:40],
+)
+def test_bad_input_gets_a_clear_error(client, body, status, code, said) -> None:
+    response = client.post("/rerank", json={"query": "a", "passages": ["a"]} | body)
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert said in response.json()["detail"]
+
+
+def test_a_thousand_passages_are_scored_and_one_of_megabytes_is_truncated(bge_client) -> None:
+    passages = [*corpus(1023, seed=11), "vector " * 750_000]
+    answer = post(bge_client, query="hybrid search", passages=passages)
+    assert_sorted(answer, passages)
+    (warning,) = answer["warnings"]
+    assert 2048 < warning["details"]["original_tokens"] <= 750_000
+    assert warning["details"]["lower_bound"] is True
+
+
+def test_switched_off_it_is_503_and_names_the_setting(tiny_m3: Path) -> None:
+    with serving(embedding_model=str(tiny_m3), reranker_model="none") as client:
+        body = {"query": "a", "passages": ["b"], "instruction": "which no reranker reads"}
+        response = client.post("/rerank", json=body)
+        assert (response.status_code, response.json()["code"]) == (503, "reranker_disabled")
+        assert "RERANKER_MODEL" in response.json()["detail"]
+        assert "retry-after" not in response.headers
+        assert client.get("/health").json()["reranker_model"] == "none"
+
+
+def test_no_path_of_the_machine_is_in_any_answer(qwen_client, tiny_m3, tiny_qwen) -> None:
+    long, wanted = "vector " * 100, {"return_colbert": False}
+    embedded = qwen_client.post("/embeddings/", json={"sentences": [long]} | wanted)
+    reranked = qwen_client.post("/rerank", json={"query": long * 4, "passages": [long * 5]})
+    assert embedded.json()["warnings"]
+    codes = [each["code"] for each in reranked.json()["warnings"]]
+    assert codes == ["query_truncated", "passage_truncated"]
+    refused = qwen_client.post("/rerank", json={"query": "a", "passages": "b"})
+    pages = ("/", "/health", "/health/live", "/stats", "/metrics", "/openapi.json", "/docs")
+    answers = [embedded, reranked, refused, *(qwen_client.get(page) for page in pages)]
+    for folder in (tiny_m3.parent, tiny_qwen.parent, Path.cwd()):
+        assert not [answer.url for answer in answers if str(folder) in answer.text]
+    assert qwen_client.get("/health").json()["model"] == tiny_m3.name

@@ -1,0 +1,249 @@
+"""Vectors and scores as JSON, and answers as messages of bounded size."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from app import answers as rendering
+from app.answers import (
+    ChunkedResponse,
+    by_falling_score,
+    messages_of,
+    render_matrix,
+    render_rerank,
+    sparse_as_json,
+    text_as_json,
+    truncation_as_json,
+    vector_as_json,
+)
+from smart_embedder.requests import (
+    PartScores,
+    RerankResult,
+    SparseVector,
+    Timings,
+    Truncation,
+)
+
+MESSAGE, WHOLE = 262_144, 4 << 20
+
+
+@given(st.lists(st.floats(-5, 5, width=32), max_size=20))
+@example([0.25, 0.5, 0.5 + 1e-12, 0.75])  # Of which two are shown as equal.
+def test_the_best_are_first_and_equal_ones_in_the_order_of_the_request(scores) -> None:
+    ranked = by_falling_score(scores)
+    expected = sorted(enumerate(map(np.float32, scores)), key=lambda pair: -pair[1])
+    assert ranked == expected
+    assert all(isinstance(score, np.float32) for _, score in ranked)
+
+
+@given(st.text('a"\\\n\x00é\U0001f600'))
+def test_a_long_text_is_written_in_parts_that_make_the_same(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendering, "_CHARACTERS_PER_PART", 3)
+        assert orjson.dumps({"text": text_as_json(text)}) == orjson.dumps({"text": text})
+
+
+def test_no_part_of_an_answer_writes_a_long_text_at_once(monkeypatch) -> None:
+    written = []
+
+    class Counted:
+        Fragment = orjson.Fragment
+
+        @staticmethod
+        def dumps(value: object, **options: object) -> bytes:
+            written.append(len(value) if isinstance(value, str) else 0)
+            return orjson.dumps(value, **options)
+
+    monkeypatch.setattr(rendering, "orjson", Counted)
+    passage = "\n" * 1_000_000
+    result = RerankResult([0.5], None, [], 0, Timings(0, 0, 0, 0))
+    answer = orjson.loads(b"".join(render_rerank([passage], result, {"model_name": "model"})))
+    assert answer["results"][0]["passage"] == passage
+    assert 0 < max(written) <= 65_536
+
+
+# Messages.
+
+
+@given(st.lists(st.integers(0, 40), max_size=30))
+def test_chunks_are_joined_to_messages_and_large_ones_split(sizes: list[int]) -> None:
+    chunks = [bytes([65 + number % 26]) * size for number, size in enumerate(sizes)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendering, "_MESSAGE_BYTES", 10)
+        messages = list(messages_of(chunks))
+    assert b"".join(messages) == b"".join(chunks)
+    assert max(map(len, messages), default=0) < 20
+    assert len(messages) <= sum(sizes) / 10 * 3 + 1
+
+
+def test_a_large_chunk_is_split_without_being_copied_and_no_more_is_held_than_a_message() -> None:
+    whole = b"a" * (3 * MESSAGE + 5)
+    first, *parts, last = messages_of([b"before", whole, b"after"])
+    assert (first, last) == (b"before", b"after")
+    assert [len(part) for part in parts] == [MESSAGE] * 3 + [5]
+    assert all(isinstance(part, memoryview) and part.obj is whole for part in parts)
+    taken = count()
+    messages = messages_of(b"a" * 1000 for _ in taken)
+    assert MESSAGE <= len(next(messages)) < MESSAGE + 1000
+    assert next(taken) <= MESSAGE // 1000 + 2
+
+
+class Exchange:
+    """A client that may be slow, or leave; keeps the messages that it is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.leaves_after = 10**9
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def is_closing(self) -> bool:
+        return len(self.sent) > self.leaves_after
+
+    async def read(
+        self, render: Callable[[], Iterable[bytes]], *, measured: bool = False
+    ) -> "Exchange":
+        with ThreadPoolExecutor(1) as threads:
+            scope = {
+                "type": "http",
+                "http_version": "1.0" if measured else "1.1",
+                "headers": [],
+                "state": {"is_closing": self.is_closing},
+            }
+            response = ChunkedResponse(render, Request(scope), threads)
+            await response(scope, None, self.send)  # type: ignore[arg-type]
+        return self
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def more(self) -> list[bool]:
+        return [message["more_body"] for message in self.sent[1:]]
+
+
+async def test_a_small_answer_is_rendered_before_it_is_sent_and_has_its_length() -> None:
+    for size in (0, 5, MESSAGE, WHOLE - 1, WHOLE):
+        chunks = [b"a" * 1000] * (size // 1000) + [b"b" * (size % 1000)]
+        read = await Exchange().read(lambda chunks=chunks: chunks)
+        assert read.sent[0]["status"] == 200
+        assert read.headers[b"content-type"] == b"application/json"
+        assert read.headers[b"content-length"] == b"%d" % size
+        assert read.body == b"".join(chunks)
+        assert read.more == [True] * (len(read.more) - 1) + [False]
+        assert len(read.more) == 1 or size >= MESSAGE
+
+
+@pytest.mark.parametrize("measured", [False, True])
+async def test_a_large_answer_is_rendered_while_it_is_read(*, measured: bool) -> None:
+    read, rendered_before = Exchange(), list[int]()
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(80):
+            rendered_before.append(len(read.sent))
+            yield b"a" * 100_000
+
+    await read.read(chunks, measured=measured)
+    announced = read.headers.get(b"content-length")
+    assert announced == (b"8000000" if measured else None)
+    assert read.body == b"a" * 8_000_000
+    assert read.more == [True] * (len(read.more) - 1) + [False]
+    at_once = WHOLE / 100_000 + (80 if measured else 0)
+    assert rendered_before.count(0) == pytest.approx(at_once, abs=4), "the beginning"
+    assert len(set(rendered_before)) > 10, "and the rest as fast as the client reads"
+
+
+async def test_nothing_is_rendered_for_a_client_that_has_left() -> None:
+    read, rendered = Exchange(), list[int]()
+    read.leaves_after = 25
+    chunks = ((rendered.append(i) or b"a" * 100_000) for i in range(10_000))
+    await asyncio.wait_for(read.read(lambda: chunks), 60)
+    assert len(rendered) < 100
+
+
+# Numbers.
+
+
+def test_the_rows_of_a_matrix_are_written_some_at_a_time(monkeypatch) -> None:
+    monkeypatch.setattr(rendering, "_FLOATS_PER_CHUNK", 8)
+    for shape in ((0, 4), (1, 4), (2, 4), (3, 4), (9, 4), (2, 9)):
+        matrix = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 3
+        pieces = list(render_matrix(matrix))
+        whole = orjson.dumps(matrix, option=orjson.OPT_SERIALIZE_NUMPY)
+        assert b"".join(pieces) == whole
+        assert max(piece.count(b"[") for piece in pieces) <= 2
+    assert b"".join(render_matrix(None)) == b"null"
+
+
+def test_sparse_vectors_are_an_object_or_two_lists_and_base64_is_of_the_bytes() -> None:
+    sparse = SparseVector(np.array([7, 3], np.int64), np.float32([0.1, 2.5]))
+    as_object = orjson.dumps(sparse_as_json(sparse, as_indices=False), option=rendering.OPTIONS)
+    as_lists = orjson.dumps(sparse_as_json(sparse, as_indices=True), option=rendering.OPTIONS)
+    assert as_object == b'{"7":0.1,"3":2.5}'
+    assert as_lists == b'{"indices":[7,3],"values":[0.1,2.5]}'
+    assert sparse_as_json(None, as_indices=True) is None
+    assert vector_as_json(np.float32([1, -2]), as_base64=True) == "AACAPwAAAMA="
+
+
+def test_a_rerank_answer_holds_parts_times_usage_and_warnings() -> None:
+    parts = [PartScores(0.1, None, 0.3), PartScores(0.5, 0.25, None)]
+    cut = [Truncation("passages", 1, "m", 8, 11)]
+    result = RerankResult([0.5, 0.25], parts, cut, 9, Timings(0.001, 0.02, 0.3, 0.4000006))
+    answer = orjson.loads(b"".join(render_rerank(["a", "b"], result, {"model_name": "name"})))
+    assert answer.pop("results") == [
+        {"index": 0, "passage": "a", "score": 0.5,
+         "parts": {"dense": 0.1, "sparse": None, "colbert": 0.3}},
+        {"index": 1, "passage": "b", "score": 0.25,
+         "parts": {"dense": 0.5, "sparse": 0.25, "colbert": None}},
+    ]  # fmt: skip
+    (warning,) = answer.pop("warnings")
+    assert warning["code"] == "passage_truncated"
+    assert answer == {
+        "model_name": "name",
+        "processing_time_ms": 400.001,
+        "usage": {"prompt_tokens": 9, "total_tokens": 9},
+        "timings_ms": {"tokenize": 1.0, "queue": 20.0, "inference": 300.0, "total": 400.001},
+    }
+
+
+@pytest.mark.parametrize(
+    ("cut", "field", "pointer", "expected"),
+    [
+        (Truncation("sentences", 2, "m", 8, 11), "input", None,
+         ("input_truncated", "/input/2", "has 11 tokens; m read the first 8.", "end", None)),
+        (Truncation("query", 0, "m", 8, 11, exact=False), "query", None,
+         ("query_truncated", "/query", "has at least 11 tokens; m read the first 8.", "end", True)),
+        (Truncation("passages", 1, "m", 8, 11, side="left"), "texts", "/text",
+         ("passage_truncated", "/text", "has 11 tokens; m read the last 8.", "start", None)),
+    ],
+)  # fmt: skip
+def test_a_warning_says_which_text_was_cut_where_and_by_how_much(cut, field, pointer, expected):
+    code, place, told, side, bound = expected
+    warning = truncation_as_json(cut, field, pointer)
+    assert warning["message"] == f"The text at {place} {told}"
+    assert (warning["code"], warning["severity"]) == (code, "warning")
+    assert warning["target"] == {"field": field, "index": cut.index, "pointer": place}
+    details = warning["details"]
+    assert details.pop("lower_bound", None) == bound
+    assert details == {
+        "model": "m",
+        "max_tokens": 8,
+        "original_tokens": 11,
+        "truncated_tokens": 3,
+        "truncation_side": side,
+    }

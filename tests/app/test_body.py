@@ -1,0 +1,303 @@
+"""A body is read as the one form that it is of, or refused with advice.
+
+That its values are those of a real parser: tests/fuzzing.
+"""
+
+import asyncio
+import difflib
+import json
+import re
+from codecs import BOM_UTF8
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from fastapi import Request
+from pydantic import ValidationError
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+
+import app.main  # noqa: F401 - every dialect has its requests
+from app import body
+from app.body import JsonValueCounter
+from app.dialects.cohere import CohereEmbedRequest, DocumentsRequest
+from app.dialects.openai import OpenAIEmbeddingRequest
+from app.schemas import EmbeddingRequest, RequestModel, RerankBody
+from app.settings import Settings
+from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
+from tests.support import bodies
+from tests.support.bodies import validate
+
+
+@pytest.mark.parametrize("before", [b"", b'"'])
+@pytest.mark.parametrize(("marks", "is_too_many"), [(7, False), (8, True), (99, True)])
+def test_quotation_marks_count_without_commas_too(before, marks, is_too_many) -> None:
+    """No JSON has two more than it has values; the search for them must end."""
+    counter = JsonValueCounter(2)
+    counter.feed(before)
+    with pytest.raises(InvalidRequestError, match="more th") if is_too_many else nullcontext():
+        counter.feed(b'"' * marks)
+
+
+def test_a_byte_order_mark_before_json_is_ignored() -> None:
+    value = body.parse_json(BOM_UTF8 + b'{"sentences": ["a"]}', EmbeddingRequest)
+    assert value == {"sentences": ["a"]}
+    with pytest.raises(InvalidRequestError, match="is no JSON"):
+        body.parse_json(BOM_UTF8 + BOM_UTF8 + b"{}", EmbeddingRequest)
+
+
+SCHEMAS: tuple[type[RequestModel], ...] = (EmbeddingRequest, OpenAIEmbeddingRequest)
+
+
+def all_requests(kind: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
+    found = [each for sub in kind.__subclasses__() for each in (sub, *all_requests(sub))]
+    return [each for each in dict.fromkeys(found) if each.__module__.startswith("smart_embedder.")]
+
+
+def lists_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """The lists of a schema whose items can be wrong: neither `Any` nor `JsonValue`."""
+    if isinstance(schema, dict):
+        items = schema.get("items_schema", {}).get("type")
+        if schema.get("type") == "list" and items not in {"any", "definition-ref"}:
+            yield schema
+        for name, part in schema.items():
+            if name != "metadata":
+                yield from lists_in(part)
+    elif isinstance(schema, (list, tuple)):
+        for part in schema:
+            yield from lists_in(part)
+
+
+@pytest.mark.parametrize("model", all_requests(), ids=lambda model: model.__name__)
+def test_every_list_of_a_request_stops_at_its_first_bad_item(model) -> None:
+    assert all(each.get("fail_fast") for each in lists_in(model.__pydantic_core_schema__))
+
+
+NAMES = {f"return_{i:05}": 0 for i in range(8000)}
+
+
+@pytest.mark.parametrize(
+    ("model", "sent"),
+    [
+        (EmbeddingRequest, NAMES),
+        (EmbeddingRequest, {"sentences": ["a"]} | NAMES),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": NAMES}),
+        (CohereEmbedRequest, {"texts": ["a"], "embedding_types": ["x"] * 8000}),
+        (OpenAIEmbeddingRequest, {"input": ["a"], "embedding_type": ["x"] * 8000}),
+        (DocumentsRequest, {"query": "a", "documents": ["b"], "rank_fields": [1] * 8000}),
+    ],
+    ids=lambda case: case.__name__ if isinstance(case, type) else "",
+)
+def test_what_is_wrong_is_looked_for_and_told_ten_times_at_most(model, sent, monkeypatch) -> None:
+    searches, found = Counter[str](), []
+    search, tell = difflib.get_close_matches, bodies.as_invalid_request
+
+    def counted_search(*args: Any) -> list[str]:
+        searches["close matches"] += 1
+        return search(*args)
+
+    def counted_tell(errors: list[Any], *args: Any) -> InvalidRequestError:
+        found.append(len(errors))
+        return tell(errors, *args)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted_search)
+    monkeypatch.setattr(bodies, "as_invalid_request", counted_tell)
+    with pytest.raises(InvalidRequestError) as raised:
+        validate(sent, model)
+    assert 0 < found[0] <= 12
+    assert searches.total() <= 30
+    assert 0 < len(raised.value.problems) <= 10
+
+
+async def read(
+    *parts: bytes,
+    schemas: Sequence[type[RequestModel]] = SCHEMAS,
+    most: int = 1000,
+    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),),
+    leaves: bool = False,
+    lock: asyncio.Lock | None = None,
+) -> Any:
+    """The value that is read."""
+    left = list(parts)
+
+    async def receive() -> dict[str, Any]:
+        if not left:
+            return {"type": "http.disconnect"}
+        part = left.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(left) or leaves}
+
+    request = Request({"type": "http", "headers": list(headers)}, receive)
+    return await body.read_json(request, schemas, most, lock or asyncio.Lock(), [])
+
+
+async def test_large_bodies_are_parsed_one_at_a_time_and_everything_else_runs_between(
+    monkeypatch,
+) -> None:
+    order, lock = list[str](), asyncio.Lock()
+    monkeypatch.setattr(body, "from_json", lambda text: order.append("parse") or from_json(text))
+    large = json.dumps({"sentences": ["a" * 20_000]}).encode()
+
+    async def others() -> None:
+        while order.count("parse") < 3:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    await asyncio.gather(*(read(large, lock=lock) for _ in range(3)))
+    await running
+    assert "parse parse" not in " ".join(order)
+
+
+async def refusal(*parts: bytes, **options: Any) -> str:
+    with pytest.raises(InvalidRequestError) as refused:
+        await read(*parts, **options)
+    assert refused.value.problems
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("size", [1, 16_383, 16_384, 300_000])
+async def test_a_body_of_any_size_has_the_schema_whose_field_it_has(size: int) -> None:
+    text = "é\\" * (size // 4 + 1)
+    for schema in SCHEMAS:
+        field = schema.told_by
+        content = json.dumps({field: [text], **({"model": "m"} if field == "input" else {})})
+        half = len(content) // 2
+        value = await read(content[:half].encode(), content[half:].encode())
+        assert body.schema_of(value, SCHEMAS) is schema
+        assert value[field] == [text]
+
+
+def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tell() -> None:
+    both = {"sentences": ["a"], "input": ["b"]}
+    with pytest.raises(InvalidRequestError, match="send one of these fields") as refused:
+        body.schema_of(both, SCHEMAS)
+    assert "sentences (Smart Embedder) and input (OpenAI)" in str(refused.value)
+    assert refused.value.problems
+    for neither in ({"texts": ["a"]}, ["sentences"], 7, "input", None):
+        assert body.schema_of(neither, SCHEMAS) is None
+        assert body.schema_of(neither, SCHEMAS[:1]) is SCHEMAS[0]
+
+
+async def test_what_is_no_json_is_refused_with_its_size_and_an_example() -> None:
+    for content in (b'{"sentences": ["a"', b"\xff", b"x" * 20_000):
+        told = await refusal(content)
+        assert f"the body of {len(content)} bytes is no JSON (" in told
+        assert '"sentences"' in told
+    assert (await refusal(b"")).startswith("the body is empty: send {")
+    large = b'["' + b"\\n" * 200_000
+    told = await refusal(large)
+    assert (
+        f"the body of {len(large)} bytes is no JSON (EOF while parsing a string at line 1" in told
+    )
+
+
+async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_apis_are_advised():
+    parts = [b'{"input": [' + b"1," * 1500, b"never read"]
+    told = await refusal(*parts)
+    assert "more than 1000 values" in told
+    assert "check_embedding_ctx_length=False" not in told, "for this service's own API"
+    assert "check_embedding_ctx_length=False" in await refusal(*parts, schemas=SCHEMAS[::-1])
+    for byte in (b" ", b"\\"):
+        assert "bytes beside its texts" in await refusal(byte * 64_002)
+    assert "no JSON" in await refusal(b" " * 64_000)
+
+
+async def test_what_is_not_declared_as_json_is_not_read_and_who_leaves_sent_nothing_bad() -> None:
+    for headers in ([(b"content-type", b"text/plain")], [(b"content-encoding", b"br")]):
+        with pytest.raises(UnsupportedMediaError):
+            await read(b'{"sentences": ["a"]}', headers=headers)
+    with pytest.raises(ClientGoneError):
+        await read(b'{"sentences": [', leaves=True)
+
+
+def test_the_most_values_leave_room_for_a_good_word_about_each_limit() -> None:
+    """Of a text, sixteen: a list of token ids in its place is told of as such."""
+    for sentences, passages in ((5000, 10), (10, 5000)):
+        settings = Settings(max_sentences_per_request=sentences, max_rerank_passages=passages)
+        assert body.max_json_values(settings) == 16 * 5000 + 1024
+    least = Settings(max_sentences_per_request=1, max_rerank_passages=1)
+    # The OpenAI paths take 2,048 texts whatever is set, each of which may be an object.
+    assert body.max_json_values(least) >= 3 * 2048
+
+
+JSON_TYPE = (b"content-type", b"application/json")
+PAGE = (b"origin", b"https://a")
+ADVICE = "send JSON, with Content-Type: application/json"
+TYPES = {
+    "application/json": None,
+    "Application/JSON ; charset=UTF-8": None,
+    "application/vnd.api+json": None,
+    'application/json; charset="us-ascii"': None,
+    "application/json; charset=latin-1": "the body's charset is latin-1: send JSON in UTF-8",
+    "application/json; charset=utf-16": "the body's charset is utf-16: send JSON in UTF-8",
+    "text/json": f"the Content-Type is text/json: {ADVICE}",
+    "text/plain; application/json": "the Content-Type is text/plain; application/json",
+    "application/jsonx": "the Content-Type is application/jsonx",
+    "application/xml": "the Content-Type is application/xml",
+    "application/x-www-form-urlencoded": "the Content-Type is application/x-www-form-urle",
+    "multipart/form-data; boundary=x": "the Content-Type is multipart/form-data",
+    "application/json, text/plain": "the Content-Type is application/json, text/plain",
+    "json": "the Content-Type is json",
+    "application/json" + " " * 1009: "the Content-Type is application/json: send",
+    "application/json" + " " * 1008: None,
+    # email's parser would take seconds for these.
+    'application/json; a="' + ";" * 60_000: 'the Content-Type is application/json; a=";;;',
+    "application/json" + "; a=b" * 10_000: "the Content-Type is application/json; a=b; a=b",
+}
+
+
+@pytest.mark.parametrize(
+    ("headers", "told"),
+    [
+        *(([(b"content-type", value.encode())], told) for value, told in TYPES.items()),
+        ([], None),
+        ([(b"content-type", b" ")], None),
+        ([PAGE], "the request has no Content-Type: send"),
+        ([(b"content-type", b" "), PAGE], "the request has no Content-Type: send"),
+        ([JSON_TYPE, PAGE], None),
+        ([JSON_TYPE, JSON_TYPE], "is application/json, application/json: send"),
+        ([(b"content-encoding", b"")], None),
+        ([(b"content-encoding", b"identity, ")], None),
+        ([(b"content-encoding", b"br")], "Content-Encoding is br: send it as it is"),
+        (
+            [(b"content-encoding", b"identity"), (b"content-encoding", b"GZIP")],
+            "Content-Encoding is GZIP: send it as it is",
+        ),
+    ],
+    ids=lambda case: str(case)[:60],
+)
+def test_a_body_is_json_in_utf_8_and_says_so_once_where_a_page_sends_it(headers, told) -> None:
+    if told is None:
+        body._require_json(Headers(raw=headers))
+    else:
+        with pytest.raises(UnsupportedMediaError, match=re.escape(told)):
+            body._require_json(Headers(raw=headers))
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "sent"),
+    [
+        (OpenAIEmbeddingRequest, "encoding_format", "\u2028" * 20_000),
+        (OpenAIEmbeddingRequest, "dimensions", "1" * 20_000),
+        (CohereEmbedRequest, "embedding_types", ["float", "a" * 20_000]),
+        (EmbeddingRequest, "return_dense", "a" * 20_000),
+        (EmbeddingRequest, "input_type", ["", "a" * 20_000, ""]),
+    ],
+)
+def test_a_long_string_is_not_converted_where_no_text_belongs(model, name, sent) -> None:
+    """Pydantic would make UTF-8 of it, and hash that: 50 ms for 32 MiB."""
+    with pytest.raises(InvalidRequestError, match="20000 characters, and no text") as raised:
+        validate(dict(model.example) | {name: sent}, model)
+    assert raised.value.problems[0]["pointer"] == f"/{name}"
+    assert not isinstance(raised.value.__context__, ValidationError)
+    for size, is_early in ((16_384, False), (16_385, True)):
+        with pytest.raises(InvalidRequestError) as raised:
+            validate(dict(model.example) | {name: "a" * size}, model)
+        assert ("and no text" in str(raised.value)) is is_early
+    # A text and a name may be long, and whatever another API's clients send of no interest here.
+    long = "a" * 20_000
+    (texts,) = model.model_fields.keys() & {"input", "sentences", "texts"}
+    read = validate({texts: [long], "model": long}, model)
+    assert (read.model, getattr(read, texts)) == (long, [long])

@@ -1,0 +1,147 @@
+"""Every model answers to each of its names, and to no other's."""
+
+import pytest
+
+from app.catalogue import ModelCatalogue, Role
+from app.settings import Settings
+from smart_embedder.errors import StartupError, UnknownModelError
+from smart_embedder.settings import ModelEntry
+
+BGE, QWEN = "BAAI/bge-m3", "Qwen/Qwen3-Embedding-0.6B"
+RERANKER = "BAAI/bge-reranker-v2-m3"
+E5 = {"name": "own/e5", "revision": "abc"}
+JUDGE = {"name": "own/judge", "task": "rerank", "aliases": ["Other", "judge"]}
+FURTHER = [ModelEntry(**E5), ModelEntry(**JUDGE)]
+LATE, NONE = {"reranker_model": "late-interaction"}, {"reranker_model": "none"}
+ALIASES = {"model_aliases": f"text-embedding-3-small = bge-M3, rerank-v3.5={RERANKER}"}
+FFI, SHARP_S = "\N{LATIN SMALL LIGATURE FFI}", "\N{LATIN SMALL LETTER SHARP S}"
+
+
+def catalogue(**settings) -> ModelCatalogue:
+    return ModelCatalogue(Settings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        (
+            {},
+            [(BGE, "bge-m3", "bge-m3-embed"), (RERANKER, "bge-reranker-v2-m3")],
+        ),
+        # A name with `embed` in it needs no other.
+        (NONE | {"dense_embedding_model": QWEN}, [
+            (BGE, "bge-m3", "bge-m3-embed"), (QWEN, "Qwen3-Embedding-0.6B"),
+        ]),
+        (LATE, [(BGE, "bge-m3", "bge-m3-embed")]),
+        (LATE | {"embedding_model": "/models/private/mine"}, [("mine", "mine-embed")]),
+        (LATE | {"embedding_model": "own/embedder", "models": FURTHER}, [
+            ("own/embedder", "embedder"), ("own/e5", "e5", "e5-embed"),
+            ("own/judge", "judge", "Other"),
+        ]),
+    ],
+    ids=["defaults", "a dense model", "late interaction", "a folder", "models of MODELS"],
+)  # fmt: skip
+def test_a_model_answers_to_its_id_its_last_part_and_an_alias_with_embed(settings, names) -> None:
+    assert [each.names for each in catalogue(**settings).models] == names
+
+
+@pytest.mark.parametrize(
+    ("settings", "find", "asked", "found"),
+    [
+        *(({}, "embedder", name, BGE) for name in ("baai/BGE-M3", "BGE-M3", "bge-m3-EMBED")),
+        *(({}, "embedder", name, BGE) for name in (None, "")),
+        ({}, "reranker", None, RERANKER),
+        ({"dense_embedding_model": QWEN}, "embedder", None, QWEN),
+        (LATE, "reranker", "bge-m3", BGE),
+        (NONE, "reranker", "anything", None),
+        (ALIASES, "embedder", "Text-Embedding-3-Small", BGE),
+        (ALIASES, "reranker", "rerank-v3.5", RERANKER),
+        ({"models": FURTHER}, "embedder", "E5", "own/e5"),
+        ({"models": FURTHER}, "reranker", "other", "own/judge"),
+        ({"models": FURTHER}, "find", "own/judge", "own/judge"),
+        # Without a name it is the default one still, if there is one.
+        ({"models": FURTHER}, "embedder", None, BGE),
+        ({"models": FURTHER}, "reranker", None, RERANKER),
+        ({"models": FURTHER} | LATE, "reranker", None, BGE),
+        ({"models": FURTHER} | NONE, "reranker", None, None),
+        ({"models": FURTHER} | NONE, "reranker", "Other", "own/judge"),
+        # Upper and lower case are one name in any script; three letters may be one.
+        *(
+            ({"model_aliases": f"{name}={BGE}"}, "find", name.casefold(), BGE)
+            for name in (FFI, SHARP_S)
+        ),
+        *(
+            ({"model_aliases": f"{name.casefold() * 20}={BGE}"}, "find", name * 20, BGE)
+            for name in (FFI, SHARP_S)
+        ),
+    ],
+)
+def test_a_model_is_found_by_its_names_in_any_case(settings, find, asked, found) -> None:
+    model = getattr(catalogue(**settings), find)(asked)
+    assert (model and model.name) == found
+
+
+@pytest.mark.parametrize(
+    ("settings", "find", "asked", "said"),
+    [
+        ({}, "embedder", RERANKER, f"the model {RERANKER} is not served here"),
+        ({}, "reranker", BGE, f"the model {BGE} is not served here"),
+        ({}, "find", "gpt-4", "the model gpt-4 is not served here"),
+        # A folder's path is no name.
+        ({"embedding_model": "/models/mine"}, "embedder", "/models/mine", "is not served here"),
+        ({"models": FURTHER} | NONE, "reranker", RERANKER, "the rerankers are own/judge, judge, O"),
+    ],
+)
+def test_a_model_of_another_kind_is_as_unknown_as_one_of_no_kind(
+    settings, find, asked, said
+) -> None:
+    with pytest.raises(UnknownModelError, match=said):
+        getattr(catalogue(**settings), find)(asked)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"model_aliases": "small=bge-large"}, "MODEL_ALIASES=small=bge-large is not allowed"),
+        # By its name a client would get the vectors of either.
+        (
+            {"embedding_model": "/a/mine", "dense_embedding_model": "/b/mine"},
+            "EMBEDDING_MODEL and DENSE_EMBEDDING_MODEL have one name, mine: rename a folder",
+        ),
+        *(
+            ({"models": [ModelEntry(**entry)]}, "MODELS: .* is a name of a model that has a sett")
+            for entry in (
+                {"name": BGE},
+                {"name": "own/bge", "aliases": ["free", "BGE-m3"]},
+                {"name": "own/bge-m3-embed", "aliases": ["bge-m3-embed"]},
+            )
+        ),
+    ],
+)
+def test_a_name_of_nothing_and_one_of_two_models_stop_the_start(settings, said) -> None:
+    with pytest.raises(StartupError, match=said):
+        catalogue(**settings)
+
+
+def test_each_model_has_its_role_and_the_revision_of_its_own_setting() -> None:
+    revisions = {"model_revision": "one", "dense_model_revision": "two"}
+    revisions |= {"reranker_model_revision": "three", "dense_embedding_model": QWEN}
+    served = catalogue(models=FURTHER, **revisions)
+    assert served.created > 0
+    assert [(each.name, each.role, each.revision, each.further) for each in served.models] == [
+        (BGE, Role.EMBEDDER, "one", False),
+        (QWEN, Role.DENSE, "two", False),
+        (RERANKER, Role.RERANKER, "three", False),
+        ("own/e5", Role.EMBEDDER, "abc", True),
+        ("own/judge", Role.RERANKER, None, True),
+    ]
+    for role, name in ((Role.EMBEDDER, BGE), (Role.DENSE, QWEN), (Role.RERANKER, RERANKER)):
+        assert served.with_role(role).name == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "scoring"), [({}, [RERANKER, "own/judge"]), (LATE, [BGE, "own/judge"])]
+)
+def test_an_embedder_of_models_reranks_nothing(settings, scoring) -> None:
+    served = catalogue(models=FURTHER, **settings)
+    assert [each.name for each in served.models if served.reranks(each)] == scoring

@@ -1,0 +1,321 @@
+"""The limits of one connection: how long, how much, and in which order; on a transport in hand."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from app.connection import (
+    HEADERS_TIMEOUT,
+    MAX_HEADER_BYTES,
+    MAX_PIPELINED_REQUESTS,
+)
+from tests.app.wire import RESPONSE_TIMEOUT, Client
+from tests.support.skipped_time import in_skipped_time, turns
+
+GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
+CHUNKED = b"POST /%d HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+POST = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+
+
+# Time.
+
+
+@pytest.mark.parametrize("began", [b"", b"\r\n", b"GET /1 HT"])
+@in_skipped_time
+async def test_headers_have_ten_seconds(began: bytes) -> None:
+    client = Client()
+    await client.send(began)
+    await client.wait(10)
+    assert client.wire.ended is None
+    await client.wait(1)
+    assert client.wire.ended == "closed"
+    assert client.app.paths == []
+
+
+@in_skipped_time
+async def test_headers_that_come_byte_by_byte_have_no_more_time_and_whole_ones_do() -> None:
+    slow, asking = Client(), Client()
+    for byte in GET % 1:
+        await slow.send_in_pieces(bytes([byte]), 1)
+        await slow.wait(1)
+    assert (slow.wire.ended, slow.app.paths) == ("closed", [])
+    request = GET % 1
+    await asking.send(request[:10])
+    for _ in range(3 * HEADERS_TIMEOUT):
+        await asking.wait(1)
+        await asking.send(request[10:] + request[:10])
+    assert asking.wire.ended is None
+
+
+@in_skipped_time
+async def test_a_kept_connection_may_idle_and_then_has_the_time_of_headers() -> None:
+    client = Client()
+    await client.send(GET % 1)
+    await client.wait(60)
+    await client.send(b"G")
+    await client.wait(HEADERS_TIMEOUT)
+    assert client.wire.ended is None
+    await client.wait(1)
+    assert client.wire.ended == "closed"
+
+
+@in_skipped_time
+async def test_a_kept_connection_stays_while_its_next_request_is_in_work() -> None:
+    client = Client()
+    await client.send(GET % 1)
+    client.app.go.clear()
+    await client.send(GET % 2)
+    await asyncio.sleep(1000)
+    assert client.wire.ended is None
+    await client.go()
+    assert client.statuses == [200, 200]
+
+
+@in_skipped_time
+async def test_an_answer_may_take_long_and_headers_of_the_next_request_wait_for_it() -> None:
+    client = Client(held=True)
+    await client.send(GET % 1 + b"GET /2")
+    await client.wait(5 * HEADERS_TIMEOUT)
+    assert client.wire.ended is None
+    await client.go()
+    await client.wait(HEADERS_TIMEOUT + 1)
+    assert (client.wire.ended, client.statuses) == ("closed", [200])
+
+
+@in_skipped_time
+async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off() -> None:
+    client = Client()
+    client.wire.unread = 100
+    await client.send(GET % 1)
+    with capture_logs() as log:
+        await client.wait(int(RESPONSE_TIMEOUT) + 1)
+    assert client.wire.ended == "aborted"
+    assert [(each["event"], each["seconds"]) for each in log] == [
+        ("answer_not_taken", RESPONSE_TIMEOUT)
+    ]
+
+
+@in_skipped_time
+async def test_a_client_that_reads_a_little_now_and_then_keeps_its_answer() -> None:
+    client = Client()
+    await client.send(GET % 1)
+    for unread in range(100, 90, -1):
+        client.wire.unread = unread
+        await client.wait(int(RESPONSE_TIMEOUT) - 1)
+    client.wire.unread = 0
+    await client.wait(1000)
+    assert client.wire.ended is None
+
+
+@in_skipped_time
+async def test_the_rest_of_a_body_after_its_answer_has_ten_seconds() -> None:
+    stalls, ends = Client(reads=False), Client(reads=False)
+    for client in (stalls, ends):
+        await client.send(POST % (1, 100) + b"a")
+        assert client.statuses == [200]
+    await ends.send(b"b" * 99 + GET % 2)
+    for client in (stalls, ends):
+        await client.wait(HEADERS_TIMEOUT + 1)
+    assert (stalls.wire.ended, ends.wire.ended) == ("closed", None)
+    assert ends.app.paths == ["/1", "/2"]
+
+
+# Sizes and order.
+
+
+@in_skipped_time
+async def test_requests_are_answered_in_order_whatever_their_bodies() -> None:
+    client, sizes = Client(), [0, 200_000, 3, 70_000, 0, 0, 65_536, 1]
+    await client.send(b"".join(POST % (1, size) + b"a" * size for size in sizes))
+    await turns(100)
+    assert [len(body) for body in client.app.bodies] == sizes
+    assert client.statuses == [200] * len(sizes)
+
+
+@in_skipped_time
+async def test_only_so_many_requests_are_taken_ahead() -> None:
+    client = Client(held=True)
+    await client.send(b"".join(GET % number for number in range(1000)))
+    assert len(client.protocol.pipeline) == MAX_PIPELINED_REQUESTS
+    await client.go()
+    await turns(2000)
+    assert client.statuses == [200] * (MAX_PIPELINED_REQUESTS + 1)
+    assert client.wire.sent_eof
+
+
+@pytest.mark.parametrize("size", [1, 700, 65_000, 100_000])
+@pytest.mark.parametrize("length", [MAX_HEADER_BYTES - 1000, MAX_HEADER_BYTES + 2000])
+@in_skipped_time
+async def test_headers_are_limited_however_they_are_cut(size: int, length: int) -> None:
+    client = Client()
+    line = b"X-A: " + b"a" * (length - 40) + b"\r\n"
+    await client.send_in_pieces(b"GET / HTTP/1.1\r\nHost: a\r\n" + line + b"\r\n", size)
+    if length <= MAX_HEADER_BYTES:
+        assert client.statuses == [200]
+    else:
+        assert (client.statuses, client.error["code"]) == ([431], "headers_too_large")
+        assert client.wire.sent_eof
+        assert client.app.paths == []
+
+
+@in_skipped_time
+async def test_the_headers_of_each_request_are_limited_and_not_those_of_all_together() -> None:
+    client = Client()
+    large = b"GET / HTTP/1.1\r\nX-A: " + b"a" * 40_000 + b"\r\n\r\n"
+    for _ in range(3):
+        await client.send(large)
+        await client.send(POST % (1, 50_000) + b"b" * 50_000)
+    assert client.statuses == [200] * 6
+
+
+@in_skipped_time
+async def test_trailers_are_limited_and_never_become_headers() -> None:
+    client = Client()
+    await client.send(CHUNKED % 1 + b"1\r\nx\r\n0\r\nX-Request-ID: trailer\r\n\r\n" + GET % 2)
+    first, second = client.app.headers
+    assert [name for name, _ in first] == [b"host", b"transfer-encoding"]
+    assert second == [(b"host", b"a")]
+    await client.send(CHUNKED % 3 + b"0\r\nX-A: ")
+    await client.send(b"a" * (MAX_HEADER_BYTES + 1))
+    assert client.statuses[-1] == 431
+
+
+@in_skipped_time
+async def test_what_is_no_http_is_told_so_and_the_rest_is_dropped() -> None:
+    client = Client()
+    with capture_logs() as log:
+        await client.send(GET % 1)
+        await client.send(b"what?\r\n\r\n" + GET % 2)
+        await client.send(GET % 3)
+    assert [(each["event"], each["client"]) for each in log] == [("malformed_request", "192.0.2.1")]
+    assert (client.app.paths, client.statuses) == (["/1"], [200, 400])
+    head, _, body = client.wire.written.rpartition(b"HTTP/1.1 ")[2].partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    assert status == "400 Bad Request"
+    assert sorted(lines) == [
+        "connection: close",
+        f"content-length: {len(body)}",
+        "content-type: application/json",
+        f"x-request-id: {client.error['request_id']}",
+    ]
+    assert client.error["code"] == "malformed_request"
+    assert client.wire.sent_eof
+
+
+@in_skipped_time
+async def test_what_is_no_http_behind_a_request_in_work_ends_the_connection_after_it() -> None:
+    client = Client(held=True)
+    await client.send(GET % 1 + GET % 2 + b"what?\r\n\r\n" + GET % 3)
+    await client.send(b"what?\r\n\r\n")
+    assert client.statuses == []
+    await client.go()
+    assert (client.app.paths, client.statuses) == (["/1", "/2"], [200, 200])
+    assert client.wire.sent_eof
+
+
+@in_skipped_time
+async def test_a_body_that_cannot_be_parsed_ends_its_own_request() -> None:
+    waiting, answering = Client(), Client(reads=False, streams=True)
+    for client in (waiting, answering):
+        for part in (CHUNKED % 1, b"5\r\nabcde\r\n", b"zz\r\n"):
+            await client.send(part)
+    assert (waiting.app.left, waiting.statuses) == (["/1"], [400])
+    assert (answering.wire.ended, answering.statuses) == ("aborted", [200]), "no error within it"
+
+
+# Upgrades.
+
+H2C = b"Connection: Upgrade, HTTP2-Settings, keep-alive\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n"
+WEBSOCKET = b"Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+LENGTH = b"Content-Length: 12\r\n\r\nhello world!"
+CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n7\r\n world!\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+@pytest.mark.parametrize(
+    ("offer", "framed"),
+    [
+        pytest.param(H2C, LENGTH, id="h2c"),
+        pytest.param(H2C, CHUNKS, id="h2c, chunked"),
+        pytest.param(H2C + b"Expect: 100-continue\r\n", LENGTH, id="h2c, expects"),
+        pytest.param(b"Connection: Upgrade\r\nUpgrade: h2c, foo/2\r\n", LENGTH, id="two"),
+        pytest.param(WEBSOCKET, LENGTH, id="websocket"),
+    ],
+)
+@in_skipped_time
+async def test_an_offer_to_upgrade_is_passed_over_wherever_a_request_is_cut(
+    offer, framed, step
+) -> None:
+    client, request = Client(), b"POST /1 HTTP/1.1\r\nHost: a\r\n" + offer + framed
+    sent = request + GET % 2 + request
+    for start in range(0, len(sent), step):
+        await client.send(sent[start : start + step])
+    assert client.app.bodies == [b"hello world!", b"", b"hello world!"]
+    assert client.app.paths == ["/1", "/2", "/1"]
+    assert (100 in client.statuses) == (b"Expect" in offer)
+    assert [status for status in client.statuses if status != 100] == [200] * 3
+    assert b"upgrade" not in {name for name, _ in client.app.headers[0]}
+
+
+@in_skipped_time
+async def test_an_offer_to_upgrade_changes_nothing_else() -> None:
+    client, head = Client(), b"POST /1 HTTP/1.1\r\nHost: a\r\n" + H2C
+    await client.send(head + b"Content-Length: 140000\r\n\r\n" + b"a" * 140_000)
+    assert [len(body) for body in client.app.bodies] == [140_000]
+    await client.send(head.replace(b"keep-alive", b"close") + LENGTH + GET % 3)
+    assert (client.statuses, client.wire.sent_eof) == ([200, 200], True)
+    client = Client()
+    await client.send(head + b"Content-Length: 3\r\n" + LENGTH)
+    assert (client.statuses, client.app.paths) == ([400], []), "of two lengths"
+    await (client := Client()).send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert (client.statuses, client.app.paths) == ([400], []), "it is no proxy"
+
+
+# The end.
+
+
+@in_skipped_time
+async def test_a_close_reads_on_until_the_client_closes_or_for_ten_seconds() -> None:
+    client = Client(reads=False)
+    await client.send(b"POST /1 HTTP/1.1\r\nConnection: close\r\nContent-Length: 9999999\r\n\r\n")
+    assert (client.statuses, client.wire.sent_eof) == ([200], True)
+    await client.send(b"a" * 500_000)
+    assert (client.wire.reading, client.wire.ended) == (True, None)
+    await client.wait(HEADERS_TIMEOUT + 1)
+    assert client.wire.ended == "closed"
+
+
+@in_skipped_time
+async def test_the_app_can_see_that_its_client_is_going() -> None:
+    client = Client(held=True)
+    await client.send(GET % 1)
+    (state,) = client.app.states
+    assert not state["is_closing"]()
+    client.wire.abort()
+    assert state["is_closing"]()
+
+
+@in_skipped_time
+async def test_a_request_whose_client_has_gone_is_told_so() -> None:
+    sending, sent = Client(), Client()
+    sent.app.watches = True
+    await sending.send(POST % (1, 10) + b"abc")
+    await sent.send(GET % 1)
+    for client in (sending, sent):
+        client.protocol.connection_lost(None)
+        await turns()
+        assert (client.app.paths, client.app.left) == (["/1"], ["/1"])
+        assert not client.state.connections
+
+
+@in_skipped_time
+async def test_at_the_end_idle_connections_close_at_once_and_others_after_their_answer() -> None:
+    idle, busy = Client(), Client(held=True)
+    await busy.send(GET % 1)
+    for client in (idle, busy):
+        client.protocol.shutdown()
+    assert (idle.wire.ended, busy.wire.ended) == ("closed", None)
+    await busy.go()
+    assert busy.statuses == [200]
+    assert busy.wire.sent_eof

@@ -1,0 +1,118 @@
+"""What a path and headers of preferences tell of a request, before a body is read."""
+
+import http_sf
+import pytest
+from fastapi import Request
+
+from app.context import NATIVE, preference, preferences
+from app.dialects.cohere import COHERE
+from app.dialects.openai import OPENAI
+from app.dialects.tei_schemas import TEI
+from app.formats import media_type_of
+from app.handler import is_bulk
+from app.routers.health import _wants_html
+from tests.support.formats import JSON, SAFETENSORS
+from tests.support.paths import PATHS
+
+
+@pytest.mark.parametrize(
+    ("path", "endpoint", "dialects"),
+    [
+        ("/embeddings/", "/embeddings/", (NATIVE, OPENAI)),
+        ("/embeddings/stream", None, (NATIVE,)),
+        ("/v1/embeddings", "/v1/embeddings", (OPENAI,)),
+        ("/v2/rerank", "/rerank", (NATIVE, COHERE, TEI)),
+        ("/v1/score", None, (OPENAI,)),
+        ("/v1/embed", "/v2/embed", (COHERE,)),
+        ("/api/v1/embed", "/api/v1/embed", (TEI,)),
+        ("/", "/embed", (NATIVE, TEI)),
+        ("/models/own/model/embed", "/embed", (TEI,)),
+        ("/models/own/v1/embeddings", "/v1/embeddings", (OPENAI,)),
+        ("/models/own", "/embed", (TEI,)),
+        ("/models/own/model", None, (TEI,)),
+        ("/models", None, (OPENAI,)),
+        ("/v1/nowhere", None, (OPENAI,)),
+        ("/openai", None, (OPENAI,)),
+        ("/openai/deployments/x/embeddings", None, (OPENAI,)),
+        ("/openair", None, (NATIVE,)),
+        ("/health", None, (NATIVE,)),
+    ],
+)
+def test_a_path_has_an_endpoint_and_its_dialects(path, endpoint, dialects) -> None:
+    facts = PATHS.find(path)
+    assert (facts.endpoint and facts.endpoint.path, facts.dialects) == (endpoint, dialects)
+
+
+def test_every_endpoint_is_that_of_its_own_path_and_health_checks_are_none() -> None:
+    assert all(PATHS.find(each.path).endpoint is each for each in PATHS.endpoints)
+    checks = ("/ping", "/models/own/model/health", "/models/own/ping")
+    assert all(PATHS.find(each).is_public for each in checks)
+    others = ("/models/health", "/models/own/healthy", "/own/health", "/models")
+    assert not any(PATHS.find(each).is_public for each in others)
+
+
+def request_with(*headers: tuple[str, bytes]) -> Request:
+    return Request({"type": "http", "headers": [(name.encode(), each) for name, each in headers]})
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("", JSON),
+        ("*/*", JSON),
+        ("text/html", JSON),
+        ("application/vnd.safetensors;q=0.5, */*;q=0.1", SAFETENSORS),
+        (f"{SAFETENSORS}, {JSON};q=0.9", SAFETENSORS),
+        (f"{SAFETENSORS};q=0, {JSON};q=0.9", JSON),
+        (f"application/json, {SAFETENSORS}", JSON),
+        (f"application/json;q=0.1, {SAFETENSORS.upper()}", SAFETENSORS),
+        ("application/vnd.safetensors; q=x;;", JSON),
+        ("\xe9", JSON),
+    ],
+)
+def test_the_format_is_the_one_that_is_wanted_most(header: str, expected: str) -> None:
+    assert media_type_of(request_with(("accept", header.encode("latin-1")))) == expected
+
+
+# Without a limit each of these takes its parser 50 to 100 ms.
+LONG = {
+    "accept": b"text/html, application/vnd.safetensors, (" + b"a " * 30_000 + b")",
+    "priority": b"u=5, i=(" + b"a " * 30_000 + b")",
+}
+
+
+def test_a_header_of_a_usual_length_counts_and_longer_ones_are_not_parsed(monkeypatch) -> None:
+    """Whether they stand in one line or in several."""
+    padding = b"*/*;q=0.1" + b", a/b;q=0.1" * 70
+    usual = {"accept": b"text/html, " + padding, "priority": b"u=5"}
+    request = request_with(*usual.items())
+    assert len(preference(request.headers, "accept")) > 700
+    read = (_wants_html(request), is_bulk(request))
+    assert read == (True, True)
+    monkeypatch.setattr(http_sf, "parse", None)
+    halves = [(name, half) for name, each in LONG.items() for half in (each[:900], each[900:])]
+    for lines in (LONG.items(), halves):
+        request = request_with(*lines)
+        read = (_wants_html(request), is_bulk(request))
+        assert read == (False, False)
+        assert media_type_of(request) == JSON
+
+
+@pytest.mark.parametrize(
+    ("header", "read"),
+    [
+        ("text/html;q=,", {}),
+        ("text/html;q=2, a/b;q=nan, c/d;q=0.1234, ;q=1, ,", {}),
+        ("text/html;q=x, A/B", {"a/b": 1.0}),
+        ("a/b; v=1 ; Q=0.5,c/d;q=1.000, e/f;q=0", {"a/b": 0.5, "c/d": 1.0, "e/f": 0.0}),
+        ("(" + "a " * 400 + ")", {"(" + "a " * 399 + "a )": 1.0}),
+        # No more items are read than a real header has.
+        (",".join(f"a/{i}" for i in range(200)), {f"a/{i}": 1.0 for i in range(64)}),
+    ],
+)
+def test_a_malformed_item_is_ignored_and_no_parser_of_structured_fields_asked(
+    header: str, read: dict[str, float], monkeypatch
+) -> None:
+    """It would take half a millisecond for 1,000 characters, a request at a time."""
+    monkeypatch.setattr(http_sf, "parse", None)
+    assert preferences(header) == read

@@ -1,0 +1,202 @@
+"""What stands before the service: tokens, origins, the rate limit, a prefix, and the log."""
+
+import asyncio
+from collections import Counter
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from structlog.testing import capture_logs
+
+from app.main import create_app
+from app.settings import Settings
+from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
+from tests.support.in_process import served
+
+BODY = {"sentences": ["search"], "return_sparse": False, "return_colbert": False}
+SCORE = {"query": "search", "passages": ["one"]}
+BURST = 10
+PUBLIC = ["/health", "/health/live", "/health/ready", "/docs", "/redoc", "/openapi.json"]
+OPERATION = ["/stats", "/metrics"]
+ALLOWED = {"Origin": "https://app.example.com"}
+OWN, NAMED, WRONG = (
+    {"Authorization": f"Bearer {token}"} for token in ("own-secret", "named-secret", "no-secret")
+)
+
+
+async def test_a_known_token_opens_what_is_not_public_and_an_allowed_page_reads_every_answer(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tokens").write_text("alice:named-secret\n")
+    settings = {"api_token": "own-secret", "api_tokens_file": tmp_path / "tokens"}
+    settings |= {"protect_metrics": True, "cors_origins": ALLOWED["Origin"]}
+    async with served(loaded(FakeModel()), **settings) as (service, client):
+        assert {(await client.get(path)).status_code for path in PUBLIC} == {200}
+        for headers in (OWN, NAMED):
+            assert (await client.post("/embeddings/", json=BODY, headers=headers)).is_success
+            assert {(await client.get(p, headers=headers)).status_code for p in OPERATION} == {200}
+        for headers in ({}, WRONG, {"Authorization": "Basic b3duOnNlY3JldA=="}):
+            answers = [
+                await client.post(path, json=BODY, headers=headers)
+                for path in ("/embeddings/", "/rerank", "/nowhere")
+            ]
+            answers += [await client.get(path, headers=headers) for path in OPERATION]
+            assert {each.json()["code"] for each in answers} == {"unauthorized"}
+            assert not any("secret" in each.text for each in answers)
+        metrics = service.metrics.render().decode()
+        assert 'embedding_requests_rejected_total{reason="auth"} 3.0' in metrics
+        assert "secret" not in metrics
+        for answer in (
+            await client.post("/embeddings/", json=BODY, headers=OWN | ALLOWED),
+            await client.post("/embeddings/", json=BODY, headers=ALLOWED),
+            await client.post("/embeddings/", json={}, headers=OWN | ALLOWED),
+            await client.get("/nowhere", headers=OWN | ALLOWED),
+        ):
+            assert answer.headers["access-control-allow-origin"] == ALLOWED["Origin"]
+            assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+        foreign = await client.post("/embeddings/", json=BODY, headers={"Origin": "https://b.com"})
+        assert (foreign.status_code, foreign.json()["code"]) == (403, "foreign_origin")
+        assert "CORS_ORIGINS" in foreign.json()["detail"]
+        stats = (await client.get("/stats", headers=OWN)).json()
+        assert stats["rejected_requests"] == 8
+        first = ALLOWED | {"Access-Control-Request-Method": "POST"}
+        assert (await client.options("/embeddings/", headers=first)).status_code == 200
+
+
+async def test_a_burst_is_answered_the_rest_is_429_and_every_count_agrees() -> None:
+    limits = {"rate_limit_requests_per_minute": 1, "rate_limit_burst_size": BURST}
+    models = loaded(FakeModel(), 100, FakeReranker())
+    async with served(models, **limits) as (service, client):
+        answers = [await client.post("/embeddings/", json=BODY) for _ in range(BURST + 5)]
+        answers += [await client.post("/rerank", json=SCORE) for _ in range(3)]
+        assert Counter(answer.status_code for answer in answers) == {200: BURST, 429: 8}
+        refused = answers[-1]
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        # Dialects share the path, and the body that would tell them apart is not read.
+        assert {"detail", "code", "request_id"} <= refused.json().keys()
+        assert refused.headers["x-request-id"] == refused.json()["request_id"]
+        for path in ("/health", "/health/live", "/stats", "/metrics", "/docs", "/openapi.json"):
+            assert [(await client.get(path)).status_code for _ in range(BURST)] == [200] * BURST
+        stats = (await client.get("/stats")).json()
+        assert (stats["total_requests"], stats["rejected_requests"]) == (BURST, 8)
+        for kind, count in (("embedding", 5), ("rerank", 3)):
+            series = f"{kind}_requests_rejected_total"
+            assert service.metrics.value(series, reason="rate_limit") == count
+
+
+PROXY = "10.0.0.1"
+PREFIX = "/team/embedder"
+
+
+@cache
+def service() -> Any:
+    """A service that trusts `PROXY`; it answers these requests without models."""
+    return create_app(Settings(trusted_proxies=PROXY, api_token="secret", protect_metrics=True))
+
+
+def ask(path: str, *, root_path: str = "", peer: str = PROXY, **headers: str) -> httpx2.Response:
+    transport = httpx2.ASGITransport(service(), root_path=root_path, client=(peer, 1))
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    async def get() -> httpx2.Response:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+            return await client.get(path, headers=named)
+
+    return asyncio.run(get())
+
+
+# A proxy removes the prefix and says so; a server keeps it in the path.
+behind_proxy = partial(ask, x_forwarded_prefix=PREFIX)
+
+
+def behind_server(path: str, **options: str) -> httpx2.Response:
+    return ask(PREFIX + path, root_path=PREFIX, **options)
+
+
+@pytest.mark.parametrize("ask_below", [behind_proxy, behind_server])
+def test_links_have_the_prefix_and_paths_mean_what_they_do_without(ask_below) -> None:
+    assert ask_below("/", accept="text/html").headers["location"] == f"{PREFIX}/ui"
+    assert ask_below("/").json()["paths"]["health"] == f"{PREFIX}/health"
+    assert ask_below("/openapi.json").json()["servers"] == [{"url": PREFIX}]
+    assert ask_below("/health").json()["status"] == "loading"
+    assert ask_below("/static/docs/swagger-ui.css").status_code == 200
+    # What needs a token, and how errors look, is told by the path below the prefix.
+    statuses = [ask_below(path).status_code for path in ("/ui/", "/stats", "/v1/models")]
+    assert statuses == [200, 401, 401]
+    assert "error" in ask_below("/v1/models").json()
+    missing = ask_below("/nowhere", authorization="Bearer secret").json()
+    assert missing["detail"].startswith("There is no /nowhere here")
+
+
+@pytest.mark.parametrize(
+    ("peer", "prefix"),
+    [
+        ("10.0.0.2", PREFIX),
+        (PROXY, "//elsewhere.example.com"),
+        (PROXY, "https://elsewhere.example.com"),
+        (PROXY, "/a, /b"),
+        (PROXY, "/"),
+    ],
+)
+def test_a_prefix_counts_only_as_a_path_and_from_a_trusted_proxy(peer, prefix) -> None:
+    told = {"peer": peer, "x_forwarded_prefix": prefix}
+    assert ask("/", accept="text/html", **told).headers["location"] == "ui"
+    assert "servers" not in ask("/openapi.json", **told).json()
+
+
+def test_a_prefix_may_look_like_a_path_of_the_service() -> None:
+    """A token is asked for by the path below, whatever the prefix is called."""
+    assert ask("/health/stats", root_path="/health").status_code == 401
+    assert ask("/stats", x_forwarded_prefix="/health").status_code == 401
+    assert ask("/stats/health", root_path="/stats").json()["status"] == "loading"
+
+
+SECRET = "zebra"
+EMBED = {"sentences": [f"{SECRET} one", f"{SECRET} two"], "return_colbert": False}
+RERANK = {"query": SECRET, "passages": [SECRET] * 3}
+MOST_BYTES = 10_000
+WORK = {"tokens", "tokenize_ms", "queue_ms", "inference_ms"}
+HUSH = {"Authorization": "Bearer hush-hush"}
+
+
+async def test_a_line_tells_all_numbers_and_no_text(tmp_path: Path) -> None:
+    (tokens := tmp_path / "tokens").write_text("alice:hush-named\n")
+    settings = {"api_token": "hush-hush", "api_tokens_file": tokens, "max_body_bytes": MOST_BYTES}
+    models = loaded(FakeModel(), 100, FakeReranker())
+    async with served(models, **settings) as (_, client):
+        with capture_logs() as lines:
+            for path, body, headers in (
+                ("/embeddings/?q=zebra", EMBED, HUSH | {"X-Request-ID": "first"}),
+                ("/rerank", RERANK, {"Authorization": "Bearer hush-named"}),
+                ("/embeddings/", {"sentences": [SECRET, 1], SECRET: 1}, HUSH),
+                ("/rerank", RERANK, {"Authorization": "Bearer zebra-token"}),
+                ("/nowhere%0A%1B%5B2J/" + "x" * 300, RERANK, HUSH),
+                ("/rerank", {SECRET: "x" * MOST_BYTES}, HUSH),
+            ):
+                await client.post(path, json=body, headers=headers)
+            await client.get("/rerank?q=zebra", headers=HUSH)
+    assert not any(SECRET in str(line) or "hush" in str(line) for line in lines)
+    requests = [line for line in lines if line["event"] == "request"]
+    embed, rerank, invalid, refused, unknown, too_large, wrong_method = requests
+    assert embed.keys() >= WORK | {"sentences"}
+    told = [embed[name] for name in ("request_id", "route", "client", "status", "sentences")]
+    assert told == ["first", "/embeddings/", "default", 200, 2]
+    assert embed["bytes_in"] > 50
+    assert embed["bytes_out"] > 100
+    assert embed["ms"] >= embed["inference_ms"] > 0
+    assert (rerank["client"], rerank["passages"]) == ("alice", 3)
+    assert (invalid["status"], invalid["code"]) == (422, "invalid_request")
+    assert (refused["status"], refused["bytes_in"]) == (401, 0)
+    assert "client" not in refused
+    # Who guesses tokens, too.
+    assert {event["client_address"] for event in requests} == {"127.0.0.1"}
+    assert unknown["status"] == 404
+    assert "route" not in unknown
+    assert unknown["path"] == r"/nowhere\n\x1b[2J/" + "x" * 186
+    assert (wrong_method["method"], wrong_method["status"]) == ("GET", 405)
+    assert wrong_method["code"] == "method_not_allowed"
+    assert too_large["status"] == 413
+    assert "route" not in too_large
+    assert [event["path"] for event in requests[:4]] == ["/embeddings/", "/rerank"] * 2

@@ -1,0 +1,243 @@
+"""What an error says: the field, what was sent, what is allowed; and never the caller's text."""
+
+# ruff: noqa: E501 - a case with what is said of it is one line
+
+from typing import Any
+
+import orjson
+import pytest
+from fastapi import FastAPI
+from httpx2 import ASGITransport, AsyncClient
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from structlog.testing import capture_logs
+
+from app.body import parse_json
+from app.context import (
+    NATIVE,
+    RERANK,
+    Dialect,
+    ErrorFacts,
+    RequestContext,
+    context_of,
+)
+from app.dialects.cohere import COHERE, DocumentsRequest
+from app.dialects.openai import OPENAI, OpenAIEmbeddingRequest
+from app.dialects.tei_schemas import TEI
+from app.error_responses import (
+    _response,
+    install_error_handlers,
+    unforeseen_error_response,
+)
+from app.middleware.request_log import ProvideContext
+from app.schemas import EmbeddingRequest, RequestModel, RerankBody
+from smart_embedder.errors import InvalidRequestError
+from tests.support.bodies import validate
+from tests.support.paths import PATHS
+
+LIST = '{"sentences":["What is hybrid search?"]}'
+PAIR = '"passages":["A recipe for bread.","It joins two rankings."]}'
+
+
+def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        validate(parse_json(body, model), model)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "said"),
+    [
+        (EmbeddingRequest, {"sentences": "one"}, f"the field sentences is a string of 3 characters: send a list of strings, as in {LIST}"),
+        (EmbeddingRequest, {"sentences": None}, "the field sentences is null: send a list of strings"),
+        (EmbeddingRequest, {"sentences": {"a": 1}}, "the field sentences is an object with 1 fields: send a list of strings"),
+        (EmbeddingRequest, {"sentences": ["a", 7]}, "the field sentences[1] is a number: send a string, as in"),
+        (EmbeddingRequest, {"sentences": ["a", ["b"]]}, "the field sentences[1] is a list of 1 items: send a string"),
+        (EmbeddingRequest, {}, f"the field sentences is missing: send it, as in {LIST}"),
+        (EmbeddingRequest, [], f"the body is a list of 0 items: send an object such as {LIST}"),
+        (EmbeddingRequest, {"texts": ["a"]}, "the field sentences is missing, and texts is none: call it sentences"),
+        (EmbeddingRequest, {"input": "a"}, "the field sentences is missing, and input is none: call it sentences"),
+        (EmbeddingRequest, {"sentance": ["a"]}, "the field sentences is missing, and sentance is none: call it sentences"),
+        (EmbeddingRequest, {"sentences": ["a"], "dense": True}, "there is no field dense here: did you mean return_dense? There are sentences, return_dense"),
+        (EmbeddingRequest, {"sentences": ["a"], "return_colbret": True}, "there is no field return_colbret here: did you mean return_colbert?"),
+        (EmbeddingRequest, {"sentences": ["a"], "zzz": 1}, "there is no field zzz here: there are sentences,"),
+        (EmbeddingRequest, {"sentences": ["a"], "return_dense": "yes"}, "the field return_dense is a string of 3 characters: send true or false"),
+        (EmbeddingRequest, b'{"sentences": NaN}', "the field sentences is NaN: send a list of strings"),
+        (RerankBody, b'{"query": "a", "passages": ["b"], "weights": {"dense": NaN}}', "the field weights.dense is NaN: send a finite number"),
+        (RerankBody, b'{"query": "a", "passages": ["b"], "weights": {"dense": -1e999}}', "the field weights.dense is -Infinity: send a finite number"),
+        (DocumentsRequest, b'{"query": "a", "documents": ["b"], "top_n": NaN}', "the field top_n is NaN: send a finite number"),
+        (DocumentsRequest, b'{"query": "a", "documents": ["b"], "top_n": 1.5}', "the field top_n is a number: send a whole number"),
+        (EmbeddingRequest, {"sentences": ["a"], "return_dense": 1}, "the field return_dense is a number: send true or false"),
+        (RerankBody, {"query": "a", "documents": ["b"]}, "the field passages is missing, and documents is none: call it passages, as in"),
+        (RerankBody, {"q": "a", "passages": ["b"]}, "the field query is missing, and q is none: call it query"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send at least 0"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": {"dense": "1"}}, "the field weights.dense is a string of 1 characters: send a number"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": {"sparce": 1}}, "there is no field sparce here: did you mean sparse? There are dense, sparse, colbert"),
+        (RerankBody, {"query": "a", "weights": {"x": 1, "y": 1, "z": 1}, "pasages": ["b"]}, "the field passages is missing, and pasages is none: call it passages"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),
+    ],
+)  # fmt: skip
+def test_a_request_is_told_what_to_send(model, body, said: str) -> None:
+    sent = body if isinstance(body, bytes) else orjson.dumps(body)
+    assert str(problem(model, sent)).startswith(said)
+
+
+@pytest.mark.parametrize("unknown", [9, 10, 11, 5000])
+def test_of_countless_unknown_names_ten_are_told_and_no_field_is_lost(unknown: int) -> None:
+    """An error for each would take longer than the work."""
+    names = {f"unknown {i}": i for i in range(unknown)}
+    known = {"sentences": ["a"], "return_dense": 1}
+    for sent in (known | names, names | known):
+        with pytest.raises(ValidationError) as caught:
+            EmbeddingRequest.model_validate(sent)
+        told = [each["loc"] for each in caught.value.errors()]
+        assert told == [("return_dense",), *((f"unknown {i}",) for i in range(min(unknown, 10)))]
+    ignored = OpenAIEmbeddingRequest.model_validate(names | {"input": "a", "dimensions": 7})
+    assert (ignored.input, ignored.dimensions) == (["a"], 7)
+
+
+SECRET = st.text("zZ\n\x1b\u202e", min_size=70, max_size=90).map(lambda text: f"{text}hush")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | SECRET,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SECRET, inner, max_size=3),
+)
+FIELDS = sorted({*EmbeddingRequest.model_fields, *RerankBody.model_fields, "texts", "dense"})
+
+
+@given(
+    st.sampled_from([EmbeddingRequest, RerankBody]),
+    st.dictionaries(st.sampled_from(FIELDS) | SECRET, JSON, max_size=6) | JSON,
+)
+def test_whatever_was_sent_no_text_of_it_is_quoted(model: type[RequestModel], body) -> None:
+    """The name of an unknown field is cut before the secret; nothing can end a log's line."""
+    sent = orjson.dumps(body)
+    try:
+        validate(parse_json(sent, model), model)
+    except InvalidRequestError as error:
+        answer = error
+    else:
+        return
+    said = [str(answer), *(each["message"] for each in answer.problems)]
+    assert all(text.isprintable() and "hush" not in text for text in said)
+    assert len(answer.problems) <= 10
+
+
+PROBLEMS = [{"pointer": "/input/0/text", "detail": "too long"}, {"pointer": "/model"}]
+
+
+def error(code: str = "internal_error", status: int = 500, **more) -> ErrorFacts:
+    return ErrorFacts("It failed.", code, status, **more)
+
+
+def answer_in(failed: ErrorFacts, *dialects: Dialect) -> tuple[int, dict[str, Any]]:
+    """The status and the body of an error where a path has these dialects."""
+    context = RequestContext("r", "/rerank", RERANK, "192.0.2.1", dialects)
+    answer = _response({"type": "http", "state": {"context": context}}, failed)
+    return answer.status_code, orjson.loads(answer.body)
+
+
+def test_the_native_body_lists_problems_where_there_are_any() -> None:
+    plain = {"detail": "It failed.", "code": "internal_error", "request_id": "r"}
+    assert answer_in(error(), NATIVE) == (500, plain)
+    assert answer_in(error(problems=PROBLEMS), NATIVE) == (500, plain | {"errors": PROBLEMS})
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "answered"),
+    [
+        ("unauthorized", 401, "authentication_error", 401),
+        ("forbidden", 403, "permission_error", 403),
+        ("rate_limited", 429, "rate_limit_error", 429),
+        ("not_found", 404, "invalid_request_error", 404),
+        ("invalid_request", 422, "invalid_request_error", 400),
+        ("text_too_long", 422, "invalid_request_error", 400),
+        ("internal_error", 500, "server_error", 500),
+        ("loading", 503, "server_error", 503),
+    ],
+)
+def test_openais_error_has_a_type_and_the_field(code, status, kind, answered) -> None:
+    failed = error(code, status, problems=PROBLEMS)
+    about = {"message": "It failed.", "type": kind, "code": code}
+    body = {"error": about | {"param": "input"}, "detail": "It failed."}
+    assert answer_in(failed, OPENAI) == (answered, body)
+    assert answer_in(failed, COHERE)[0] == answered
+
+
+def test_without_a_field_none_is_named_and_coheres_error_has_jinas_detail_beside() -> None:
+    for problems in (None, [], [{"pointer": "", "detail": "no object"}]):
+        assert answer_in(error(problems=problems), OPENAI)[1]["error"]["param"] is None
+    told = {"message": "It failed.", "detail": "It failed.", "id": "r", "code": "invalid_request"}
+    assert answer_in(error("invalid_request", 422), COHERE) == (400, told)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind", "answered"),
+    [
+        ("empty_input", 400, "Empty", 400),
+        ("unauthorized", 401, "Unauthorized", 401),
+        ("invalid_request", 422, "Validation", 422),
+        ("rate_limited", 429, "Overloaded", 429),
+        ("queue_full", 503, "Overloaded", 429),
+        ("loading", 503, "Unhealthy", 503),
+        ("draining", 503, "Unhealthy", 503),
+        ("inference_failed", 500, "Backend", 424),
+        ("out_of_memory", 503, "Backend", 424),
+        ("timeout", 504, "Backend", 504),
+        ("not_found", 499, "Validation", 499),
+        ("unknown", 500, "Backend", 500),
+    ],
+)
+def test_teis_error_says_what_kind_it_is(code, status, kind, answered) -> None:
+    told = {"error": "It failed.", "error_type": kind}
+    assert answer_in(error(code, status), TEI) == (answered, told)
+
+
+def test_where_dialects_share_a_path_the_first_decides_and_all_can_be_read() -> None:
+    failed = error("invalid_request", 422)
+    status, body = answer_in(failed, NATIVE, OPENAI)
+    assert status == 422
+    assert body["error"]["code"] == body["code"] == "invalid_request"
+    assert (body["request_id"], body["error"]["type"]) == ("r", "invalid_request_error")
+    # Where a native client reads it, and where OpenAI's does.
+    assert orjson.dumps(body).count(b"It failed.") == 2
+    assert answer_in(failed, OPENAI, NATIVE)[0] == 400
+    assert answer_in(failed, TEI, OPENAI)[1]["error"] == "It failed."
+
+
+def scope() -> dict[str, object]:
+    context = RequestContext("an id", "/rerank", RERANK, "192.0.2.1")
+    return {"type": "http", "state": {"context": context}}
+
+
+def test_what_nobody_foresaw_reveals_nothing_and_is_500() -> None:
+    of = scope()
+    answer = unforeseen_error_response(of, ValueError("secret"))
+    told = orjson.loads(answer.body)
+    assert (answer.status_code, told["code"]) == (500, "internal_error")
+    assert told["request_id"] == "an id"
+    assert "secret" not in str(told)
+    assert (context_of(of).error_code, context_of(of).error_status) == ("internal_error", 500)
+
+
+async def test_a_lack_of_memory_is_temporary_wherever_it_is_noticed() -> None:
+    outside = unforeseen_error_response(scope(), MemoryError())
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.get("/rerank")
+    async def endpoint() -> None:
+        raise MemoryError("of something")
+
+    app.add_middleware(ProvideContext, trusted_proxies=(), paths=PATHS)
+    transport = ASGITransport(app)
+    async with AsyncClient(transport=transport, base_url="http://service") as client:
+        with capture_logs() as log:
+            inside = await client.get("/rerank")
+    assert [(each["event"], each["reason"]) for each in log] == [
+        ("request_out_of_memory", "of something")
+    ]
+    for answer, told in ((outside, orjson.loads(outside.body)), (inside, inside.json())):
+        assert (answer.status_code, told["code"]) == (503, "out_of_memory")
+        assert answer.headers["retry-after"] == "30"
+        assert told["detail"].startswith("The service has too little memory for this request now;")

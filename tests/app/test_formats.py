@@ -1,0 +1,175 @@
+"""The formats of an answer: the same numbers in each, read by the formats' own libraries."""
+
+import base64
+import gc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app import formats as binary
+from app import vector_answers as json_answer
+from app.vector_answers import EmbeddingAnswer
+from smart_embedder.requests import (
+    EmbeddingResult,
+    EmbedRequest,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+    Timings,
+    TokenStrings,
+)
+from tests.app.conftest import answered, metric, serving
+from tests.support.formats import (
+    JSON,
+    SAFETENSORS,
+    Item,
+    arrays_of,
+    assert_arrays,
+    decode,
+)
+from tests.support.texts import varied_texts
+
+
+def answer_to(
+    tokens: list[int], request: EmbedRequest, *, strings: bool = False
+) -> EmbeddingAnswer:
+    """An answer to texts of so many tokens."""
+    random, kinds = np.random.default_rng(len(tokens)), request.needed
+    embeddings, names = list[TextEmbedding](), list[TokenStrings]()
+    for count in tokens:
+        weights = SparseVector(np.arange(3, 3 + count), random.random(count, np.float32))
+        rows = random.normal(size=(count + 1, 64)).astype(np.float32)
+        dense, colbert = rows[-1] if kinds.dense else None, rows[:-1] if kinds.colbert else None
+        embeddings.append(TextEmbedding(dense, weights if kinds.sparse else None, colbert))
+        named = (["é"] if kinds.sparse else None, ["b"] if kinds.colbert else None)
+        names.append(TokenStrings(*(each and each * count for each in named)))
+    timings = Timings(0, 0, 0, 0)
+    result = EmbeddingResult(embeddings, [], sum(tokens), timings, names if strings else None)
+    texts = [f'"{count}"' for count in tokens]
+    return EmbeddingAnswer(replace(request, texts=texts), result, {"model_name": "d"})
+
+
+def of_base64(item: Item) -> Item:
+    """Its arrays."""
+    if "data" not in item:
+        return {
+            name: of_base64(each) if isinstance(each, dict) else each for name, each in item.items()
+        }
+    kind = item["dtype"].replace("bfloat16", "uint16")
+    return np.frombuffer(base64.b64decode(item["data"]), kind).reshape(item["shape"])
+
+
+RENDERERS = {
+    SAFETENSORS: binary.render_safetensors,
+    JSON: lambda answer: json_answer.render(answer, sparse_as_indices=True, as_base64=False),
+    "base64": lambda answer: json_answer.render(answer, sparse_as_indices=False, as_base64=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "muvera", "tokens", "strings"),
+    [
+        (("dense", "sparse", "colbert"), "document", [1, 2, 4], False),
+        # Large ones.
+        (("sparse", "colbert"), None, [4100, 7, 70], False),
+        (("dense",), None, [1, 2], False),
+        (("sparse", "colbert"), None, [3, 1], True),
+        (("sparse",), None, [0], True),
+        ((), "query", [5], False),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8", "binary"])
+@pytest.mark.parametrize("accept", RENDERERS)
+def test_every_format_holds_all_that_is_in_an_answer(
+    accept, dtype, kinds, muvera, tokens, strings
+) -> None:
+    if accept == JSON and dtype.endswith("float16"):
+        return
+    outputs = Outputs(**dict.fromkeys(kinds, True))
+    request = EmbedRequest([], outputs, output_dtype=dtype, muvera=muvera)
+    answer = answer_to(tokens, request, strings=strings)
+    content = b"".join(RENDERERS[accept](answer))
+    items, told = decode(JSON if accept == "base64" else accept, content)
+    untyped = {"output_dtype"} if (accept, dtype) == (JSON, "float32") else set()
+    assert told == {name: each for name, each in answer.report().items() if name not in untyped}
+    if accept == "base64":
+        items = [of_base64(item) for item in items]
+    for item, text, row in zip(items, answer.request.texts, answer.vectors(), strict=True):
+        assert item.pop("text", text) == text
+        item.pop("id", None)
+        assert_arrays(item, arrays_of(row))
+
+
+def test_the_format_that_is_wanted_most_is_answered_and_an_error_is_json(client) -> None:
+    """Which one that is: test_context.py."""
+    for sentences, status, expected in ((["a"], 200, SAFETENSORS), ([], 400, JSON)):
+        headers = {"Accept": f"application/json;q=0.5, {SAFETENSORS};q=0.9, */*;q=0.1"}
+        answer = client.post("/embeddings/", json={"sentences": sentences}, headers=headers)
+        assert (answer.status_code, answer.headers["content-type"]) == (status, expected)
+
+
+def test_what_is_made_of_a_text_does_not_depend_on_the_others(client) -> None:
+    options = {"output_dtype": "int8", "colbert_pool_factor": 2, "muvera": "document"}
+    headers = {"Accept": SAFETENSORS}
+
+    def last(*sentences: str) -> Item:
+        body = {"sentences": sentences} | options
+        return decode(SAFETENSORS, client.post("/embeddings/", json=body, headers=headers).content)[
+            0
+        ][-1]
+
+    alone = last("hybrid search")
+    for beside in (["music"], ["music", "", "search " * 40, *varied_texts(3)]):
+        together = last(*beside, "hybrid search")
+        for name in ("dense", "colbert"):
+            np.testing.assert_allclose(np.int16(together[name]), np.int16(alone[name]), atol=1)
+        np.testing.assert_allclose(together["muvera"], alone["muvera"], atol=1e-5)
+
+
+def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone() -> None:
+    request = EmbedRequest([], Outputs(dense=True, colbert=True), output_dtype="float16")
+    answer = answer_to([127] * 4, request)
+    expected = b"".join(binary.render_safetensors(answer))
+    pieces = list(binary.render_safetensors(answer))
+    del answer
+    gc.collect()
+    junk = [np.full((127, 64), place, np.float16) for place in range(16)]
+    assert b"".join(pieces) == expected
+    del junk
+
+
+VARIANTS = [
+    {},
+    {"return_colbert": False, "sparse_as_indices": True},
+    {"return_dense": False, "return_tokens": True},
+    {"truncation_side": "left"},
+    {"output_dtype": "int8", "return_sparse": False},
+    {"output_dtype": "ubinary", "muvera": "document", "return_tokens": True},
+    {"return_colbert": False, "muvera": "query", "return_tokens": True},
+    {"output_dtype": "uint8", "colbert_pool_factor": 2, "muvera": "document"},
+]
+
+
+def test_answers_do_not_show_a_cache(tiny_m3: Path) -> None:
+    def ask(options: Item) -> Item:
+        texts = [f"{options} {text}" for text in (*varied_texts(6), "search " * 100, "")]
+        told: Item = answered(client, "/embeddings/", sentences=texts, **options)
+        assert {each["code"] for each in told["warnings"]} == {"input_truncated"}
+        del told["processing_time_ms"]
+        return told
+
+    settings = {"embedding_model": str(tiny_m3), "bge_embed_max_length": 60}
+    with serving(**settings) as client:
+        expected = list(map(ask, VARIANTS))
+    with serving(**settings, embedding_cache_bytes=2**28) as client:
+        computed = list(map(ask, VARIANTS))
+        tokens = metric(client, "embedder_tokens_processed_total", model="tiny-m3")
+        found = list(map(ask, VARIANTS))
+        assert metric(client, "embedder_tokens_processed_total", model="tiny-m3") == tokens
+        assert 0 < metric(client, "embedder_cache_bytes") <= 2**28
+    times = [answer.pop("timings_ms") for answer in (*found, *computed, *expected)]
+    is_found = [each["inference"] == each["tokenize"] == 0 for each in times]
+    assert is_found == [True] * len(found) + [False] * 2 * len(found)
+    assert found == computed == expected

@@ -1,0 +1,101 @@
+"""The metrics of one service: each series from the start, and each gauge what it watches."""
+
+from functools import partial
+
+import pytest
+
+from app.http_metrics import (
+    REJECTION_REASONS,
+    STATUSES,
+    Metrics,
+)
+from smart_embedder import __version__
+from smart_embedder.core import EngineCore
+from smart_embedder.settings import EngineSettings
+from tests.smart_embedder.fakes import FakeModel, loaded, loading
+
+EMBEDDING_ENDPOINTS = ("/embeddings/", "/v1/embeddings")
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
+    """The values of a series by the values of its labels."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_every_label_has_a_series_at_zero_from_the_start(metrics) -> None:
+    endpoints = [metrics.rerank_endpoint(), metrics.tokenize_endpoint()]
+    endpoints += map(metrics.embedding_endpoint, EMBEDDING_ENDPOINTS)
+    for endpoint in endpoints:
+        assert {*endpoint.requests} == {*STATUSES}
+        assert {*endpoint.rejected} == {*REJECTION_REASONS}
+    for name, labels in {
+        "embedding_requests_total": {(s, e) for s in STATUSES for e in EMBEDDING_ENDPOINTS},
+        "rerank_requests_total": {(each,) for each in STATUSES},
+        "embedder_tokenize_requests_total": {(each,) for each in STATUSES},
+        "embedder_tokenize_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
+        "embedding_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
+        "rerank_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
+        "embedding_request_duration_seconds_count": {(each,) for each in EMBEDDING_ENDPOINTS},
+        "embedder_cache_hits_total": {()},
+        "embedder_cache_misses_total": {()},
+        "embedder_abandoned_requests_total": {()},
+    }.items():
+        assert samples(metrics, name) == dict.fromkeys(labels, 0), name
+    assert samples(metrics, "embedder_build_info") == {(__version__,): 1}
+
+
+def test_two_services_in_one_process_count_for_themselves(metrics) -> None:
+    metrics.sentences.inc(3)
+    assert metrics.value("embedding_sentences_processed_total") == 3
+    assert Metrics().value("embedding_sentences_processed_total") == 0
+    assert metrics.value("no_such_series", a="b") == 0
+
+
+def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
+    now = {"memory": 10}
+    metrics.watch_memory(lambda kind: now["memory"] + len(kind))
+    now["memory"] = 20
+    for kind in ("allocated", "reserved", "free", "total"):
+        assert metrics.value(f"gpu_memory_{kind}_bytes") == 20 + len(kind)
+    for kind in ("allocated", "reserved"):
+        assert metrics.value(f"embedding_gpu_memory_{kind}_bytes") == 20 + len(kind)
+
+
+def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
+    states = ["loading", "loaded"]
+    for index, name in enumerate("ab"):
+        in_which = partial(states.__getitem__, index)
+        metrics.watch_model(name, ("loading", "loaded", "failed"), in_which)
+    metrics.watch_further_model("b", lambda: 3)
+    found = samples(metrics, "embedder_model_state")
+    assert {labels for labels, value in found.items() if value} == {
+        ("a", "loading"),
+        ("b", "loaded"),
+    }
+    assert len(found) == 6
+    states[0] = "failed"
+    assert metrics.value("embedder_model_state", model="a", state="failed") == 1
+    assert metrics.value("embedder_model_state", model="a", state="loading") == 0
+    assert samples(metrics, "embedder_tokens_processed_total") == {("a",): 0, ("b",): 0}
+    assert samples(metrics, "embedder_model_requests") == {("b",): 3}
+    loads = {("b", "success"): 0, ("b", "failure"): 0}
+    assert samples(metrics, "embedder_model_loads_total") == loads
+    assert samples(metrics, "embedder_model_unloads_total") == {("b",): 0}
+    assert samples(metrics, "embedder_model_replacements_total") == {("b",): 0}
+
+
+def test_an_engine_tells_how_many_requests_may_wait(metrics) -> None:
+    settings = EngineSettings(max_queue_size=7, rerank_max_queue=8)
+    metrics.watch(EngineCore(settings, loading(loaded(FakeModel())), metrics), settings)
+    assert metrics.value("embedder_embedding_queue_capacity") == 7
+    assert metrics.value("embedder_rerank_queue_capacity") == 8

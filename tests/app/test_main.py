@@ -1,0 +1,251 @@
+"""The app as a whole: what its creation does once, and in which order its start does the rest."""
+
+import asyncio
+import gc
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fastapi.routing
+import httpx2
+import pytest
+from fastapi import FastAPI
+from structlog.testing import capture_logs
+
+from app import main, process
+from app.__main__ import main as command
+from app.main import create_app
+from app.middleware.limits import BODY_SECONDS
+from app.settings import Settings
+from smart_embedder.errors import StartupError
+from smart_embedder.interface import DefaultModels
+from tests.smart_embedder.fakes import FakeModel, loaded, loading, settings_of
+
+MODELS = loaded(FakeModel())
+
+
+def client_of(app: FastAPI) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://service")
+
+
+async def test_no_request_waits_for_routes_or_descriptions_to_be_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FastAPI makes them on the event loop, for all routes before the one asked for."""
+    app = create_app(Settings())
+
+    def make(*_: object, **__: object) -> None:
+        raise AssertionError("a request makes what should be there")
+
+    monkeypatch.setattr(fastapi.routing._EffectiveRouteContext, "from_api_route", make)
+    monkeypatch.setattr(app, "openapi", make)
+    async with client_of(app) as client:
+        assert (await client.get("/health")).status_code == 503
+        assert "POST /embeddings/" in (await client.get("/embedding")).text
+        assert (await client.get("/rerank")).headers["Allow"] == "POST"
+
+
+async def test_what_only_documentation_needs_is_made_when_the_service_is_ready() -> None:
+    done, settled = [], asyncio.Event()
+
+    def settle() -> None:
+        done.append(("settled", app.openapi_schema is not None))
+        settled.set()
+
+    app = create_app(
+        settings_of(MODELS),
+        loader=loading(MODELS),
+        on_ready=lambda _: done.append(("ready", app.openapi_schema is not None)),
+        on_settled=settle,
+    )
+    async with app.router.lifespan_context(app):
+        await settled.wait()
+    assert done == [("ready", False), ("settled", True)]
+
+
+async def test_a_small_memory_is_said_and_what_never_fits_it_is_413() -> None:
+    device = replace(MODELS.device, host_memory_left=lambda: 1_000_000)
+    models, ready = replace(MODELS, devices=(device,)), asyncio.Event()
+    chosen = settings_of(models, api_token=None)
+    app = create_app(chosen, loader=loading(models), on_ready=lambda _: ready.set())
+    with capture_logs() as log:
+        async with app.router.lifespan_context(app), client_of(app) as client:
+            await ready.wait()
+            large = await client.post("/embeddings/", json={"sentences": ["a" * 900_000]})
+    assert large.status_code == 413
+    assert "memory_short" in [each["event"] for each in log]
+
+
+def middleware_of(**settings: Any) -> dict[str, dict[str, Any]]:
+    app = create_app(Settings(rerank_gpu_timeout=1, **settings))
+    return {each.cls.__name__: each.kwargs for each in app.user_middleware}
+
+
+def test_what_is_held_in_memory_follows_from_the_settings() -> None:
+    limit = middleware_of(max_body_bytes=1 << 25, request_timeout=30)
+    memory = limit["LimitMemory"]
+    assert memory["budget"].max_bytes == 32 << 25
+    assert memory["body_seconds"] == min(BODY_SECONDS, 10)
+    assert limit["LimitBody"]["max_bytes"] == 1 << 25
+    assert middleware_of(request_timeout=600)["LimitMemory"]["body_seconds"] == BODY_SECONDS
+
+
+@pytest.mark.parametrize("ui", [True, False])
+async def test_what_is_switched_off_is_not_there(ui: bool) -> None:
+    app = create_app(Settings(ui=ui))
+    async with client_of(app) as client:
+        assert (await client.get("/ui")).status_code == (200 if ui else 404)
+    assert "TraceRequests" not in middleware_of()
+
+
+async def test_the_rate_limit_is_that_of_the_settings() -> None:
+    limit = {"rate_limit_requests_per_minute": 1, "rate_limit_burst_size": 2, "api_token": None}
+    app = create_app(Settings(**limit))
+    async with client_of(app) as client:
+        answers = [await client.post("/rerank", json={}) for _ in range(3)]
+    assert [each.status_code for each in answers] == [422, 422, 429]
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[FastAPI]:
+    """An app whose models are loaded."""
+    ready, load = asyncio.Event(), loading(MODELS)
+    app = create_app(settings_of(MODELS), loader=load, on_ready=lambda _: ready.set())
+    async with app.router.lifespan_context(app):
+        await ready.wait()
+        yield app
+
+
+async def test_the_end_closes_what_the_start_has_opened() -> None:
+    async with running() as app:
+        service = app.state.service
+        assert not service.engine.closing
+        service.render_threads.submit(int).result()
+    assert service.engine.closing
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        service.render_threads.submit(int)
+
+
+async def test_the_lateness_of_the_event_loop_is_observed() -> None:
+    counted = "embedder_event_loop_lateness_seconds_sum"
+    async with running() as app, client_of(app) as client:
+        assert (await client.get("/health")).status_code == 200
+        metrics = app.state.service.metrics
+        before = metrics.value(counted)
+        until = time.monotonic() + 0.4
+        while time.monotonic() < until:
+            pass
+        while metrics.value(counted) - before < 0.2:  # noqa: ASYNC110 - turns, not time
+            await asyncio.sleep(0)
+
+
+async def test_an_end_before_the_models_are_loaded_ends_the_start() -> None:
+    told: list[object] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def load(settings: Settings) -> DefaultModels:
+        begun.set()
+        go_on.wait()
+        return loading(MODELS)(settings)
+
+    calls = {"on_ready": told.append, "on_failure": told.append}
+    app = create_app(settings_of(MODELS), loader=load, **calls)
+    async with app.router.lifespan_context(app):
+        await asyncio.to_thread(begun.wait)
+        go_on.set()
+    assert app.state.service.engine.closing
+    assert told == []
+
+
+async def test_a_start_that_fails_is_reported_once_and_the_port_answers_on() -> None:
+    told: list[Exception] = []
+    failed = asyncio.Event()
+
+    def fail(_: Settings) -> DefaultModels:
+        raise StartupError("there is no such folder")
+
+    def report(error: Exception) -> None:
+        told.append(error)
+        failed.set()
+
+    app = create_app(Settings(), loader=fail, on_failure=report)
+    async with app.router.lifespan_context(app):
+        await failed.wait()
+        async with client_of(app) as client:
+            assert (await client.get("/health")).json()["status"] == "unhealthy"
+    assert [str(each) for each in told] == ["there is no such folder"]
+
+
+def test_the_module_has_an_app_and_nothing_else_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = main.nothing
+
+
+# The command `python -m app`.
+
+
+@pytest.fixture
+def client_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with commands, of which one has the name of this package's own."""
+    folder = tmp_path / "a_client-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: a-client\nVersion: 1\n")
+    commands = "[smart_embedder.commands]\nfetch = a_client:fetch\nserve = a_client:fetch\n"
+    (folder / "entry_points.txt").write_text(commands)
+    (tmp_path / "a_client.py").write_text("def fetch():\n    return 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.fixture
+def kept_signals():
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.usefixtures("client_package", "kept_signals")
+@pytest.mark.parametrize(
+    ("arguments", "status", "shown"),
+    [
+        (["fetch"], 3, ""),
+        (["fetch", "--help"], 3, ""),
+        (["serve", "--help"], 0, "--port"),
+        (["unknown", "--help"], 0, "--port"),
+        (["--help"], 0, "--port"),
+        (["--port", "7", "-h"], 0, "--port"),
+    ],
+)
+def test_a_command_of_an_installed_client_is_run_and_help_needs_no_service(
+    arguments, status, shown, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["app", *arguments])
+    monkeypatch.setattr(process, "run", None)
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == status
+    printed = capsys.readouterr().out
+    assert shown in printed
+    assert bool(printed) == bool(shown)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--port", "7"], ["unknown"]])
+@pytest.mark.usefixtures("kept_signals")
+def test_anything_else_is_served_with_its_arguments(arguments, monkeypatch) -> None:
+    """Rarely collecting begins before the imports, and so before `run`."""
+    before, runs = gc.get_threshold(), []
+    monkeypatch.setattr(sys, "argv", ["app", *arguments])
+    monkeypatch.setattr(process, "run", lambda *call: runs.append((*call, gc.get_threshold())))
+    try:
+        command()
+    finally:
+        gc.set_threshold(*before)
+    ((create, passed, threshold),) = runs
+    assert (create, passed) == (create_app, arguments)
+    assert threshold[0] > before[0]

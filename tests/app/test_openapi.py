@@ -1,0 +1,205 @@
+"""What /openapi.json promises of this server: bodies, streams, limits, errors and locks."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from starlette.responses import Response
+
+from app.dialects.openai import OpenAIError
+from app.handler import Call
+from app.main import create_app
+from app.openapi import _describe_limits
+from app.response_schemas import RerankResponse
+from app.routing import Router, WorkRoute
+from app.schemas import RerankBody
+from app.settings import Settings
+from smart_embedder.interface import LoadedModels
+from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
+from tests.support.in_process import served
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    return create_app(
+        Settings(api_token=None, max_sentences_per_request=123, max_rerank_passages=45)
+    )
+
+
+@pytest.fixture(scope="module")
+def paths(app: FastAPI) -> dict[str, Any]:
+    found: dict[str, Any] = app.openapi()["paths"]
+    return found
+
+
+def schemas_in(body: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a description."""
+    if isinstance(body, dict):
+        yield body
+    for each in body.values() if isinstance(body, dict) else body if isinstance(body, list) else ():
+        yield from schemas_in(each)
+
+
+def test_the_description_is_valid_openapi(app: FastAPI) -> None:
+    """Generators of clients refuse one that is not."""
+    assert app.openapi()["openapi"].startswith("3.1.")
+    assert [error.message for error in OpenAPIV31SpecValidator(app.openapi()).iter_errors()] == []
+
+
+def test_every_body_is_required_and_a_named_component(app, paths) -> None:
+    schemas = app.openapi()["components"]["schemas"]
+    bodies = {
+        path: operations["post"]["requestBody"]
+        for path, operations in paths.items()
+        if "requestBody" in operations.get("post", {})
+    }
+    assert len(bodies) > 15
+    for path, body in bodies.items():
+        assert body["required"] is True, path
+        (name,) = body["content"]["application/json"]["schema"].values()
+        assert name.rpartition("/")[2] in schemas, path
+    named = {path: schema_of(body) for path, body in bodies.items()}
+    assert named["/embeddings/"] == "EmbeddingRequest"
+    assert (named["/rerank"], named["/v2/rerank"]) == ("RerankBody", "DocumentsRequest")
+    body = schemas["RerankBody"]
+    assert (body["type"], body["required"]) == ("object", ["query", "passages"])
+    assert schemas["RerankWeights"]["properties"]["dense"]["maximum"] == 1_000_000
+
+
+def schema_of(body: dict[str, Any]) -> str:
+    reference: str = body["content"]["application/json"]["schema"]["$ref"]
+    return reference.rpartition("/")[2]
+
+
+def test_every_operation_has_an_id_of_two_words_of_its_own(paths) -> None:
+    ids = [each["operationId"] for methods in paths.values() for each in methods.values()]
+    assert len(ids) == len({*ids}) > 25
+    assert all(re.fullmatch("[a-z]+_[a-z0-9]+", each) for each in ids)
+
+
+def test_no_value_is_a_union_of_bare_lists_or_maps(app) -> None:
+    """Generators of typed clients make nothing that compiles of one."""
+    for schema in schemas_in(app.openapi()):
+        members = schema.get("anyOf", schema.get("oneOf", []))
+        members = [each for each in members if each.get("type") != "null"]
+        if len(members) > 1:
+            assert not any(each.get("type") in {"array", "object"} for each in members), schema
+
+
+def test_work_takes_a_priority(paths) -> None:
+    for path in ("/rerank", "/embeddings/"):
+        (priority,) = (each for each in paths[path]["post"]["parameters"] if each["in"] == "header")
+        assert (priority["name"], priority["required"]) == ("Priority", False)
+        assert priority["schema"] == {"type": "string", "default": "u=3"}
+
+
+def test_only_this_services_own_lists_have_the_limits_in_force(app) -> None:
+    limits = {
+        (name, field): about["maxItems"]
+        for name, schema in app.openapi()["components"]["schemas"].items()
+        for field, about in schema.get("properties", {}).items()
+        if about.get("maxItems") in {123, 45}
+    }
+    assert limits == {("EmbeddingRequest", "sentences"): 123, ("RerankBody", "passages"): 45}
+
+
+def test_work_tells_its_errors_in_its_dialects_shape() -> None:
+    """As one response: with one for each status, an operation fills ten screens of /docs."""
+    router = Router(error=OpenAIError)
+
+    @router.work("/rank", RerankResponse, summary="Rerank")
+    async def rank_texts(body: RerankBody, call: Call) -> Response:
+        raise NotImplementedError
+
+    (route,) = router.routes
+    assert isinstance(route, WorkRoute)
+    assert (route.summary, route.response_model) == ("Rerank", RerankResponse)
+    assert (route.unique_id, route.schemas) == ("rank_texts", (RerankBody,))
+    error = {"model": OpenAIError, "description": "An error"}
+    assert route.responses == {"default": error}
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_metrics_are_locked_where_they_are_protected(protected: bool) -> None:
+    settings = Settings(api_token="a", protect_metrics=protected)
+    paths = create_app(settings).openapi()["paths"]
+    lock = [{"HTTPBearer": []}]
+    locked = {
+        f"{method} {path}"
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if operation.get("security") == lock
+    }
+    counters = {"get /stats", "get /metrics"}
+    assert counters & locked == (counters if protected else set())
+    assert {"post /rerank", "post /embeddings/", "post /", "get /info"} <= locked
+    assert "get /v1/models" in locked
+    assert not {"get /health", "get /ping", "get /"} & locked
+    assert paths["/metrics"]["get"]["summary"] == "Prometheus metrics"
+
+
+def test_there_are_no_locks_where_no_token_is_asked_for(app: FastAPI, tmp_path) -> None:
+    description = app.openapi()
+    assert "securitySchemes" not in description["components"]
+    assert not any("security" in schema for schema in schemas_in(description["paths"]))
+    (tmp_path / "tokens").write_text("alice:a\n")
+    named = create_app(Settings(api_tokens_file=tmp_path / "tokens")).openapi()
+    assert "security" in named["paths"]["/rerank"]["post"]
+
+
+def lengths(description: str) -> list[list[str]]:
+    """The cells of the rows that depend on the models: two of each."""
+    rows = description.splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:4]] for row in rows if row[:1] == "|"]
+    return [own[1:] for own in cells if own[0].startswith(("tokens", "pairs"))]
+
+
+class Dense(FakeModel):
+    name = "dense"
+    max_length = 77
+
+
+class Reranker(FakeReranker):
+    name = "judge"
+    max_length = 55
+
+
+class FewPairs(Reranker):
+    max_batch_sequences = 4
+
+
+UNKNOWN = "known once the models are loaded"
+BY_FAKE, OFF = "100 of a text by fake", "none: reranking is switched off"
+OF_PAIRS = "55 of query and passage by judge"
+FEW = replace(loaded(FakeModel(), reranker=FewPairs()), max_rerank_tokens=7)
+LATE = replace(loaded(FakeModel()), dense=Dense(), late_interaction=True)
+
+
+@pytest.mark.parametrize(
+    ("models", "told"),
+    [
+        (None, [UNKNOWN] * 5),
+        (loaded(FakeModel()), [BY_FAKE, OFF, "10", "10", "no limit"]),
+        (loaded(FakeModel(), reranker=Reranker()), [BY_FAKE, OF_PAIRS, "10", "10", "no limit"]),
+        (FEW, [BY_FAKE, OF_PAIRS, "10", "7", "4"]),
+        (LATE, [f"77 of a text by dense, {BY_FAKE}", BY_FAKE, "10", "10", "no limit"]),
+    ],
+)
+def test_the_limits_of_loaded_models_are_told(models: LoadedModels | None, told: list[str]) -> None:
+    embedding, reranking, tokens, of_reranking, pairs = told
+    rows = lengths(_describe_limits(Settings(), models))
+    assert rows == [[embedding, reranking], [tokens, of_reranking], ["", pairs]]
+
+
+async def test_a_service_tells_its_own_limits() -> None:
+    limits = {"max_queue_size": 321, "rerank_max_queue": 12}
+    async with served(loaded(FakeModel()), **limits) as (_, client):
+        description = (await client.get("/openapi.json")).json()
+    told = description["info"]["description"]
+    assert lengths(told) == [[BY_FAKE, OFF], ["10", "10"], ["", "no limit"]]
+    assert "| requests of all clients | 321 | 12 |" in told
+    assert "/openapi.json" not in description["paths"]

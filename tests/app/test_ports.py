@@ -1,0 +1,56 @@
+"""Ports that can be listened on, and the words for those that cannot."""
+
+import socket
+
+import pytest
+
+from app.ports import is_loopback, require_port
+from smart_embedder.errors import StartupError
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_a_free_port_may_be_listened_on_again_and_again(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        # Its last connection is still remembered, as after a restart.
+        with socket.create_connection(other.getsockname()):
+            other.accept()[0].close()
+    for _ in range(2):
+        require_port(host, port)
+    with socket.create_server((host, port)):
+        pass
+
+
+def test_a_port_that_is_taken_is_told_of_and_that_of_ipv6_does_not_take_the_one_of_ipv4() -> None:
+    """As asyncio listens on both of them."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        for host in ("127.0.0.1", "0.0.0.0"):
+            with pytest.raises(StartupError, match=f"port {port} of {host} is taken"):
+                require_port(host, port)
+    try:
+        other = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartupError, match="is taken"):
+            require_port("::", port)
+    with socket.create_server(("0.0.0.0", port)):
+        require_port("::", port)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_no_port_that_is_taken(host: str) -> None:
+    with pytest.raises(StartupError, match=f"^HOST={host} PORT=80 cannot be listened on: ."):
+        require_port(host, 80)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_a_loopback_address_is_of_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "fe80::1%1"])
+def test_any_other_address_may_be_reached_by_others(host: str) -> None:
+    assert not is_loopback(host)

@@ -1,0 +1,429 @@
+"""A failed start ends with one clear sentence and a non-zero status."""
+
+import gc
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import uvicorn
+from structlog.testing import capture_logs
+
+from app import process
+from app.process import log_failure, log_ready, stop_uvicorn
+from app.settings import Settings
+from smart_embedder.errors import StartupError
+from smart_embedder.requests import ANSWER_BYTES
+from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
+from tests.support.bad_start import run_to_the_end
+from tests.support.script import run_script
+from tests.support.server import run_server
+
+UVICORN = ("app.main:app", "--port", "0")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        ("app", ["--prot=1"], "there is no flag --prot: the nearest is --port; --help "),
+        ("uvicorn", UVICORN, "API_TOKENS_FILE=/absent "),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_before_the_port_opens(
+    tmp_path: Path, module: str, arguments: Sequence[str], said: str
+) -> None:
+    status, output = run_to_the_end(
+        tmp_path, module=module, arguments=arguments, API_TOKENS_FILE="/absent"
+    )
+    assert (status, output.count("\n")) == (1, 1)
+    assert output.startswith(f"Smart Embedder cannot start: {said}")
+
+
+@pytest.mark.parametrize("module", ["app", "uvicorn"])
+def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path, module) -> None:
+    model = {"EMBEDDING_MODEL": str(tmp_path / "absent"), "LOG_LEVEL": "debug"}
+    arguments = UVICORN if module == "uvicorn" else ()
+    status, output = run_to_the_end(tmp_path, module=module, arguments=arguments, **model)
+    assert status == 1
+    assert "Finished server process" in output
+    last = output.splitlines()[-1]
+    assert "start_failed" in last
+    assert f"the model folder {tmp_path / 'absent'} does not exist" in last
+
+
+WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME"]
+
+
+def test_a_local_model_is_served_without_a_home_folder(tmp_path: Path, tiny_m3: Path) -> None:
+    """By a user without an entry in the system."""
+    tried = subprocess.run([*WITHOUT_HOME, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
+    with run_server(tmp_path, prefix=WITHOUT_HOME, EMBEDDING_MODEL=str(tiny_m3)) as server:
+        assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "answer", "missing"),
+    [
+        (1000, ANSWER_BYTES, None),
+        (250, ANSWER_BYTES, "3 MB"),
+        (1000, ANSWER_BYTES // 2, "1 MB"),
+        (0, ANSWER_BYTES, "999 MB"),
+    ],
+)
+def test_what_a_larger_memory_would_allow_is_said_at_the_start(body, answer, missing) -> None:
+    settings = Settings(max_body_bytes=1000)
+    with capture_logs() as log:
+        process.log_memory(settings, body, answer, left=1_000_000)
+    assert [each["missing"] for each in log] == ([] if missing is None else [missing])
+    if missing is not None:
+        (line,) = log
+        assert (line["event"], line["left"]) == ("memory_short", "1 MB")
+        sizes = (line["largest_body_bytes"], line["largest_answer_bytes"])
+        assert sizes == (body, answer)
+
+
+def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
+    """It imports no torch, reads no environment and starts no thread."""
+    script = (
+        "import sys, threading\n"
+        "import app.process, smart_embedder.engine\n"
+        "import app.settings\n"
+        "from app.main import create_app\n"
+        "assert 'app' not in vars(sys.modules['app.main'])\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert threading.active_count() == 1\n"
+    )
+    done = run_script(script, PORT="not a port")
+    assert done.returncode == 0, done.stderr
+
+
+# In process.
+
+
+class Ended(BaseException):
+    """The process would have ended with this status."""
+
+
+@pytest.fixture
+def ends(monkeypatch) -> None:
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr(process.sys, "exit", end)
+    monkeypatch.setattr(process.os, "_exit", lambda status: end(-1 - status))
+
+
+@pytest.fixture
+def kept_signals():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [(0, 0), (1, 1), (KeyboardInterrupt(), 0), (StartupError("no"), 1)],
+    ids=lambda case: type(case).__name__,
+)
+def test_the_status_of_the_process_is_that_of_its_start(
+    outcome, status, monkeypatch, ends, kept_signals, capsys
+) -> None:
+    def serve(settings: Settings, _create_app: object) -> int:
+        assert settings.port == 7
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    said = []
+    monkeypatch.setattr(process, "serve", serve)
+    monkeypatch.setattr(process, "load_settings", lambda _: Settings(port=7, log_level="error"))
+    monkeypatch.setattr(process, "configure_logs", lambda *how, **_: said.append(how))
+    monkeypatch.setattr(process, "require_port", lambda *where: said.append(where))
+    monkeypatch.setattr(process, "collect_rarely", lambda: said.append("rarely"))
+    monkeypatch.setattr(process.threading, "active_count", lambda: 1)
+    with pytest.raises(Ended, match=f"^{status}$"):
+        process.run(None, ["--port", "7"])
+    assert said == ["rarely", ("console", "error"), ("127.0.0.1", 7)]
+    printed = capsys.readouterr().err
+    assert printed == ("Smart Embedder cannot start: no\n" if status and outcome != 1 else "")
+    assert callable(signal.getsignal(signal.SIGTERM)), "process 1 of a container would ignore it"
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "api_token": "open"}, False),
+        ({"host": "0.0.0.0", "api_tokens_file": os.devnull}, False),
+        ({"host": "127.0.0.1"}, False),
+    ],
+)
+def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
+    settings, warned: bool, monkeypatch, ends, kept_signals
+) -> None:
+    monkeypatch.setattr(process, "serve", lambda *_: 0)
+    monkeypatch.setattr(process, "load_settings", lambda _: Settings(**settings))
+    for name in ("configure_logs", "require_port", "collect_rarely"):
+        monkeypatch.setattr(process, name, lambda *_, **__: None)
+    with capture_logs() as log, pytest.raises(Ended):
+        process.run(None)
+    assert [each["event"] for each in log] == ["no_token"] * warned
+    assert all("set API_TOKEN or API_TOKENS_FILE" in each["note"] for each in log)
+
+
+@pytest.mark.parametrize(("threads", "status"), [(1, "3"), (2, "-4")])
+def test_threads_that_may_never_end_are_not_waited_for(threads, status, monkeypatch, ends) -> None:
+    monkeypatch.setattr(process.threading, "active_count", lambda: threads)
+    monkeypatch.setattr(process.logging, "shutdown", lambda: None)
+    with pytest.raises(Ended, match=f"^{status}$"):
+        process._exit(3)
+
+
+def test_output_that_nobody_takes_is_dropped_once(tmp_path: Path) -> None:
+    process._flush(io.StringIO())
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as stream:
+        stream.write("x" * 10)
+        process._flush(stream)
+        stream.flush()
+
+
+@pytest.mark.parametrize("tokens", [{}, {"api_token": "secret"}])
+@pytest.mark.parametrize("ui", [False, True])
+def test_the_example_asks_for_a_token_where_one_is_needed_and_tells_none(
+    tokens, ui, monkeypatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(process, "print_beside_log", told.append)
+    process._print_example("http://a:1", Settings(ui=ui, **tokens))
+    (printed,) = told
+    assert "curl -s http://a:1/embeddings/" in printed
+    assert ("See it: http://a:1/ui" in printed) == ui
+    assert ("Bearer $API_TOKEN" in printed) == ("Requests need a token" in printed) == bool(tokens)
+    assert "secret" not in printed
+
+
+class StartedServer:
+    """Runs until it is told to end; what comes of the start is told while it runs."""
+
+    url = "http://a:1"
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+        self.should_exit = False
+        self.started = True
+
+    def run(self) -> None:
+        self.when_running()
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "events"),
+    [
+        ("ready", 0, ["Server ready to accept requests"]),
+        ("failed", 1, ["start_failed"]),
+        ("never started", 1, []),
+    ],
+)
+def test_a_start_that_failed_ends_the_server_and_is_told_last(
+    case, status, events, monkeypatch, capsys
+) -> None:
+    servers, told, frozen = [], {}, []
+
+    def make_server(*arguments: object) -> StartedServer:
+        servers.append(StartedServer(*arguments))
+        servers[0].started = case != "never started"
+        servers[0].when_running = when_running
+        return servers[0]
+
+    def create_app(_settings: Settings, **callbacks: object) -> str:
+        told.update(callbacks)
+        return "app"
+
+    def when_running() -> None:
+        if case == "ready":
+            told["on_ready"](loaded(FakeModel()))
+            assert not frozen
+            told["on_settled"]()
+            assert frozen
+        elif case == "failed":
+            told["on_failure"](StartupError("the folder is not there"))
+            assert servers[0].should_exit
+            assert log == []
+
+    monkeypatch.setattr(process, "DrainingServer", make_server)
+    monkeypatch.setattr(process, "freeze_startup_objects", lambda: frozen.append(True))
+    settings = Settings(log_format="json", shutdown_timeout=20, shutdown_delay=3)
+    with capture_logs() as log:
+        assert process.serve(settings, create_app) == status
+    assert [each["event"] for each in log] == events
+    config, drain, *limits = servers[0].arguments
+    assert limits == [20, 3]
+    assert drain is told["drain"]
+    assert capsys.readouterr().out == "", "an example would be no JSON"
+    assert (config.app, config.timeout_keep_alive, config.access_log) == ("app", 75, False)
+    assert not config.server_header
+    assert not config.proxy_headers
+
+
+def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(monkeypatch) -> None:
+    """As by another start in the same moment, of which uvicorn knows no words."""
+
+    class Refused(StartedServer):
+        def run(self) -> None:
+            raise SystemExit(1)
+
+    monkeypatch.setattr(process, "DrainingServer", Refused)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        settings = Settings(port=other.getsockname()[1])
+        with pytest.raises(StartupError, match=r"port \d+ of 127\.0\.0\.1 is taken: end what"):
+            process.serve(settings, lambda *_, **__: "app")
+
+
+def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
+    usual = gc.get_threshold()
+    process.collect_rarely()
+    try:
+        assert gc.get_threshold() > usual
+        tracked = len(gc.get_objects())
+        process.freeze_startup_objects()
+        assert gc.get_freeze_count() > 0.9 * tracked
+        assert gc.get_threshold() == (700, 10, 10)
+        cycle: list[object] = []
+        cycle.append(cycle)
+        del cycle
+        assert gc.collect() >= 1
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)
+
+
+# What the log says of a start, for which people and scripts wait.
+
+
+READY = "Server ready to accept requests"
+
+
+def test_a_ready_service_tells_its_address_and_the_limits_in_force_of_its_reranker_first() -> None:
+    reranker, embedder = FakeReranker(), loaded(FakeModel(), 640)
+    reranker.name, reranker.max_length, reranker.max_batch_sequences = "scores", 77, 4
+    scoring_itself = replace(embedder, late_interaction=True, demo="a small model")
+    with capture_logs() as log:
+        log_ready(replace(embedder, reranker=reranker), "http://127.0.0.1:8000")
+        log_ready(scoring_itself)
+    own = {"model": "scores", "max_length": 77, "max_pairs_in_forward": 4}
+    reads = {"model": "fake", "max_length": 100}
+    in_force = reads | {"device": "fake", "dtype": "float32", "attention": "sdpa"}
+    in_force |= {"event": READY, "log_level": "info", "max_batch_tokens": 640}
+    assert log == [
+        {"event": "Reranker ready.", "log_level": "info"} | own,
+        in_force | {"url": "http://127.0.0.1:8000"},
+        {"event": "Reranker ready.", "log_level": "info"} | reads,
+        {"event": "demo_model", "log_level": "warning", "note": "a small model"},
+        in_force,
+    ]
+
+
+@pytest.mark.parametrize("unforeseen", [False, True])
+def test_a_failed_start_ends_with_its_reason_and_only_the_unforeseen_has_a_traceback(
+    unforeseen: bool,
+) -> None:
+    error = ValueError("one\ntwo") if unforeseen else StartupError("the folder is not there")
+    with capture_logs() as log:
+        log_failure(error)
+    assert [each["event"] for each in log] == ["unexpected_error"] * unforeseen + ["start_failed"]
+    assert log[-1]["reason"] == (
+        "unexpected error while loading: ValueError: one"
+        if unforeseen
+        else "the folder is not there"
+    )
+    assert [each["exc_info"] for each in log[:-1]] == [error] * unforeseen
+
+
+def test_a_name_that_is_nearly_a_settings_is_warned_of(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MAX_QUEU_SIZE", "3")
+    monkeypatch.setattr(process, "configure_logs", lambda *_, **__: None)
+    with capture_logs() as log:
+        process.load_settings_and_configure_logs()
+    (warning,) = [each for each in log if each["name"] == "MAX_QUEU_SIZE"]
+    assert (warning["event"], warning["nearest"]) == ("unknown_setting", "MAX_QUEUE_SIZE")
+
+
+# `uvicorn app.main:app` serves the same service.
+
+
+def test_uvicorn_serves_the_app_and_its_log_is_ours(
+    tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
+) -> None:
+    """The limits shown are those in force, which these models lower."""
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_qwen)}
+    limits = {"BGE_EMBED_MAX_LENGTH": "9000", "QWEN_RERANK_MAX_LENGTH": "50000"}
+    more = {"LOG_FORMAT": "json", "MAX_QUEU_SIZE": "3"}
+    with run_server(tmp_path, "uvicorn", arguments=UVICORN, **settings, **limits, **more) as server:
+        with server.client() as client:
+            assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
+            metrics = client.get("/metrics").text
+        assert server.stop() == -signal.SIGTERM
+    (info,) = [line for line in metrics.splitlines() if line.startswith("embedding_server_info{")]
+    assert 'bge_embed_max_length="8192"' in info
+    assert 'qwen_rerank_max_length="40960"' in info
+    lines = [json.loads(line) for line in server.lines]
+    events = [line["event"] for line in lines]
+    for event in ("unknown_setting", "Reranker ready.", "Server ready to accept requests"):
+        assert events.count(event) == 1
+    assert sum("POST" in line for line in server.lines) == 1
+    (reranker,) = [line for line in lines if line["event"] == "Reranker ready."]
+    assert (reranker["max_length"], reranker["max_pairs_in_forward"]) == (40960, 16)
+
+
+def test_a_failed_start_ends_uvicorn_and_no_other_server(monkeypatch) -> None:
+    registered, ended = [], []
+    monkeypatch.setattr(process.atexit, "register", lambda *call: registered.append(call))
+    monkeypatch.setattr(process.os, "_exit", ended.append)
+    error = StartupError("the folder is not there")
+    with capture_logs() as log:
+        stop_uvicorn(error)
+    assert [each["event"] for each in log] == ["start_failed"], "it goes on, and is unhealthy"
+    assert registered == []
+    server = uvicorn.Server(uvicorn.Config(lambda: None, log_config=None))
+    with server.capture_signals(), capture_logs() as log:
+        stop_uvicorn(error)
+    assert server.should_exit
+    assert log == [], "the reason is the last line"
+    ((call, *arguments),) = registered
+    with capture_logs() as log:
+        call(*arguments)
+    assert ([each["event"] for each in log], ended) == (["start_failed"], [1])
+
+
+SIGNALLED = """
+import os, runpy, sys
+
+number = int(sys.argv.pop())
+
+class Signal:
+    def find_spec(self, name, *_):
+        if name == "app.main":
+            os.kill(os.getpid(), number)
+
+sys.meta_path.insert(0, Signal())
+runpy.run_module("app", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_among_the_imports_ends_the_start_without_a_traceback(
+    sent, tmp_path: Path
+) -> None:
+    done = run_script(SIGNALLED, str(int(sent)), folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

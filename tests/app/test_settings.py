@@ -1,0 +1,268 @@
+"""Where settings come from: flags, the environment and .env, where no name may be nobody's."""
+
+import os
+import re
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app import settings as service
+from app.settings import (
+    Settings,
+    default,
+    load_settings,
+    meaning,
+    sections,
+    unknown_names,
+    without_markup,
+)
+from scripts.settings_docs import COMPOSE_VARIABLES, LIBRARY_VARIABLES
+from smart_embedder import settings as engine
+from smart_embedder.errors import StartupError
+from tests.support.env_example import listed_for_others, listed_settings
+from tests.support.no_settings import empty_environment  # noqa: F401 - used by each test
+from tests.support.script import run_script
+from tests.support.server import REPOSITORY
+
+VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?")
+# Compose's own, and one that Qdrant reads.
+OF_OTHERS = {
+    "COMPOSE_FILE": "",
+    "COMPOSE_PROFILES": "",
+    "COMPOSE_PROJECT_NAME": "smart-embedder",
+    "QDRANT__SERVICE__API_KEY": "",
+}
+LETTERS = string.ascii_uppercase + "_"
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_dotenv(monkeypatch, tmp_path) -> None:
+    (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float32\nMAX_QUEUE_SIZE=7\n")
+    monkeypatch.setenv("PORT", "9001")
+    monkeypatch.setenv("DTYPE", "bfloat16")
+    settings = load_settings(["--port", "9002", "--rerank-max-queue=3"])
+    assert (settings.port, settings.dtype) == (9002, "bfloat16")
+    assert (settings.max_queue_size, settings.rerank_max_queue) == (7, 3)
+
+
+def test_demo_is_its_own_model_for_everything_and_no_hub_whatever_is_set_elsewhere(
+    monkeypatch, tmp_path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(".env").write_text("DENSE_EMBEDDING_MODEL=another/model\nHF_HUB_OFFLINE=false\n")
+    monkeypatch.setenv("EMBEDDING_MODEL", "a/third")
+    settings = load_settings(["--demo", "--reranker-model", "none"])
+    assert settings.embedding_model == settings.dense_embedding_model == "smart-embedder-demo"
+    assert (settings.reranker_model, settings.hf_hub_offline) == ("none", True)
+    assert load_settings(["--demo"]).reranker_model == "late-interaction"
+
+
+def test_every_setting_is_a_flag() -> None:
+    for name, value in listed_settings().items():
+        flag = "--" + name.lower().replace("_", "-")
+        assert load_settings([flag, value]) == Settings()
+
+
+def test_a_flag_for_yes_or_no_needs_no_value_and_an_empty_one_counts_as_not_set(
+    monkeypatch,
+) -> None:
+    monkeypatch.setenv("LOG_FORMAT", "json")
+    arguments = ["--reproducible", "--protect-metrics", "false", "--log-format", ""]
+    settings = load_settings(arguments)
+    assert (settings.reproducible, settings.protect_metrics) == (True, False)
+    assert settings.log_format == "json"
+
+
+def test_the_file_of_models_is_read_with_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text("- name: own/one\n- name: own/two\n")
+    models = load_settings(["--models", "models.yaml"]).models
+    assert models is not None
+    assert [each.name for each in models] == ["own/one", "own/two"]
+
+
+def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(monkeypatch) -> None:
+    monkeypatch.setenv("DTYPE", "")
+    monkeypatch.setenv("MAX_BATCH_TOKENS", "")
+    assert load_settings() == Settings()
+    monkeypatch.setenv("PORT", "x")
+    monkeypatch.setenv("DTYPE", "y")
+    with pytest.raises(StartupError, match=r"DTYPE=y .*; PORT=x "):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--max-queue-size", "0"], "MAX_QUEUE_SIZE=0 is not allowed: a number of requests, at"),
+        (["--max-queu-size", "1"], "there is no flag --max-queu-size: the nearest is --max-queue-"),
+        (["--max-queue", "1"], "there is no flag --max-queue: the nearest is --max-queue-size"),
+        (["--api_token=hush"], "there is no flag --api_token: the nearest is --api-token"),
+        (
+            ["--model-id=a/b"],
+            "there is no flag --model-id: here it is --embedding-model or --reran",
+        ),
+        (["--trust-remote-code"], "there is no flag --trust-remote-code: code of a model is never"),
+        (["--port"], "argument --port: expected one argument"),
+        (["--device=cpu", "--dtype=float16"], "DTYPE=float16 is for GPUs; on a CPU use"),
+        (["--models=none.yaml"], "MODELS=none.yaml cannot be read: "),
+        (["--torch-compile"], "there is no flag TORCH_COMPILE, which is gone: it had no effect"),
+        (["--hf-token=hush"], "there is no flag --hf-token: it is the variable HF_TOKEN, in the"),
+        (["--hf-api-token=hush"], "there is no flag --hf-api-token: here it is the variable HF_T"),
+        (["hush"], "flags begin with --, and one of the arguments belongs to none"),
+    ],
+)
+def test_a_flag_that_is_not_right_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        load_settings(arguments)
+    assert str(caught.value).startswith(sentence)
+    assert "hush" not in str(caught.value)
+
+
+def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: Path) -> None:
+    script = (
+        "import atexit, runpy, sys\n"
+        "sys.argv = ['app', '--help']\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+        "runpy.run_module('app', run_name='__main__')\n"
+    )
+    done = run_script(script, folder=tmp_path, COLUMNS="100")
+    assert (done.returncode, done.stderr) == (0, "False\n")
+    told = "".join(done.stdout.split())  # A line may end at a hyphen.
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in told
+        assert "".join(without_markup(meaning(name)).split()) in told
+    assert "(default:200)" in told
+
+
+def test_a_name_in_dotenv_that_is_nobodys_stops_the_start_and_names_the_nearest(tmp_path) -> None:
+    (tmp_path / ".env").write_text("PORT=0\nMAX_QUEU_SIZE=3\nexport api_tokn=hush\n")
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert str(caught.value) == (
+        ".env sets MAX_QUEU_SIZE, which is no setting: the nearest is MAX_QUEUE_SIZE; "
+        ".env sets api_tokn, which is no setting: the nearest is API_TOKEN"
+    )
+
+
+def test_a_name_of_another_server_in_dotenv_is_told_the_setting(tmp_path) -> None:
+    (tmp_path / ".env").write_text("MAX_CLIENT_BATCH_SIZE=32\nINFINITY_API_KEY=hush\n")
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert str(caught.value) == (
+        ".env sets MAX_CLIENT_BATCH_SIZE, which is no setting: "
+        "here it is MAX_SENTENCES_PER_REQUEST or MAX_RERANK_PASSAGES; "
+        ".env sets INFINITY_API_KEY, which is no setting: here it is API_TOKEN"
+    )
+
+
+def test_dotenv_may_hold_names_for_compose_and_begin_with_a_mark_of_its_encoding(tmp_path) -> None:
+    """As editors on Windows write it."""
+    lines = [f"{name}={value}\n" for name, value in listed_for_others().items()]
+    (tmp_path / ".env").write_text("".join(["PORT=9000\n", *lines]), encoding="utf-8-sig")
+    assert load_settings() == Settings(port=9000)
+    (tmp_path / ".env").write_bytes(b"PORT=9000\nAPI_TOKEN=\xff\n")
+    with pytest.raises(StartupError, match=r"^\.env cannot be read: "):
+        load_settings()
+
+
+def test_variables_of_libraries_are_passed_on_from_dotenv_unless_the_environment_has_them(
+    monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "environ", {"http_proxy": "http://here:1", "HF_ENDPOINT": ""})
+    lines = ["hf_token=hush", "HF_ENDPOINT=http://hub", "HTTP_PROXY=http://there:1", "NO_PROXY="]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    load_settings()
+    assert os.environ == {
+        "http_proxy": "http://here:1",
+        "HF_ENDPOINT": "http://hub",
+        "HF_TOKEN": "hush",
+    }
+
+
+def test_a_setting_that_is_gone_stops_the_start_where_dotenv_names_it(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TORCH_COMPILE=false\n")
+    with pytest.raises(StartupError, match=r"^\.env sets TORCH_COMPILE, which is gone: it had no"):
+        load_settings()
+
+
+def test_dotenv_is_read_as_docker_compose_reads_it(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NAME", "mine")
+    lines = ["RERANKER_MODEL='own/$NAME'", 'EMBEDDING_MODEL="own/${NAME}" # it', "PORT=${NONE:-7}"]
+    (tmp_path / ".env").write_text("\n".join(lines))
+    settings = load_settings()
+    assert (settings.embedding_model, settings.port) == ("own/mine", 7)
+    assert settings.reranker_model == "own/$NAME"
+
+
+def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
+    near = {
+        "DEVICES": "DEVICE",
+        "DYTEP": "DTYPE",
+        "MAX_QUEU_SIZE": "MAX_QUEUE_SIZE",
+        "POTR": "PORT",
+        "PROT": "PORT",
+        "XLOG_LEVELX": "LOG_LEVEL",
+        "rate_limit_brust_size": "RATE_LIMIT_BURST_SIZE",
+    }
+    far = ["HOME", "HOSTNAME", "PATH", "TERM", "MAX_QUEUE", "OTHER", "MEMORY_LIMITS"]
+    # Two more letters of five; three others, and one that is missing.
+    far += ["DTYPEXY", "LOG_LEVEXYZ"]
+    environment = dict.fromkeys([*near, *far, *listed_settings(), *listed_for_others()], "")
+    assert dict(unknown_names(environment)) == near
+
+
+@given(st.sampled_from(sorted(listed_settings())), st.integers(0, 50), st.sampled_from(LETTERS))
+def test_a_letter_too_many_missing_wrong_or_swapped_is_noticed(name, place, letter) -> None:
+    place %= len(name)
+    before, there, after = name[:place], name[place], name[place + 1 :]
+    wrong = {before + letter + there + after, before + after, before + letter + after}
+    wrong.add(before + after[:1] + there + after[1:])
+    for misspelt in wrong - listed_settings().keys():
+        assert list(unknown_names({misspelt: ""})), misspelt
+
+
+# How settings are described.
+
+
+def test_a_default_is_written_as_in_dotenv() -> None:
+    names = ("reproducible", "reranker_model", "api_token", "max_queue_size")
+    assert [default(name) for name in names] == ["false", "BAAI/bge-reranker-v2-m3", "", "200"]
+    values = {name: default(name) for name in Settings.model_fields if default(name)}
+    assert Settings.model_validate(values) == Settings()
+
+
+def test_the_few_words_that_a_setting_may_be_stand_before_its_meaning() -> None:
+    assert meaning("log_format").startswith("`console` or `json`: the form of the log; ")
+    assert without_markup(meaning("log_format")).startswith("console or json: the form")
+
+
+def test_sections_hold_their_settings_in_order() -> None:
+    found = sections()
+    assert found["Address"] == ["host", "port", "ui"]
+    assert found["Traces"] == ["otlp_endpoint"]
+    assert list(found)[:2] == ["Address", "Models"]
+
+
+# The compose files.
+
+
+def test_what_compose_reads_is_listed_with_the_default_it_has_there() -> None:
+    text = (REPOSITORY / "docker-compose.cpu.yml").read_text()
+    found = dict(VARIABLE.findall(text))
+    for name in ("API_TOKENS_FILE", "TRUSTED_PROXIES"):
+        found.pop(name)  # Without one the service gets another.
+    assert found.items() <= (listed_settings() | listed_for_others()).items()
+    for name in engine.LIBRARY_VARIABLES:
+        found.setdefault(name, listed_for_others()[name])
+    assert OF_OTHERS | found == found | listed_for_others()
+    assert f"name: {OF_OTHERS['COMPOSE_PROJECT_NAME']}\n" in text
+
+
+def test_each_has_a_description_and_none_is_a_setting() -> None:
+    variables = (*COMPOSE_VARIABLES, *LIBRARY_VARIABLES)
+    assert all(variable.description for variable in variables)
+    assert {variable.name for variable in COMPOSE_VARIABLES} == service.COMPOSE_VARIABLES
+    assert {variable.name for variable in LIBRARY_VARIABLES} == engine.LIBRARY_VARIABLES
+    assert not set(listed_for_others()) & set(listed_settings())

@@ -1,0 +1,81 @@
+"""Lone surrogates in requests: read as U+FFFD, with a warning where warnings are reported."""
+
+import json
+
+import pytest
+
+from tests.app.conftest import serving
+
+CUT, READ = "cut \\ud83d", "cut \\ufffd"
+NATIVE = {"return_dense": True, "return_sparse": True, "return_colbert": True}
+NUMBERS = ("data", "embeddings", "embedding", "results", "model", "outputs", "items")
+
+
+@pytest.fixture(scope="module")
+def ranking(tiny_m3):
+    with serving(embedding_model=str(tiny_m3), reranker_model="late-interaction") as client:
+        yield client
+
+
+def post(client, path: str, body: str):
+    response = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def without_times(answer):
+    """The parts that do not differ from request to request."""
+    if isinstance(answer, list):
+        return answer
+    return {name: answer[name] for name in NUMBERS if name in answer}
+
+
+# The path, the body around a text, and the pointer of the warning, where the answer has a place.
+REQUESTS = [
+    ("/embeddings/", '{"sentences": ["a", "TEXT"]}', "/sentences/1"),
+    ("/embeddings/", '{"input": "TEXT"}', "/input"),
+    ("/v1/embeddings", '{"input": ["TEXT", "b"]}', "/input/0"),
+    ("/embed", '{"inputs": ["TEXT", "b"]}', None),
+    ("/embed_sparse", '{"inputs": "TEXT"}', None),
+    ("/v2/embed", '{"texts": ["TEXT"], "input_type": "search_query"}', None),
+    ("/tokenize", '{"inputs": ["TEXT"]}', None),
+    ("/rerank", '{"query": "TEXT", "passages": ["a"]}', "/query"),
+    ("/rerank", '{"query": "a", "passages": ["b", "TEXT"]}', "/passages/1"),
+    ("/rerank", '{"query": "a", "documents": ["b", "TEXT"]}', None),
+    ("/rerank", '{"query": "a", "texts": ["b", "TEXT"]}', None),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "pointer"), REQUESTS)
+def test_a_lone_surrogate_is_the_replacement_character(ranking, path, body, pointer) -> None:
+    cut = post(ranking, path, body.replace("TEXT", CUT))
+    read = post(ranking, path, body.replace("TEXT", READ))
+    assert without_times(cut) == without_times(read)
+    assert without_times(cut)
+    if pointer is not None:
+        (warning,) = cut["warnings"]
+        assert (warning["code"], warning["severity"]) == ("surrogate_replaced", "warning")
+        assert warning["target"]["pointer"] == pointer
+        assert warning["target"]["field"] == pointer.split("/")[1]
+        assert not read.get("warnings")
+
+
+def test_a_pair_is_its_character_and_other_errors_stay(ranking) -> None:
+    pair = post(ranking, "/embeddings/", '{"sentences": ["\\ud83d\\ude00", "x\\ud83d"]}')
+    assert pair["data"][0]["text"] == "\U0001f600"
+    assert pair["data"][1]["text"] == "x\ufffd"
+    assert [warning["target"]["index"] for warning in pair["warnings"]] == [1]
+    for body in ('{"sentences": ["\\ud83d"', '{"sentences": ["\\ud83d"], "a": \\x}'):
+        response = ranking.post(
+            "/embeddings/", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert response.status_code in {400, 422}
+        assert "JSON" in json.dumps(response.json())
+
+
+def test_a_surrogate_in_a_name_is_no_error_of_its_own(ranking) -> None:
+    body = '{"sentences": ["a"], "b\\udc00": 1}'
+    response = ranking.post(
+        "/embeddings/", content=body, headers={"Content-Type": "application/json"}
+    )
+    assert (response.status_code, response.json()["code"]) == (422, "invalid_request")

@@ -1,0 +1,149 @@
+"""Every answer tells the spaces of its vectors, and a request may demand them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import answered, metric, serving
+from tests.support.formats import SAFETENSORS, from_safetensors
+
+TEXT = "hybrid search"
+# A path, a body, and the kinds in the answer.
+WORK: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("/embeddings/", {"sentences": [TEXT]}, ["dense", "sparse", "colbert"]),
+    ("/embeddings/", {"sentences": [TEXT], "return_dense": False}, ["sparse", "colbert"]),
+    ("/rerank", {"query": TEXT, "passages": [TEXT]}, ["dense", "sparse", "colbert"]),
+    ("/v1/embeddings", {"input": TEXT}, ["dense"]),
+    ("/v2/embed", {"texts": [TEXT], "input_type": "search_query"}, ["dense"]),
+    ("/v2/rerank", {"query": TEXT, "documents": [TEXT]}, ["dense", "sparse", "colbert"]),
+    ("/embed", {"inputs": TEXT}, ["dense"]),
+    ("/embed_sparse", {"inputs": TEXT}, ["sparse"]),
+    ("/api/v1/embed", {"inputs": TEXT}, ["dense"]),
+]
+
+
+@pytest.fixture(scope="module")
+def client(tiny_m3: Path, tiny_qwen: Path):
+    """Of a service whose dense vectors come from another model than the rest."""
+    with serving(embedding_model=str(tiny_m3), dense_embedding_model=str(tiny_qwen)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def known(client) -> dict[str, str]:
+    """The ids that the service tells of its models."""
+    told = client.get("/health").json()["models"]
+    assert [each["vector_space"].keys() >= {"dense"} for each in told] == [True, True]
+    rest, dense = (each["vector_space"] for each in told)
+    return rest | dense
+
+
+def spaces_in(header: str) -> dict[str, str]:
+    return {each.partition("-")[0]: each for each in header.split(", ")}
+
+
+@pytest.mark.parametrize(("path", "body", "kinds"), WORK)
+def test_spaces_stand_in_the_header_and_others_are_refused_before_any_work(
+    client, known, path, body, kinds
+) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    own = answer.headers["vector-space"]
+    told = spaces_in(own)
+    assert [*told] == kinds
+    for kind in set(kinds) - {"dense"}:
+        assert told[kind] == known[kind]
+    assert client.post(path, json=body, headers={"if-vector-space": own}).status_code == 200
+    series = ("embedding_batch_size_count", "embedder_batch_tokens_count")
+    done = [metric(client, each) for each in series]
+    kind = kinds[-1]
+    other = f"{kind}-0123456789ab"
+    refused = client.post(path, json=body, headers={"if-vector-space": other})
+    assert refused.status_code == 412, refused.text
+    assert f"{told[kind]} here, wanted {other}" in refused.text
+    assert "vector-space" not in refused.headers
+    assert [metric(client, each) for each in series] == done
+
+
+def test_an_answer_models_and_info_tell_the_space_of_each_kind(client, known):
+    told = answered(client, "/embeddings/", sentences=[TEXT], return_colbert=False)
+    assert told["vector_space"] == {
+        "dense": known["dense"], "sparse": known["sparse"], "colbert": None,
+    }  # fmt: skip
+    assert all(re.fullmatch(f"{kind}-[0-9a-f]{{12}}", known[kind]) for kind in known)
+    models = client.get("/v1/models").json()["data"]
+    assert models[0]["vector_space"]["sparse"] == known["sparse"]
+    assert client.get("/info").json()["vector_space"] == {"dense": known["dense"]}
+
+
+def test_safetensors_tell_it_in_their_metadata(client, known) -> None:
+    headers = {"accept": SAFETENSORS}
+    answer = client.post("/embeddings/", json={"sentences": [TEXT]}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert spaces_in(answer.headers["vector-space"]) == known
+    _, told = from_safetensors(answer.content)
+    assert told["vector_space"] == known
+
+
+def test_what_a_request_changes_is_another_space(client, known) -> None:
+    changed = [
+        {},
+        {"dimensions": 32},
+        {"dimensions": 48},
+        {"normalize_dense": True},
+        {"truncation_side": "left"},
+        {"truncation_side": "left", "normalize_dense": True},
+    ]
+    found = [
+        answered(client, "/embeddings/", sentences=[TEXT], **options)["vector_space"]["dense"]
+        for options in changed
+    ]
+    assert found[0] == known["dense"]
+    assert len({*found}) == len(changed)
+    # Fewer dimensions are normalised anyway.
+    options = {"dimensions": 32, "normalize_dense": True}
+    told = answered(client, "/embeddings/", sentences=[TEXT], **options)
+    assert told["vector_space"]["dense"] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("ids", "status", "code"),
+    [
+        ("{dense}", 200, None),
+        ("{dense}, {sparse}", 200, None),
+        ("{colbert}, {dense}", 200, None),
+        ("{colbert}", 422, "invalid_request"),
+        ("{dense}, dense", 412, "vector_space_differs"),
+        ("{dense}, ", 422, "invalid_request"),
+        ("{dense}, density-0123456789ab", 422, "invalid_request"),
+        ("score-0123456789ab", 422, "invalid_request"),
+        ("dense-0123456789ab", 412, "vector_space_differs"),
+        ("{sparse}, dense-0123456789ab", 412, "vector_space_differs"),
+        ("dense-0123456789ab, " * 1000, 422, "invalid_request"),
+    ],
+)
+def test_ids_in_a_header_or_field_are_compared_with_the_kinds_of_the_answer(
+    client, known, ids, status, code
+) -> None:
+    ids = ids.format(**known)
+    body: dict[str, Any] = {"sentences": [TEXT], "return_colbert": False}
+    for answer in (
+        client.post("/embeddings/", json=body, headers={"if-vector-space": ids}),
+        client.post("/embeddings/", json=body | {"if_vector_space": ids}),
+    ):
+        assert (answer.status_code, answer.json().get("code")) == (status, code), answer.text
+
+
+def test_a_long_id_of_an_earlier_version_has_a_sentence_of_its_own(client, known) -> None:
+    long = "dense-w-t-cls-none-unit-none-512end-384"
+    answer = client.post(
+        "/embeddings/", json={"sentences": [TEXT]}, headers={"if-vector-space": long}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (412, "vector_space_differs")
+    assert answer.json()["detail"] == (
+        "If-Vector-Space names a long id of an earlier version, and ids are short now: "
+        f"{known['dense']} here, wanted {long}. If your vectors are of the same model and "
+        "settings, keep the short id in its place; otherwise embed your texts anew."
+    )

@@ -1,0 +1,40 @@
+"""A clock that tests move, and a loaded model."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.models.heads.embedder import M3Embedder
+
+CPU = torch.device("cpu")
+
+
+class Ticking:
+    """A clock that a test moves."""
+
+    time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    """Replaces the clock that measures seconds."""
+    clock = Ticking()
+    monkeypatch.setattr(time, "perf_counter", clock)
+    return clock
+
+
+@pytest.fixture(scope="session")
+def float32_target() -> Target:
+    return Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
+
+
+@pytest.fixture(scope="session")
+def embedder(tiny_m3: Path, float32_target: Target) -> M3Embedder:
+    return M3Embedder("tiny-m3", tiny_m3, 8192, float32_target)

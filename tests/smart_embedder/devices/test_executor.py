@@ -1,0 +1,341 @@
+"""A device that computes while the next batch is launched: what overlaps, and what does not."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from smart_embedder.errors import (
+    DeviceCrashedError,
+    DeviceFailedError,
+    InferenceError,
+    InferenceTimeoutError,
+    OutOfMemoryError,
+)
+from smart_embedder.scheduling.job import Purpose
+from tests.smart_embedder.devices.virtual_device import VirtualDevice, numbers
+from tests.smart_embedder.fakes import FakeModel
+from tests.support.accelerator import accelerator_error
+from tests.support.skipped_time import in_skipped_time, now, turns
+
+
+@in_skipped_time
+async def test_the_rate_of_a_device_is_that_of_its_forwards_after_what_was_measured() -> None:
+    async with VirtualDevice(2.0, seconds_per_token=0.1).running() as device:
+        assert device.executor.tokens_per_second == 10
+        await device.compute(10)
+        assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
+        device.thread.seconds = 1.0
+        await device.compute(10)
+        assert device.executor.tokens_per_second == pytest.approx(6, rel=0.01), "a fifth of it"
+    assert VirtualDevice(2.0).executor.tokens_per_second == 0
+    async with VirtualDevice(0.0).running() as at_once:
+        await at_once.compute(10)
+        assert at_once.executor.tokens_per_second > 1e6, "its clock did not move"
+
+
+@in_skipped_time
+async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model() -> None:
+    """Of two models, one may be ten times as slow; the time that is left is told callers."""
+    async with VirtualDevice(4.0, FakeModel(), FakeModel()).running() as device:
+        slow, quick = device.models
+        assert device.executor.seconds_left == 0
+        await device.compute(8, model=slow)
+        device.thread.seconds = 1.0
+        await device.compute(8, model=quick)
+        expected = {slow: 4.0, quick: 1.0}
+        device.thread.seconds = 10.0
+        for model, seconds in expected.items():
+            running = device.put(8, model=model)
+            await turns()
+            assert device.executor.seconds_left == pytest.approx(seconds, rel=0.01)
+            await asyncio.sleep(seconds / 2)
+            assert device.executor.seconds_left == pytest.approx(seconds / 2, rel=0.01)
+            await asyncio.sleep(seconds / 2 + 2)
+            # Longer than expected: half as long again.
+            assert device.executor.seconds_left == pytest.approx((seconds + 2) / 2, rel=0.01)
+            await running.result()
+        assert device.executor.seconds_left == 0
+
+
+@in_skipped_time
+async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_second_twice() -> None:
+    async with VirtualDevice(2.0, gpu=True).running() as device:
+        jobs = [device.put(10) for _ in range(2)]
+        await turns(20)
+        assert len(device.executor.batches) == 2
+        # No batch is formed before it can be launched: these share one.
+        for _ in range(2):
+            jobs.append(device.put(5))
+            await turns(20)
+        began = now()
+        for each in jobs:
+            await each.result()
+        assert now() - began == pytest.approx(6, rel=0.01)
+        assert [each.inference_seconds for each in jobs] == [pytest.approx(2, rel=0.01)] * 4
+        assert device.model.batches == [[10], [10], [5, 5]]
+        assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
+        assert device.executor.batches == []
+
+
+@in_skipped_time
+async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first() -> None:
+    async with VirtualDevice(2.0, gpu=True, budget=8).running() as device:
+        await device.compute(8)
+        first = device.put(8)
+        await turns(20)
+        assert device.executor.seconds_left == 0, "there is room for a second one"
+        await asyncio.sleep(0.5)
+        second = device.put(8)
+        await turns(20)
+        assert device.executor.seconds_left == pytest.approx(1.5, rel=0.01)
+        await first.result()
+        await second.result()
+
+
+@in_skipped_time
+async def test_what_arrives_within_the_wait_for_a_batch_shares_it() -> None:
+    async with VirtualDevice(1.0, batch_wait=0.5).running() as device:
+        jobs = [device.put(2)]
+        await asyncio.sleep(0.4)
+        jobs.append(device.put(3))
+        await asyncio.sleep(0.2)
+        jobs.append(device.put(4))
+        for each in jobs:
+            await each.result()
+        assert device.model.batches == [[2, 3], [4]]
+
+
+@in_skipped_time
+async def test_a_forward_is_counted_once_and_so_is_the_wait_of_a_request_of_many_batches() -> None:
+    async with VirtualDevice(2.0).running() as device:
+        texts, pair = device.put(3, 3), device.put(4, purpose=Purpose.RERANKING)
+        for each in (texts, pair):
+            await each.result()
+        value = device.metrics.value
+        assert value("embedder_tokens_processed_total", model="fake") == 10
+        assert value("embedder_batch_tokens_sum") == 10
+        assert value("embedding_batch_size_sum") == 2
+        assert value("embedding_gpu_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
+        assert value("rerank_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
+        waited = value("embedder_queue_wait_seconds_sum")
+        for each in (device.put(10, 10), device.put(10)):
+            await each.result()
+        assert value("rerank_inference_duration_seconds_count") == 1
+        assert value("embedder_queue_wait_seconds_count") == 4
+        assert value("embedder_queue_wait_seconds_sum") == pytest.approx(waited + 2, rel=0.01)
+
+
+@in_skipped_time
+async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_restore_it() -> None:
+    async with VirtualDevice(1.0, budget=1000).running() as device:
+        device.model.failures = [MemoryError(), None, MemoryError()]
+        assert await device.compute(*[50] * 4) == [0] * 4
+        # 200 tokens, 100, 100, and two of 50: halved twice, and restored three times.
+        assert device.model.batches == [[50] * 4, [50] * 2, [50] * 2, [50], [50]]
+        assert device.freed == [1, 3], "before each half is tried"
+        assert device.budgets[device.model].limits.max_tokens == 50 + 2 * 10
+        assert device.metrics.value("embedder_out_of_memory_splits_total") == 2
+        # Of two requests one does not fit alone, and fails alone.
+        device.model.failures = [MemoryError()] * 2
+        failing, other = device.put(4), device.put(5)
+        with pytest.raises(OutOfMemoryError):
+            await failing.result()
+        assert numbers(await other.result()) == [0]
+        assert device.model.batches[5:] == [[4, 5], [4], [5]]
+
+
+@pytest.mark.parametrize("error", [ValueError("secret"), InferenceError("the thread ended")])
+@in_skipped_time
+async def test_a_forward_that_fails_is_logged_unless_its_error_says_why_and_the_next_runs(
+    error: Exception,
+) -> None:
+    async with VirtualDevice(1.0).running() as device:
+        device.model.failures = [error]
+        known = isinstance(error, InferenceError)
+        told = "the thread ended" if known else "the model failed on this request"
+        with capture_logs() as log, pytest.raises(InferenceError, match=f"^{told}$"):
+            await device.compute(4)
+        assert [each["event"] for each in log] == ([] if known else ["batch_failed"])
+        assert await device.compute(4) == [0]
+
+
+@in_skipped_time
+async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward() -> None:
+    async with VirtualDevice(1.0).running() as device:
+        for stay in (True, False):
+            device.model.batches.clear()
+            measuring = asyncio.create_task(device.thread.run(lambda: None))
+            await turns()
+            left, other = device.put(4), device.put(5)
+            await turns(20)
+            assert len(device.executor.batches) == 1
+            rate = device.executor.tokens_per_second
+            left.cancel()
+            if not stay:
+                other.cancel()
+            await measuring
+            await asyncio.sleep(2)
+            assert device.model.batches == ([[5]] if stay else [])
+        assert device.executor.tokens_per_second == rate, "nothing was computed"
+        assert await device.compute(3) == [0]
+
+
+@in_skipped_time
+async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward() -> None:
+    async with VirtualDevice(2.0, seconds_per_token=0.5, fixed=3.0).running() as device:
+        measuring = asyncio.create_task(device.thread.run(lambda: None))
+        await turns()
+        waits = device.put(4)
+        await turns(20)
+        assert device.executor.seconds_left == pytest.approx(2, rel=0.01), "of its forward"
+        await measuring
+        assert numbers(await waits.result()) == [0]
+        assert waits.inference_seconds == pytest.approx(2, abs=0.01)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@in_skipped_time
+async def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_own_time(
+    gpu: bool,
+) -> None:
+    async with VirtualDevice(5.0, gpu=gpu, fixed=3.0).running() as device:
+        began, slow, behind = now(), device.put(10), device.put(10)
+        with pytest.raises(InferenceTimeoutError, match="longer than 3 seconds"):
+            await slow.result()
+        assert now() - began == pytest.approx(3, abs=0.01)
+        assert device.executor.watchdog.stuck_seconds == 0
+        await asyncio.sleep(1)
+        device.thread.seconds = 2.0
+        assert numbers(await behind.result()) == [0]
+        assert now() - began == pytest.approx(7, abs=0.1)
+        assert device.lost == []
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+@in_skipped_time
+async def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool) -> None:
+    model = FakeModel()
+    async with VirtualDevice(1.0, model, gpu=True).running() as device:
+        if has_other:
+            device.queue.consumer(lambda served: served is model)
+        model.asynchronous, model.failures = True, [accelerator_error(719)]
+        crashes = device.put(10)
+        await turns(20)
+        launching = device.executor.launching
+        launching.seconds = 3.0
+        measuring = asyncio.create_task(launching.run(lambda: None))
+        await turns()
+        waits = device.put(9)
+        await turns(20)
+        assert len(device.executor.batches) == 2
+        with pytest.raises(DeviceCrashedError):
+            await crashes.result()
+        await measuring
+        await asyncio.sleep(5)
+        assert model.batches == [[10]]
+        if has_other:
+            given = device.queue.take(lambda _: device.budgets[model].limits)
+            assert given is not None
+            assert (given.handed_over, given.tokens) == (False, 9)
+        else:
+            with pytest.raises(DeviceFailedError, match="before it computed this"):
+                await waits.result()
+
+
+@in_skipped_time
+async def test_a_batch_that_has_failed_another_device_runs_beside_no_other() -> None:
+    async with VirtualDevice(2.0, gpu=True).running() as device:
+        device.queue._consumers.clear()
+        suspect = device.put(10)
+        taken = device.queue.take(lambda _: device.budgets[device.model].limits)
+        assert taken is not None
+        device.queue._consumers.append(device.executor._consumer)
+        before = device.put(9)
+        await turns(20)
+        device.queue.hand_over(replace(taken, handed_over=True))
+        after = device.put(8)
+        await turns(20)
+        assert device.model.batches == [[9]]
+        assert len(device.executor.batches) == 2
+        await before.result()
+        await turns(20)
+        assert device.model.batches == [[9], [10]], "it has the device for itself"
+        await suspect.result()
+        await after.result()
+        assert device.model.batches == [[9], [10], [8]]
+        assert device.metrics.value("embedder_queue_wait_seconds_count") == 2
+
+
+def preemptible(seconds_per_token: float = 0.05) -> VirtualDevice:
+    """A CPU, on which 200 tokens take ten seconds."""
+    return VirtualDevice(10.0, budget=1000, seconds_per_token=seconds_per_token, fixed=1000.0)
+
+
+@in_skipped_time
+async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cost_to_it() -> None:
+    """It counts for neither the rate of the device nor the seconds of the long one."""
+    async with preemptible().running() as device:
+        long = device.put(200, client="a")
+        await asyncio.sleep(1)
+        device.thread.seconds = 2.0
+        came = device.put(7, client="b")
+        waits = device.put(8, client="c")
+        await came.result()
+        assert now() == pytest.approx(1003, abs=0.1)
+        await waits.result()
+        assert not long.resolved
+        await long.result()
+        assert now() == pytest.approx(1010, abs=0.1)
+        assert device.model.batches == [[200], [7], [8]]
+        assert long.inference_seconds == pytest.approx(10 - 2 - 2, abs=0.1)
+        assert came.inference_seconds == pytest.approx(2, abs=0.1)
+        assert device.executor.tokens_per_second == pytest.approx(200 / 6, rel=0.05)
+        assert device.executor.batches == []
+
+
+@in_skipped_time
+@pytest.mark.parametrize(
+    ("expected_seconds", "batches"), [(0.009, [[200]]), (0.011, [[200], [7]])], ids=str
+)
+async def test_a_forward_that_is_soon_over_is_not_preempted(expected_seconds, batches) -> None:
+    async with preemptible(expected_seconds / 200).running() as device:
+        long = device.put(200, client="a")
+        await asyncio.sleep(1)
+        device.put(7)
+        await long.result()
+        assert device.model.batches == batches
+
+
+@in_skipped_time
+async def test_what_preempted_a_forward_does_not_count_for_the_halves_of_it() -> None:
+    async with preemptible().running() as device:
+        device.model.failures = [MemoryError()]
+        long = device.put(100, 100, client="a")
+        await asyncio.sleep(1)
+        device.thread.seconds = 2.0
+        assert await device.compute(7, client="b") == [0]
+        await long.result()
+        assert device.model.batches == [[100, 100], [7], [100], [100]]
+        assert long.inference_seconds == pytest.approx(2 + 2, abs=0.1)
+
+
+@in_skipped_time
+async def test_short_jobs_of_a_long_batch_do_not_wait_for_its_end() -> None:
+    async with preemptible().running() as device:
+        device.thread.seconds = 4.0
+        long, own = device.put(200, client="a"), device.put(5, client="b")
+        await turns(20)
+        assert sorted(device.model.batches) == [[5], [200]]
+        await own.result()
+        await long.result()
+
+
+@in_skipped_time
+async def test_on_a_gpu_nothing_runs_within_another_forward() -> None:
+    async with VirtualDevice(10.0, gpu=True, budget=1000, seconds_per_token=0.05).running() as gpu:
+        gpu.put(200, client="a")
+        gpu.put(5, client="b")
+        await turns(20)
+        assert [sorted(batch) for batch in gpu.model.batches] == [[5, 200]]

@@ -1,0 +1,369 @@
+"""Several devices behind one queue: each works by itself, and answers as the first would."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from app.http_metrics import Metrics
+from smart_embedder.core import EngineCore
+from smart_embedder.devices.pool import DevicePool
+from smart_embedder.errors import (
+    DeviceCrashedError,
+    DeviceFailedError,
+    OutOfMemoryError,
+    UnhealthyError,
+)
+from smart_embedder.interface import DefaultModels, Measured, PlacedModels
+from smart_embedder.requests import EmbeddingResult, EmbedRequest
+from smart_embedder.scheduling.job import Purpose
+from smart_embedder.scheduling.queue import JobQueue
+from smart_embedder.settings import EngineSettings
+from tests.smart_embedder.devices.virtual_device import VirtualThread
+from tests.smart_embedder.engines import entered, let_go
+from tests.smart_embedder.fakes import NO_MORE, FakeModel, loaded, placed
+from tests.smart_embedder.scheduling.jobs import job
+from tests.support.accelerator import accelerator_error, broken_memory
+from tests.support.skipped_time import in_skipped_time, turns
+
+
+def on(names: str, *copies: FakeModel, seconds_per_token: float = 0.0) -> PlacedModels:
+    """A model on the devices of these names, on each a copy."""
+    named = zip(names.split(), copies, strict=True)
+    where = [(replace(loaded(copy).device, name=name), copy) for name, copy in named]
+    return placed(where, seconds_per_token=seconds_per_token)
+
+
+@asynccontextmanager
+async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[EngineCore]:
+    """An engine with a device for each model, whose forwards are held."""
+    for model in models:
+        model.held = True
+    names = " ".join(f"device-{number}" for number, _ in enumerate(models, 1))
+    default = DefaultModels((on(names, *models),), NO_MORE)
+    async with EngineCore(
+        EngineSettings(reranker_model="none", **settings), lambda _: default
+    ) as engine:
+        yield engine
+
+
+async def occupy(engine: EngineCore, *models: FakeModel) -> "list[asyncio.Task]":
+    """A request for each device, as large as the token budget: the letters a, b, ..."""
+    tasks = []
+    for letter, model in zip("abcde", models, strict=False):
+        tasks.append(asyncio.create_task(engine.embed(EmbedRequest([letter * 10]))))
+        await entered(model)
+    return tasks
+
+
+def letters(*results: EmbeddingResult, length: int = 10) -> str:
+    """The letter of each text."""
+    vectors = [each.dense[0] for result in results for each in result.embeddings]
+    return "".join(chr(int(vector) // length) for vector in vectors)
+
+
+async def test_one_request_is_spread_over_both_devices_and_comes_back_in_order() -> None:
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        texts = [letter * 5 for letter in "abcdefgh"]
+        request = asyncio.create_task(engine.embed(EmbedRequest(texts)))
+        await asyncio.gather(*map(entered, models))
+        let_go(*models)
+        assert letters(await request, length=5) == "abcdefgh"
+    assert sum(len(batch) for model in models for batch in model.batches) == 8
+
+
+@pytest.mark.parametrize("code", [214, 700, None])
+async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_unless_that_crashed_it(
+    code: int | None,
+) -> None:
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        suspect, other = await occupy(engine, *models)
+        models[0].failures.append(accelerator_error(code, "an illegal memory access"))
+        let_go(*models)
+        if code == 214:
+            assert letters(await suspect) == "a"
+        else:
+            with pytest.raises(DeviceCrashedError, match="computed on no other") as failed:
+                await suspect
+            assert failed.value.retry_after is None
+        assert (engine.failed_devices, engine.failure) == (["device-1"], None)
+        later = (engine.embed(EmbedRequest([letter * 10])) for letter in "cdefgh")
+        assert letters(await other, *await asyncio.gather(*later)) == "bcdefgh"
+    assert len(models[0].batches) == 1
+
+
+async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
+    models = FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        for model in models:
+            model.failures.append(broken_memory())
+            model.held = False
+        # Six batches: the last device fails with its own, and the others have nowhere to go.
+        requests = [engine.embed(EmbedRequest([letter * 10])) for letter in "abcdef"]
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert all(isinstance(result, UnhealthyError) for result in results)
+        assert sum(isinstance(result, DeviceFailedError) for result in results) == 1
+        assert engine.failed_devices == ["device-1", "device-2"]
+        assert "every device has failed" in str(engine.failure)
+        with pytest.raises(UnhealthyError, match="restarted"):
+            await engine.embed(EmbedRequest(["later"]))
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device_or_fail(
+    has_other: bool,
+) -> None:
+    gpu, other = FakeModel(), FakeModel()
+    gpu.asynchronous = True
+    gpu.failures += [broken_memory(), broken_memory()]
+    models = [gpu, gpu, *([other] if has_other else [])]
+    async with engine_of(*dict.fromkeys(models)) as engine:
+        requests = [
+            asyncio.create_task(engine.embed(EmbedRequest([letter * 10]))) for letter in "abc"
+        ]
+        await asyncio.gather(*map(entered, models))
+        gpu.gate.release(2)
+        let_go(other)
+        with capture_logs() as log:
+            results = await asyncio.gather(*requests, return_exceptions=True)
+        assert engine.failed_devices == ["device-1"]
+    assert [each["event"] for each in log].count("device_failed") == 1
+    if has_other:
+        assert letters(*results) == "abc"
+    else:
+        assert all(isinstance(result, UnhealthyError) for result in results)
+    assert (gpu.batches, other.batches) == ([[10]] * 2, [[10]] * 3 if has_other else [])
+
+
+async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_other() -> None:
+    models = FakeModel(), FakeModel(), FakeModel()
+    async with engine_of(*models) as engine:
+        poison, *others = await occupy(engine, *models)
+        models[0].failures.append(broken_memory())
+        models[1].failures += [None, broken_memory()]
+        let_go(*models[:2])  # The third is busy until the second has failed, too.
+        with pytest.raises(DeviceFailedError, match="while it computed this"):
+            await poison
+        let_go(models[2])
+        others.append(engine.embed(EmbedRequest(["d" * 10])))
+        assert letters(*await asyncio.gather(*others)) == "bcd"
+        assert engine.failed_devices == ["device-1", "device-2"]
+
+
+# In virtual time.
+
+
+class VirtualPool(DevicePool):
+    """Its threads are those of the loop; `seconds` are those of a forward on each device."""
+
+    def __init__(self, seconds: float = 1.0, **settings: object) -> None:
+        self.queue, self.seconds = JobQueue(), seconds
+        self.threads: dict[str, VirtualThread] = {}
+        super().__init__(EngineSettings(**settings), self.queue, Metrics(), self._make)
+
+    def _make(self, name: str, prepare: object) -> VirtualThread:
+        self.threads[name] = VirtualThread()
+        if callable(prepare):
+            prepare()
+        return self.threads[name]
+
+    @asynccontextmanager
+    async def started(self, default: PlacedModels):
+        await self.add(default, thoroughly=True, is_default=True)
+        await turns()
+        for thread in self.threads.values():
+            thread.seconds = self.seconds
+        yield self
+        await self.close(1)
+
+
+@in_skipped_time
+async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
+    """Ten tokens a second and ten in a forward; what fits beside the last one is taken with it."""
+    model = FakeModel()
+    async with VirtualPool(10.0).started(on("cpu", model, seconds_per_token=0.099)) as pool:
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 1
+        pool.queue.put(job(10, model=model, client="a"))
+        await turns()
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 1, "a second of the forward is left"
+        pool.queue.put(job(5, 10, 10, 10, model=model, client="a"))
+        # 25 tokens before the last, which fills a forward of its own.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 4
+        assert pool.seconds_to_place(Purpose.RERANKING) == 1
+        pool.queue.put(job(5, 10, 10, 10, 2, model=model, client="b"))
+        # As much of the other's is taken meanwhile; nothing changes where that has less.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 6
+        pool.queue.put(job(30, client="c", model=model, purpose=Purpose.RERANKING))
+        assert pool.seconds_to_place(Purpose.RERANKING) == 10, "30 of each client, and a second"
+
+
+@in_skipped_time
+async def test_a_batch_waits_for_others_as_many_milliseconds_as_the_setting_says() -> None:
+    model = FakeModel()
+    async with VirtualPool(batch_wait_ms=50).started(on("cpu", model)) as pool:
+        jobs = [job(length, model=model) for length in (2, 3, 4)]
+        for each in jobs:
+            pool.queue.put(each)
+            await asyncio.sleep(0.04)
+        for each in jobs:
+            await each.result()
+    assert model.batches == [[2, 3], [4]]
+
+
+@in_skipped_time
+async def test_devices_that_have_failed_promise_nothing() -> None:
+    first, second = FakeModel(), FakeModel()
+    models = on("first second", first, second, seconds_per_token=0.1)
+    async with VirtualPool().started(models) as pool:
+        first.failures.append(broken_memory())
+        second.failures.append(None)
+        jobs = [job(10, model=first) for _ in range(2)]
+        for each in jobs:
+            pool.queue.put(each)
+        for each in jobs:
+            await each.result()
+        assert (pool.failed, pool.failure) == (["first"], None)
+        assert pool.serves(first), "by its replica"
+        assert not pool.is_using(first)
+        pool.queue.put(job(10, 10, 10, 10, model=first))
+        await turns()
+        assert pool.is_using(first)
+        # One device of ten tokens a second, and not two.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == pytest.approx(3, abs=1)
+
+
+def watched(model: FakeModel, device: str, told: list[str]) -> PlacedModels:
+    """A model whose measurement is `told`."""
+
+    def measure(thoroughly: bool) -> Iterator[Measured | None]:
+        told.append(f"{device} {'thoroughly' if thoroughly else 'in short'}")
+        yield None
+        yield Measured(20, 0.5)
+
+    (copy,) = on(device, model).models
+    copy = replace(copy, measure=measure, prepare_thread=lambda: told.append("prepared"))
+    return PlacedModels((copy,), lambda: None)
+
+
+@in_skipped_time
+async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_removed() -> None:
+    default, model, told = FakeModel(), FakeModel(), list[str]()
+    model.name = "further"
+    async with VirtualPool(max_batch_sequences=3).started(on("cpu", default)) as pool:
+        assert not pool.serves(model)
+        key = await pool.add(watched(model, "cpu", told), thoroughly=False)
+        assert (key, told) == (model, ["cpu in short"])
+        assert pool.token_budgets(model) == {"cpu": 20}
+        assert pool.token_budgets(default) == {"cpu": 10}
+        pool.queue.put(asked := job(2, 2, 2, 2, model=model))
+        assert (pool.is_using(model), pool.is_using(default)) == (True, False), "it waits"
+        await asked.result()
+        pool.queue.put(last := job(2, model=model))
+        await turns()
+        assert (pool.is_using(model), pool.is_using(default)) == (True, False), "it computes"
+        await last.result()
+        assert [len(batch) for batch in model.batches] == [3, 1, 1]
+        pool.remove(model)
+        assert not pool.serves(model)
+        assert pool.token_budgets(model) == {}
+        assert pool.serves(default)
+
+
+@in_skipped_time
+async def test_a_device_for_further_models_alone_is_no_device_of_the_service() -> None:
+    default, model, told = FakeModel(), FakeModel(), list[str]()
+    async with VirtualPool().started(on("cpu", default)) as pool:
+        await pool.add(watched(model, "other", told), thoroughly=False)
+        assert told == ["prepared", "other thoroughly"], "nobody else waits there"
+        model.failures.append(broken_memory())
+        pool.queue.put(fails := job(2, model=model))
+        waits = job(2, model=model)
+        pool.queue.put(waits)
+        for each in (fails, waits):
+            with pytest.raises(UnhealthyError):
+                await each.result()
+        assert (pool.failed, pool.failure) == (["other"], None)
+        pool.queue.put(serves := job(2, model=default))
+        await serves.result()
+        default.failures.append(broken_memory())
+        pool.queue.put(last := job(2, model=default))
+        with pytest.raises(UnhealthyError):
+            await last.result()
+        assert pool.all_failed
+        pool.queue.put(late := job(2, model=default))
+        with pytest.raises(UnhealthyError, match="every device has failed"):
+            await late.result()
+
+
+@in_skipped_time
+async def test_a_model_whose_first_forward_fails_leaves_nothing_behind() -> None:
+    model = FakeModel()
+
+    def measure(_thoroughly: bool) -> Iterator[Measured | None]:
+        yield None
+        raise MemoryError
+
+    (first,) = watched(model, "cpu", []).models
+    broken = replace(first, measure=measure)
+    second = replace(broken, device=replace(first.device, name="other"))
+    async with VirtualPool().started(on("cpu", FakeModel())) as pool:
+        for models in ((broken,), (first, second)):
+            with pytest.raises(OutOfMemoryError):
+                await pool.add(PlacedModels(models, lambda: None), thoroughly=True)
+            assert not pool.serves(model)
+
+
+@in_skipped_time
+async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not() -> None:
+    first, second = FakeModel(), FakeModel()
+    models = on("first second", first, second)
+    pool = VirtualPool(100.0, gpu_process_timeout=3)
+    async with pool.started(models):
+        for client in "ab":
+            pool.queue.put(job(10, model=first, client=client))
+            await turns()
+        pool.queue.put(waits := job(10, model=first, client="c"))
+        await asyncio.sleep(5)
+        assert (pool.stuck_seconds, waits.resolved) == (0, False)
+        await asyncio.sleep(2)
+        assert pool.stuck_seconds == pytest.approx(7, abs=0.1)
+        assert "has not come back" in str(pool.failure)
+        with pytest.raises(UnhealthyError, match="does not come back from a forward"):
+            await waits.result()
+        for thread in pool.threads.values():
+            thread.seconds = 1.0
+        pool.queue.put(too_early := job(10, model=first, client="c"))
+        with pytest.raises(UnhealthyError, match="does not come back from a forward"):
+            await too_early.result()
+        await asyncio.sleep(100)
+        assert (pool.stuck_seconds, pool.failure) == (0, None)
+        pool.queue.put(late := job(10, model=first, client="c"))
+        await asyncio.sleep(100)
+        assert late.resolved
+        assert first.batches + second.batches == [[10]] * 3
+
+
+@in_skipped_time
+async def test_one_stuck_device_of_two_fails_nobody_who_waits() -> None:
+    first, second = FakeModel(), FakeModel()
+    models = on("first second", first, second)
+    async with VirtualPool(1.0, gpu_process_timeout=3).started(models) as pool:
+        pool.threads["device-0"].seconds = 100.0
+        pool.queue.put(job(10, model=first, client="a"))
+        await turns()
+        pool.queue.put(others := job(*[10] * 20, model=first, client="b"))
+        await others.result()
+        assert len(first.batches + second.batches) == 21
+        assert pool.stuck_seconds > 0
+
+
+@in_skipped_time
+async def test_a_pool_that_never_started_is_closed_too() -> None:
+    await VirtualPool().close(1)
+    assert not VirtualPool().all_failed
+    assert VirtualPool().seconds_to_place(Purpose.EMBEDDING) == 1

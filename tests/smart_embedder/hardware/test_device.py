@@ -1,0 +1,360 @@
+"""Which device and which number format are taken, what is said where one cannot be; its memory.
+
+Only PyTorch's own answers are replaced: no machine that runs these tests has so old a driver.
+"""
+
+import platform
+import queue
+import re
+import sys
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from smart_embedder.errors import StartupError
+from smart_embedder.hardware import cpu, device
+from smart_embedder.interface import MemoryUsage
+from tests.support.script import run_script
+
+CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "system", "auto", "int8"),
+    [
+        (("avx2", "amx_int8", "amx_bf16"), "Linux", torch.bfloat16, None),
+        (("avx2", "avx512_bf16"), "Darwin", torch.bfloat16, None),
+        (("avx2",), "Linux", torch.float32, None),
+        (("avx", "sse4_2"), "Linux", torch.float32, "DTYPE=int8 needs an x86 processor with AVX2"),
+        (("bf16", "dot", "i8mm"), "Linux", torch.bfloat16, None),
+        (("bf16", "dot", "i8mm"), "Darwin", torch.float32, "on Linux one of ARM's with dot"),
+    ],
+)
+def test_on_a_cpu_what_is_native_is_taken_for_all_or_beside_int8(
+    monkeypatch, capabilities, system, auto, int8
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(capabilities, True))
+    monkeypatch.setattr(platform, "system", lambda: system)
+    assert device.choose_dtype("auto", CPU) == auto
+    if int8 is None:
+        assert device.choose_dtype("int8", CPU) == auto
+    else:
+        with pytest.raises(StartupError, match=int8):
+            device.choose_dtype("int8", CPU)
+
+
+FLOAT8 = "DTYPE=float8 needs .*, and the models run on"
+
+
+@pytest.mark.parametrize(
+    ("name", "qwen", "where", "capability", "expected"),
+    [
+        ("auto", False, CUDA, (9, 0), torch.float16),
+        ("auto", False, CUDA, (7, 5), torch.float16),
+        ("auto", True, CUDA, (8, 0), torch.bfloat16),
+        ("auto", True, CUDA, (7, 5), torch.float32),
+        ("auto", True, MPS, None, torch.float32),
+        ("float16", True, CUDA, (9, 0), torch.float16),
+        ("float32", False, CPU, None, torch.float32),
+        ("float16", False, CPU, None, "DTYPE=float16 is for GPUs; on a CPU use bfloat16"),
+        ("int8", False, CUDA, None, "DTYPE=int8 is for CPUs, and the models run on cuda"),
+        # The rest of a model in float8 is in bfloat16.
+        ("float8", False, CUDA, (8, 9), torch.bfloat16),
+        ("float8", False, CUDA, (9, 0), torch.bfloat16),
+        ("float8", False, CUDA, (8, 6), f"{FLOAT8} cuda"),
+        ("float8", False, MPS, None, f"{FLOAT8} mps"),
+        ("float8", False, CPU, None, f"{FLOAT8} cpu"),
+    ],
+)
+def test_a_format_suits_the_model_and_the_device_or_stops_the_start(
+    monkeypatch, name, qwen, where, capability, expected
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with pytest.raises(StartupError, match=expected) if type(expected) is str else nullcontext():
+        assert device.choose_dtype(name, where, qwen=qwen) is expected
+
+
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)"
+
+
+@pytest.mark.parametrize("build", ["13.0", None])
+def test_a_driver_too_old_stops_the_start_or_is_passed_over_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, build: str | None
+) -> None:
+    """Where PyTorch's build is for CPUs no GPU was expected, and nothing is said of one."""
+
+    def init() -> None:
+        raise RuntimeError(f"{TOO_OLD}. Please update your GPU driver by downloading a new version")
+
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(StartupError) as caught:
+        device.choose_device("cuda:0")
+    assert str(caught.value) == (
+        f"DEVICE=cuda:0 needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it sees "
+        f"none ({TOO_OLD}); check nvidia-smi and the driver, or set DEVICE=cpu"
+    )
+    with capture_logs() as logs:
+        assert device.choose_device("auto") == CPU
+    line = {"event": "no_gpu_used", "log_level": "warning", "reason": TOO_OLD, "device": "cpu"}
+    assert logs == ([] if build is None else [line])
+
+
+@pytest.fixture
+def seen_gpu(monkeypatch):
+    """A GPU of a given compute capability, and what PyTorch was built for."""
+
+    def see(capability: tuple[int, int], built: list[str]) -> None:
+        for name, value in {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "get_device_capability": lambda *_: capability,
+            "get_device_name": lambda *_: "Some GPU",
+            "get_arch_list": lambda: built,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    return see
+
+
+CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "runs"),
+    [
+        *((each, CUDA_13, True) for each in ((7, 5), (8, 9), (12, 1))),
+        ((9, 4), ["gfx942"], True),  # A build that names other architectures is taken at its word.
+        *((each, CUDA_13, False) for each in ((7, 0), (6, 1))),
+        ((10, 0), ["sm_75", "sm_90"], False),
+    ],
+)
+def test_a_gpu_is_taken_if_the_build_has_kernels_for_it(seen_gpu, capability, built, runs) -> None:
+    seen_gpu(capability, built)
+    has = ".".join(map(str, capability))
+    reason = f"PyTorch .* has no kernels for Some GPU, of compute capability {has}; .* with 7.5"
+    with capture_logs() as lines:
+        assert device.choose_device("auto") == (CUDA if runs else CPU)
+    if runs:
+        assert device.choose_device("cuda:0") == torch.device("cuda:0")
+        assert not lines
+        return
+    with pytest.raises(StartupError, match=f"DEVICE=cuda:0: {reason}; set DEVICE=cpu"):
+        device.choose_device("cuda:0")
+    (line,) = lines
+    assert line["event"] == "no_gpu_used"
+    assert re.fullmatch(reason, line["reason"])
+
+
+@pytest.mark.parametrize(
+    ("name", "has_mps", "chosen", "refusal"),
+    [
+        ("cpu", True, "cpu", None),
+        ("cpu:1", True, "cpu", None),
+        ("cuda", True, "cuda", None),
+        ("cuda:0", True, "cuda:0", None),
+        ("cuda:1", True, None, "DEVICE=cuda:1: there are only 1 GPUs"),
+        ("mps", True, "mps", None),
+        ("mps", False, None, "DEVICE=mps needs an Apple GPU, and there is none here"),
+    ],
+)
+def test_a_device_that_is_named_is_taken_or_said_not_to_be_there(
+    seen_gpu, monkeypatch, name, has_mps, chosen, refusal
+) -> None:
+    seen_gpu((9, 0), CUDA_13)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: has_mps)
+    with pytest.raises(StartupError, match=refusal) if refusal else nullcontext():
+        assert device.choose_device(name) == torch.device(chosen)
+
+
+def test_the_hardware_is_described_by_its_name(seen_gpu, monkeypatch) -> None:
+    seen_gpu((9, 0), CUDA_13)
+    monkeypatch.setattr(device, "available_threads", lambda: 7)
+    arm = {"architecture": "aarch64"}
+    for told, name in (({"cpu_name": "EPYC"} | arm, "EPYC"), (arm, "aarch64"), ({}, "CPU")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda told=told: told)
+        assert device.describe_device(CPU) == f"{name}, 7 threads"
+    assert device.describe_device(CUDA) == "Some GPU"
+
+
+def test_the_memory_of_a_gpu_is_told_by_its_driver_and_given_back(monkeypatch) -> None:
+    done: list[str] = []
+    for name, value in {
+        "memory_allocated": lambda _: 1,
+        "memory_reserved": lambda _: 2,
+        "mem_get_info": lambda _: (3, 14),
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=5.0),
+        "empty_cache": lambda: done.append("emptied"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
+    monkeypatch.setattr(device.gc, "collect", lambda: done.append("collected"))
+    read = device.memory_reader(CUDA)
+    kinds = ("allocated", "reserved", "free", "total")
+    assert [read(kind) for kind in kinds] == [1, 2, 3, 14]
+    assert device.memory_bytes(CUDA) == 5
+    assert (device.memory_reader(CPU), device.memory_bytes(CPU)) == (None, None)
+    assert device.memory_usage(CUDA) == MemoryUsage(used=11, total=14, own=2)
+    assert device.memory_usage(MPS) == MemoryUsage(used=7, total=9, own=None)
+    device.memory_freer(CPU)()
+    device.memory_freer(CUDA)()
+    assert done == ["collected", "collected", "emptied"]
+
+
+@pytest.fixture
+def in_groups(tmp_path: Path, monkeypatch):
+    """Puts the process into control groups with a limit and statistics each."""
+
+    def put(version: int, groups: dict[str, tuple[str, str]]) -> None:
+        root, name = tmp_path / "memory", "memory.limit_in_bytes"
+        membership = "5:memory,cpu:/service/one\n1:name=systemd:/x\n"
+        if version == 2:
+            root, name, membership = tmp_path, "memory.max", "0::/service/one\n"
+        for group, (limit, statistics) in groups.items():
+            (root / group).mkdir(parents=True, exist_ok=True)
+            (root / group / name).write_text(f"{limit}\n", "ascii")
+            (root / group / "memory.stat").write_text(statistics, "ascii")
+        (tmp_path / "membership").write_text(membership, "ascii")
+        monkeypatch.setattr(cpu, "_CGROUPS", tmp_path)
+        monkeypatch.setattr(cpu, "_MEMBERSHIP", tmp_path / "membership")
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("version", "groups", "expected"),
+    [
+        # What cannot be taken back counts.
+        (
+            2,
+            {
+                "service/one": ("1000", "anon 700\nfile 9000\nkernel 20\nshmem 3\nk_stack 7\n"),
+                "service": ("max", "anon 1\n"),
+            },
+            (723, 1000),
+        ),
+        # The other version has other names, and a number for no limit.
+        (
+            1,
+            {
+                "service/one": ("1000", "cache 9\nrss 5\nshmem 2\ntotal_rss 400\ntotal_shmem 6\n"),
+                "": (str(2**63 - 4096), "total_rss 1\n"),
+            },
+            (406, 1000),
+        ),
+        # Of a group and those above, the one that has least left.
+        (2, {"service/one": ("1000", "anon 1"), "service": ("500", "anon 300")}, (300, 500)),
+        (2, {"service/one": ("1000", "anon 1"), "service": ("9000", "anon 8900")}, (8900, 9000)),
+        (2, {}, None),
+        (1, {}, None),
+    ],
+)
+def test_the_control_group_with_the_least_left_counts(in_groups, version, groups, expected) -> None:
+    in_groups(version, groups)
+    usage = device.control_group_usage()
+    assert (usage and (usage.used, usage.total)) == expected
+
+
+@pytest.mark.parametrize(("bytes_more", "counts"), [(-1, True), (0, False), (1, False)])
+def test_a_group_counts_where_its_limit_is_below_what_the_machine_has(
+    in_groups, bytes_more, counts
+) -> None:
+    has = psutil.virtual_memory().total
+    in_groups(2, {"service/one": (str(has + bytes_more), "anon 7\n")})
+    usage = device.memory_usage(CPU)
+    assert (usage.used == 7, usage.total) == (counts, has + bytes_more * counts)
+    assert 0 < usage.used < usage.total
+    assert 0 < usage.own < psutil.Process().memory_info().rss + (1 << 28)
+
+
+GROWN = """
+import numpy as np
+from smart_embedder.hardware.device import peak_growth
+
+print(peak_growth(lambda: np.ones(1 << 26, np.uint8)), peak_growth(lambda: None))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a peak")
+def test_the_peak_of_a_run_is_seen_after_its_memory_was_given_back() -> None:
+    """In a process of its own: another thread of this one may free memory meanwhile."""
+    done = run_script(GROWN)
+    assert not done.returncode, done.stderr
+    grown, idle = map(int, done.stdout.split())
+    # The system counts pages of each thread for itself at first.
+    assert 0.9 * (1 << 26) < grown < 1.3 * (1 << 26)
+    assert idle < 0.3 * (1 << 26)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs", "shortest_of_them"),
+    [([0.1, 0.02, 0.05], 3, 0.02), ([0.05, 0.2, 0.01], 2, 0.05), ([0.2, 0.1], 1, 0.2)],
+)
+def test_the_shortest_of_a_few_runs_counts_and_long_ones_are_repeated_less(
+    seconds, runs, shortest_of_them
+) -> None:
+    at, done = 0.0, []
+
+    def run() -> None:
+        nonlocal at
+        at += seconds[len(done)]
+        done.append(at)
+
+    assert device.shortest(run, lambda: at) == pytest.approx(shortest_of_them)
+    assert len(done) == runs
+
+
+@pytest.mark.parametrize(
+    ("where", "broken", "error", "warnings"),
+    [
+        (CUDA, False, None, ["CUDA driver error: operation not supported"]),
+        (CUDA, True, "not supported", []),  # Not even without them.
+        (CPU, True, None, []),  # It has no such segments.
+    ],
+)
+def test_where_expandable_segments_fail_the_start_goes_on_without_them(
+    monkeypatch, where, broken, error, warnings
+) -> None:
+    fails = True
+
+    def allocate(*_: object, device: torch.device) -> None:
+        if fails:
+            raise RuntimeError("CUDA driver error: operation not supported\nAt some place")
+
+    def set_options(options: str) -> None:
+        nonlocal fails
+        fails = broken or options != "expandable_segments:False"
+
+    monkeypatch.setattr(torch, "empty", allocate)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", set_options)
+    device.ensure_allocates.cache_clear()
+    raised = pytest.raises(RuntimeError, match=error) if error else nullcontext()
+    with capture_logs() as lines, raised:
+        for _ in range(2):
+            device.ensure_allocates(where)
+    assert [line["reason"] for line in lines] == warnings
+    assert {line["event"] for line in lines} <= {"expandable_segments_refused"}
+
+
+def test_memory_is_given_back_each_time_and_in_no_capture(monkeypatch) -> None:
+    calls = queue.SimpleQueue[bool]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.put(capturing_now.is_set()))
+    capturing_now = threading.Event()
+    with device.capturing:
+        capturing_now.set()
+        other = threading.Thread(target=device.empty_cuda_cache)
+        other.start()
+        capturing_now.clear()
+    other.join()
+    device.empty_cuda_cache()
+    assert [calls.get_nowait(), calls.get_nowait()] == [False, False]
+    assert calls.empty()

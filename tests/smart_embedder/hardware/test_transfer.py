@@ -1,0 +1,100 @@
+"""Results on the host: as they were on the device, and which of them are numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from smart_embedder.hardware import transfer
+from smart_embedder.hardware.transfer import DeviceRows, HostRows, start_copies
+from tests.support.simulated_cuda import simulated_cuda
+from tests.support.simulated_streams import ARRIVED
+
+
+@pytest.mark.parametrize(
+    ("rows", "finite"),
+    [
+        (torch.rand(3, 4), [True] * 3),
+        (torch.rand(5), [True] * 5),
+        (torch.empty(0, 4), []),
+        *(
+            (torch.tensor([[1.0, 2.0], [value, 3.0], [0.0, 0.0]]), [True, False, True])
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+        (torch.tensor([[math.inf, -math.inf]]), [False]),  # They do not cancel out.
+    ],
+)
+def test_results_come_back_in_their_places_with_those_marked_that_are_not_finite(
+    rows, finite
+) -> None:
+    other = torch.rand(2)
+    plain, arrived = start_copies([DeviceRows.of(other), DeviceRows.of(rows)], tokens=7)()
+    np.testing.assert_array_equal(plain.values, other.numpy())
+    np.testing.assert_array_equal(arrived.values, rows.numpy())
+    assert plain.finite.all()
+    assert arrived.finite.tolist() == finite
+
+
+def test_from_a_gpu_results_arrive_through_pinned_buffers_that_are_used_again() -> None:
+    """Two batches are in flight, and the next copies make NaN of what still lies in a buffer."""
+    rows = [torch.empty(3, 5, dtype=torch.float16), torch.empty(7), torch.empty(2, 2, 9)]
+    kept: list[HostRows] = []
+    with simulated_cuda() as cuda:
+        on_device = [DeviceRows.of(each.to("cuda:0")) for each in rows]
+        sizes = sum(each.values.nbytes + each.check.nbytes for each in on_device)
+        for _ in range(3):
+            before, blocks = cuda.bytes_to_host, cuda.pinned_blocks
+            with cuda.forward():
+                both = [start_copies(on_device, tokens=10_000) for _ in range(2)]
+            assert cuda.bytes_to_host - before == 2 * sizes
+            for collect in both:
+                kept += collect()
+        # The first ones made them, the others found them.
+        assert cuda.pinned_blocks == blocks
+        start_copies(on_device, tokens=10_000)
+    for ours, each in zip(kept, rows * 6, strict=True):
+        assert ours.values.shape == each.shape
+        assert ours.values.dtype == np.float32
+        assert (ours.values == ARRIVED).all()
+        assert ours.finite.shape == each.shape[: max(1, each.dim() - 1)]
+
+
+def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_flight(
+    monkeypatch,
+) -> None:
+    make = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **_: make(size, dtype=torch.uint8))
+    with simulated_cuda():
+        free, _ = transfer.buffers_and_stream(torch.device("cuda:0"))
+    small = transfer.take_buffer(free, 10)
+    assert len(small) == 2**20
+    assert [len(transfer.take_buffer(free, size)) for size in (2**20, 2**20 + 1)] == [2**20, 2**21]
+    free.append(small)
+    assert transfer.take_buffer(free, 2**20) is small
+    free.append(small)
+    assert len(transfer.take_buffer(free, 2**22)) == 2**22  # The small one is replaced.
+    assert not free
+    given = [torch.empty(2**20) for _ in range(3)]
+    free.extend(given)
+    assert [*map(id, free)] == [*map(id, given[1:])]
+
+
+@pytest.mark.parametrize(("tokens", "sleeps"), [(16, False), (1024, False), (1025, True)])
+def test_only_for_a_short_forward_a_core_looks_again_and_again(monkeypatch, tokens, sleeps) -> None:
+    with simulated_cuda():
+        make, events = torch.cuda.Event, []
+        monkeypatch.setattr(torch.cuda, "Event", lambda **how: events.append(how) or make(**how))
+        start_copies([DeviceRows.of(torch.rand(3).to("cuda:0"))], tokens)()
+    assert events == [{"blocking": sleeps}]
+
+
+def test_parts_of_a_buffer_are_aligned() -> None:
+    """The simulated device itself raises where two of them overlap."""
+    tensors = [torch.rand(3), torch.rand(2, 16), torch.rand(1).half(), torch.rand(64).bfloat16()]
+    with simulated_cuda() as cuda:
+        collect = start_copies([DeviceRows.of(each.to("cuda:0")) for each in tensors], tokens=64)
+        starts = [each.target.data_ptr() for each in cuda._under_way]
+        assert len(starts) == 2 * len(tensors)
+        assert {start % 64 for start in starts} == {0}
+        collect()

@@ -1,0 +1,327 @@
+"""Every attention in PyTorch against its definition; what a name stands for, and where it runs."""
+
+import math
+import sys
+import warnings
+from functools import partial
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels import attention
+from smart_embedder.kernels import packed_batch as batch
+from smart_embedder.kernels.attention import (
+    Attention,
+    PackedAttention,
+    QueryKeyValue,
+    _flash_attention,
+    attend_by_matmul,
+    eager,
+    excluding_unattended,
+    flash_runs,
+    load_attention,
+    matmul,
+    memory_efficient,
+    require_runs,
+    sdpa,
+    varlen,
+)
+from smart_embedder.kernels.packed_batch import UNATTENDED, PackedBatch, pack
+from tests.support.packed_attention import by_definition, pack_lengths, random_states
+
+CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
+
+
+@pytest.fixture
+def cuda_kernels_on_cpu():
+    """The operators have no CPU kernels: give them some that follow their documentation."""
+
+    def flash(
+        q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, _mask, *,
+        scale, window_size_left=None, window_size_right=None,
+    ):  # fmt: skip
+        assert cu_q.dtype == cu_k.dtype == torch.int32
+        assert max_q == max_k == int(cu_q.diff().max())
+        states = (states.transpose(0, 1) for states in (q, k, v))
+        reach = tuple(
+            -1 if each is None else each for each in (window_size_left, window_size_right)
+        )
+        output = by_definition(states, cu_q.tolist(), scale, causal=causal, reach=reach)
+        empty = q.new_empty(0)
+        return output, empty, empty, empty, empty
+
+    def efficient(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, mask, log_sum=False, *, scale):
+        assert q.shape[2] == k.shape[2] == v.shape[2]
+        states = (q[0], k[0], v[0])
+        output, *_ = flash(*states, cu_q, cu_k, max_q, max_k, 0.0, mask == 1, False, scale=scale)
+        empty = q.new_empty(0)
+        return output[None], empty, empty, empty, max_q, max_k
+
+    operators = torch.library.Library("aten", "IMPL", "CPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # One says that it replaces a kernel.
+        operators.impl("_flash_attention_forward", flash, allow_override=True)
+        operators.impl("_efficient_attention_forward", efficient, allow_override=True)
+    yield
+    operators._destroy()
+
+
+def random_case(lengths: list[int], kv_heads: int) -> tuple[QueryKeyValue, PackedBatch]:
+    """Of four heads of queries, of which several may read the same keys."""
+    packed = pack_lengths(lengths)
+    return random_states(packed.tokens, kv_heads, 8, 4 // kv_heads, torch.float32), packed
+
+
+def check(attend: Attention, lengths: list[int], kv_heads: int, *, causal: bool) -> None:
+    states, packed = random_case(lengths, kv_heads)
+    scale = 1 / math.sqrt(8)
+    actual = attend(states, packed, scale=scale, causal=causal)
+    expected = by_definition(states, packed.offsets, scale, causal=causal)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+LENGTHS = st.lists(st.integers(1, 9) | st.integers(14, 18), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("attend", [eager, sdpa, matmul])
+@given(lengths=LENGTHS, kv_heads=st.sampled_from([4, 2, 1]), causal=st.booleans())
+@settings(max_examples=30)
+def test_it_follows_the_definition(attend, lengths, kv_heads, causal) -> None:
+    check(attend, lengths, kv_heads, causal=causal)
+
+
+@pytest.mark.parametrize("attend", [eager, sdpa, matmul])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, value) -> None:
+    """Short ones of near lengths share a padded block, equal ones a dense one."""
+    lengths = [3, 5, 5, 17, 18, 70, 70]
+    states, packed = random_case(lengths, 4)
+    clean = attend(states, packed, scale=0.35, causal=causal)
+    for poisoned in range(len(lengths)):
+        start, stop = packed.offsets[poisoned], packed.offsets[poisoned + 1]
+        damaged = tuple(state.clone() for state in states)
+        for state in damaged:
+            state[:, start] = value
+        output = attend(damaged, packed, scale=0.35, causal=causal)
+        assert not output[start:stop].isfinite().all()
+        output[start:stop] = clean[start:stop]
+        torch.testing.assert_close(output, clean)
+
+
+@pytest.mark.parametrize("attend", [sdpa, matmul])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_rounds_the_row_up_gets_finite_states(attend, causal: bool) -> None:
+    packed = pack_lengths([5], multiple=32)
+    output = attend(torch.randn(3, 4, 32, 8).unbind(), packed, scale=1.0, causal=causal)
+    assert torch.isfinite(output).all()
+
+
+@pytest.mark.parametrize("attend", [varlen, memory_efficient])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("cost_of_a_call", [256, 0])
+def test_kernels_for_packed_sequences_are_called_as_their_documentation_says(
+    cuda_kernels_on_cpu, monkeypatch, attend, causal, kv_heads, cost_of_a_call
+) -> None:
+    """In one call, and in one for each class of lengths where that costs nothing."""
+    monkeypatch.setattr(batch, "QUERIES_OF_A_BLOCK", 2)
+    monkeypatch.setattr(batch, "WORTH_A_CALL", cost_of_a_call)
+    check(attend, [3, 1, 7, 3, 1, 9], kv_heads, causal=causal)
+
+
+def flash_attn_varlen_func(
+    q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal, window_size
+):
+    """That of the package flash-attn, by its documentation."""
+    states = (states.transpose(0, 1) for states in (q, k, v))
+    return by_definition(states, cu_q.tolist(), softmax_scale, causal=causal, reach=window_size)
+
+
+@pytest.mark.usefixtures("cuda_kernels_on_cpu")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("attend", [varlen, partial(_flash_attention, flash_attn_varlen_func)])
+@pytest.mark.parametrize("wrap", [lambda attend: attend, excluding_unattended])
+def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
+    attend, causal, wrap
+) -> None:
+    states, packed = random_case([3, 7, 40], 2)
+    options = {"scale": 0.3, "causal": causal, "window": 5}
+    in_blocks = PackedAttention(sdpa, packed)(states, **options)
+    by_kernel = PackedAttention(wrap(attend), packed)
+    torch.testing.assert_close(by_kernel(states, **options), in_blocks)
+    assert by_kernel._takes_window
+    everything = by_kernel(states, **options | {"window": None})
+    torch.testing.assert_close(everything, sdpa(states, packed, scale=0.3, causal=causal))
+
+
+@pytest.mark.parametrize("attend", [eager, sdpa, matmul])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv_heads) -> None:
+    lengths, unattended = [1, 4, 6, 6, 7], [0, 1, 2, 5, 0]
+    ids = [np.zeros(length, np.int64) for length in lengths]
+    for each, count in zip(ids, unattended, strict=True):
+        each[len(each) - count :] = UNATTENDED
+    packed = pack(ids, device=CPU)
+    states, _ = random_case(lengths, kv_heads)
+    actual = excluding_unattended(attend)(states, packed, scale=0.3, causal=causal)
+    for start, length, count in zip(packed.offsets, lengths, unattended, strict=False):
+        for last in range(length):
+            # Beside the attended tokens alone, or, causally, those of them until itself.
+            kept = [place for place in range(length - count) if not causal or place <= last]
+            query, *others = (state[:, start : start + length] for state in states)
+            keys, values = (each[:, kept].repeat_interleave(4 // kv_heads, 0) for each in others)
+            weights = torch.softmax(query[:, [last]] @ keys.mT * 0.3, dim=-1)
+            torch.testing.assert_close(actual[start + last], (weights @ values)[:, 0])
+
+
+def attend_in_blocks(
+    states: QueryKeyValue, scale: float, mask: torch.Tensor | None = None, **sizes: int
+) -> torch.Tensor:
+    """By `attend_by_matmul`, with other sizes of its blocks."""
+    output = torch.full(states[0].shape, math.nan, dtype=states[0].dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in sizes.items():
+            patch.setattr(attention, name, value)
+        attend_by_matmul(states, output, scale=scale, mask=mask)
+    return output
+
+
+def states_in_blocks(count: int, length: int, dtype: torch.dtype) -> QueryKeyValue:
+    """Views of one projection `[count x length, 3, heads, width]`, as the encoder gives them."""
+    torch.manual_seed(count * length)
+    query, key, value = torch.randn(count, length, 3, 4, 8, dtype=dtype).permute(2, 0, 3, 1, 4)
+    return query, key, value
+
+
+@given(
+    count=st.integers(1, 9),
+    length=st.integers(1, 40),
+    most_scores=st.integers(1, 4000),
+    fewest=st.integers(1, 50),
+    masked=st.booleans(),
+)
+@settings(max_examples=60)
+def test_blocks_of_any_size_give_what_the_whole_gives(
+    count, length, most_scores, fewest, masked
+) -> None:
+    states = states_in_blocks(count, length, torch.float32)
+    mask = None
+    if masked:
+        lengths = torch.randint(1, length + 1, (count, 1, 1, 1))
+        mask = torch.where(torch.arange(length) < lengths, 0.0, -torch.inf)
+    sizes = {"_MOST_SCORES": most_scores, "_FEWEST_QUERIES": fewest, "_FEW_SCORES": 0}
+    actual = attend_in_blocks(states, 0.3, mask, **sizes)
+    exact = (each.double() for each in states)
+    wide = None if mask is None else mask.double()
+    expected = functional.scaled_dot_product_attention(*exact, attn_mask=wide, scale=0.3)
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("most_scores", "fewest", "few", "products"),
+    [
+        (1200, 10, 2400, [1200] * 2),  # Three of the six texts, of 400 scores each, at once.
+        (1199, 10, 2400, [800] * 3),
+        (100, 10, 0, [100] * 24),  # A head of a text.
+        (50, 10, 0, [50] * 48),
+        (200, 5, 0, [200] * 12),  # Half of the queries of all heads.
+        (1200, 10, 2401, []),  # As few scores are left to PyTorch's operator.
+    ],
+)
+def test_no_more_scores_are_held_at_once_than_may_be(
+    monkeypatch, most_scores, fewest, few, products
+) -> None:
+    held, multiply = [], torch.bmm
+
+    def watched(left, right):
+        held.append(multiply(left, right))
+        return held[-1]
+
+    monkeypatch.setattr(torch, "bmm", watched)
+    sizes = {"_MOST_SCORES": most_scores, "_FEWEST_QUERIES": fewest, "_FEW_SCORES": few}
+    attend_in_blocks(states_in_blocks(6, 10, torch.float32), 0.3, **sizes)
+    # Each second one is that of the scores with the values.
+    assert [product.numel() for product in held[::2]] == products
+
+
+def test_bfloat16_costs_no_more_than_its_own_rounding() -> None:
+    states = states_in_blocks(2, 300, torch.bfloat16)
+    expected = functional.scaled_dot_product_attention(*(each.double() for each in states))
+    actual = attend_in_blocks(states, 8**-0.5).double()
+    assert (actual - expected).norm() / expected.norm() < 2**-7
+
+
+FLASH = ("varlen", "flash_attention_2", "flash_attention_3")
+NEWER = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
+# The capability of the GPU, an attention, and where and in what it runs.
+RUNS = [((8, 0), name, CUDA, torch.float16) for name in FLASH]
+RUNS += [((7, 5), name, MPS, torch.float32) for name in ("sdpa", "eager", "matmul")]
+RUNS += [((9, 0), "varlen", CUDA, torch.bfloat16), ((8, 0), "native", CPU, torch.float32)]
+# The same, with what it needs and what there is instead.
+LACKS = [
+    ((7, 9), "varlen", CUDA, torch.float16, NEWER, "float16 on cuda, which has 7.9"),
+    ((8, 0), "native", CUDA, torch.bfloat16, "a CPU", "bfloat16 on cuda, which has 8.0"),
+    ((8, 0), "native", MPS, torch.float32, "a CPU", "float32 on mps"),
+    *(((8, 0), name, CPU, torch.bfloat16, NEWER, "bfloat16 on cpu") for name in FLASH),
+    ((8, 0), "varlen", CUDA, torch.float32, NEWER, "float32 on cuda, which has 8.0"),
+]
+
+
+@pytest.mark.parametrize(("capability", "name", "device", "dtype"), RUNS)
+def test_what_can_run_may_be_named(monkeypatch, capability, name, device, dtype) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    require_runs(name, device, dtype)
+    assert flash_runs(device, dtype) is (name in FLASH)
+
+
+@pytest.mark.parametrize(("capability", "name", "device", "dtype", "needed", "there"), LACKS)
+def test_what_cannot_run_and_is_named_says_what_it_needs_and_what_there_is(
+    monkeypatch, capability, name, device, dtype, needed, there
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    with pytest.raises(StartupError) as caught:
+        require_runs(name, device, dtype)
+    assert str(caught.value) == (
+        f"ATTENTION={name} needs {needed}, but the model runs in {there}; set ATTENTION to auto"
+    )
+    assert flash_runs(device, dtype) is (name == "native" and device == CUDA)
+
+
+def test_each_name_stands_for_its_attention_and_the_kernels_are_not_found_without_them() -> None:
+    named = {"varlen": varlen, "sdpa": sdpa, "matmul": matmul, "eager": eager}
+    assert {name: load_attention(name) for name in named} == named
+    with pytest.raises(StartupError, match=r"are not built, .*: python -m app\.models\.ops\.build"):
+        load_attention("native")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface")],
+)
+def test_flash_attention_is_of_its_package_which_must_be_there(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StartupError, match=f"ATTENTION={name} needs .*not installed.*{module}"):
+        load_attention(name)
+    calls = []
+
+    def kernel(query: torch.Tensor, *_: object, **options: object) -> torch.Tensor:
+        calls.append(options)
+        return query
+
+    there = ModuleType(module)
+    there.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module, there)
+    packed = pack_lengths([3])
+    states = torch.zeros(3, 2, 3, 4)
+    load_attention(name)(tuple(states), packed, scale=0.5, causal=True)
+    assert calls == [{"softmax_scale": 0.5, "causal": True, "window_size": (-1, -1)}]

@@ -1,0 +1,145 @@
+"""What holds for every backend of a CPU.
+
+That PyTorch's operations are those of the models is shown in families/test_load.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from smart_embedder.kernels.backend import (
+    Backend,
+    Columns,
+    LayerNorm,
+    QuantizedRows,
+    RmsNorm,
+    onednn_backend,
+    torch_backend,
+)
+from smart_embedder.kernels.cuda import fused_backend
+from smart_embedder.kernels.native import native_backend
+from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
+from tests.support.native import ACTIVATIONS, LIBRARIES
+
+PLAIN = torch_backend()
+BACKENDS = {
+    "torch": PLAIN,
+    "onednn": onednn_backend(torch.bfloat16),
+    **{each.instructions.name: native_backend(each, torch.bfloat16) for each in LIBRARIES},
+}
+if CAN_EMULATE:
+    BACKENDS["fused"] = fused_backend(EmulatedKernels(torch.bfloat16), torch.bfloat16, PLAIN)
+on_a_cpu = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+SHAPES = {"count": st.integers(1, 70), "width": st.integers(1, 20).map(lambda n: 16 * n)}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    torch.manual_seed(sum(shape))
+    return torch.randn(*shape).to(dtype)
+
+
+def random_layer(width: int, out: int, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
+    torch.manual_seed(width * out)
+    return nn.Linear(width, out).to(dtype)
+
+
+def random_layer_norm(width: int) -> LayerNorm:
+    return LayerNorm(*torch.unbind(random(2, width, dtype=torch.float32)), 1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@on_a_cpu
+@torch.inference_mode()
+def test_layers_that_read_the_same_input_stand_side_by_side(backend, activation) -> None:
+    layers = [random_layer(32, out) for out in (32, 16, 48)]
+    states = random(5, 32)
+    actual = backend.linear(layers, activation)(states)
+    expected = torch.cat([ACTIVATIONS[activation](layer(states)) for layer in layers], dim=1)
+    torch.testing.assert_close(actual, expected, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("backend", [PLAIN, onednn_backend(torch.float32)])
+def test_a_single_layer_in_float32_keeps_its_weights_where_they_are(backend: Backend) -> None:
+    layer = random_layer(32, 32, torch.float32)
+    compute = backend.linear([layer])
+    with torch.inference_mode():
+        layer.weight.zero_()
+        layer.bias.fill_(3)
+        assert (compute(torch.randn(2, 32)) == 3).all()
+
+
+@on_a_cpu
+@pytest.mark.parametrize(
+    ("activation", "most"),
+    [("silu", 3e38), ("relu", 3e38), ("gelu", 1e9), ("gelu_pytorch_tanh", 1e9)],
+)
+def test_a_gate_of_large_numbers_is_shut_or_open(backend: Backend, activation, most) -> None:
+    gate = torch.tensor([-most, -200.0, -90.0, 0.0, 90.0, most] + [0.0] * 10)
+    states = torch.cat([gate, torch.ones(16)])[None].bfloat16()
+    expected = gate.clamp(min=0)[None].bfloat16()
+    torch.testing.assert_close(backend.gate(states, activation), expected)
+
+
+def plain_columns(factors: Tensor) -> Columns:
+    """One for each channel."""
+    none = torch.empty(0, dtype=torch.int32)
+    return Columns(factors, none, torch.full((len(factors),), 0.5))
+
+
+def restored(rows: QuantizedRows) -> Tensor:
+    return rows.values.float() * rows.scale + rows.minimum
+
+
+@on_a_cpu
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_stays_in_its_row(backend: Backend, odd: float) -> None:
+    states = random(4, 64)
+    states[1, 3] = odd
+    for result in (
+        backend.linear([random_layer(64, 64)], "gelu")(states),
+        backend.add_norm(states.clone(), random(5, 64)[1:], random_layer_norm(64)),
+        backend.rms_norm(states, RmsNorm(random(64), 1e-6)),
+        backend.gate(states.clone(), "silu"),
+    ):
+        assert result.isfinite().all(1).tolist() == [True, False, True, True]
+    bytes_of_rows = restored(backend.quantize_rows(states, plain_columns(torch.ones(64))))
+    assert bytes_of_rows.isfinite().any(1).tolist() == [True, False, True, True]
+
+
+def rows_of_any_size(count: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Rows of very different size, each off its middle."""
+    torch.manual_seed(count * width)
+    rows = torch.randn(count, width) + torch.randn(count, 1)
+    return (rows * torch.logspace(-2, 2, count)[:, None]).to(dtype)
+
+
+@on_a_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(**SHAPES)
+@settings(max_examples=30)
+def test_a_row_has_255_steps_of_its_own_range(backend: Backend, dtype, count, width) -> None:
+    states, factors = rows_of_any_size(count, width, dtype), torch.rand(width) + 0.1
+    rows = backend.quantize_rows(states, plain_columns(factors))
+    wanted = states.float() * factors
+    spread = wanted.amax(1, keepdim=True) - wanted.amin(1, keepdim=True)
+    assert ((restored(rows) - wanted).abs() <= 0.501 * spread / 255 + 1e-6).all()
+
+
+@on_a_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 36])
+def test_the_columns_of_a_channel_are_together_finer_than_one(backend, dtype, width) -> None:
+    states, channel, count = rows_of_any_size(40, width, dtype), 5, 17
+    factors, repeated = torch.ones(width), torch.full((count - 1,), channel, dtype=torch.int32)
+    places = torch.arange(float(count))
+    offsets = torch.cat([torch.full((width,), 0.5), (places[1:] + 0.5) / count])
+    offsets[channel] = 0.5 / count
+    rows = backend.quantize_rows(states, Columns(factors, repeated, offsets))
+    of_channel = restored(rows)[:, [channel, *range(width, width + count - 1)]].double()
+    wanted = states[:, channel].double()
+    spread = (states.amax(1) - states.amin(1)).double()
+    assert ((of_channel.mean(1) - wanted).abs() <= 0.51 * spread / 255 / count + 1e-5).all()

@@ -1,0 +1,185 @@
+"""Building the kernels, in a copy of their folder, by the real program."""
+
+import json
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from smart_embedder.kernels import build
+from smart_embedder.kernels.build import (
+    AARCH64,
+    X86_64,
+    library_path,
+)
+
+FITTING = "flags\t\t: fpu avx fma avx2\n"
+
+
+def interpreter(path: Path, log: Path, fails: str = "") -> str:
+    """A Python that notes how it is called: it installs nothing, and what it compiles is empty."""
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, pathlib, sys\n"
+        f"log = open({str(log)!r}, 'a')\n"
+        "log.write(json.dumps([sys.argv[1:], os.environ.get('PYTHONPATH', '')]) + '\\n')\n"
+        "if '-o' in sys.argv: pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).touch()\n"
+        f"if {fails!r} and {fails!r} in sys.argv: sys.exit('one\\ntwo')\n"
+    )
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Two sources and the one that is shared, in the place of the real ones."""
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    for name in ("gemm.c", "threads.c", "rows.c", "rows.h"):
+        (folder / name).write_text(name)
+    monkeypatch.setattr(build, "FOLDER", folder)
+    return folder
+
+
+def test_other_sources_and_architectures_have_another_library(sources: Path) -> None:
+    before = {library_path(X86_64), library_path(AARCH64)}
+    (sources / "rows.c").write_text("changed")
+    assert len(before | {library_path(X86_64), library_path(AARCH64)}) == 4
+
+
+def calls(log: Path) -> list[tuple[list[str], str]]:
+    return [tuple(json.loads(line)) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("architecture", [X86_64, AARCH64])
+@pytest.mark.parametrize("checks", [(), ("-fsanitize=address",)])
+def test_each_source_is_compiled_for_every_instruction_set_and_all_are_linked(
+    architecture, checks, sources: Path, monkeypatch, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", log))
+    compiler = build.Compiler(tmp_path / "package", tmp_path, architecture, checks)
+    build.make_library(compiler)
+    *compiled, (link, _) = calls(log)
+    made = {}
+    for arguments, path in compiled:
+        assert arguments[:5] == ["-m", "ziglang", "cc", "-target", architecture.target]
+        assert path == str(tmp_path / "package")
+        source = Path(arguments[arguments.index("-c") + 1]).stem
+        each = next(one for one in architecture.sets if f"-DINSTRUCTIONS={one.name}" in arguments)
+        assert {f"-mcpu={each.processor}", *architecture.flags} <= set(arguments)
+        assert ("-O1" in arguments) == ("-fsanitize=address" in arguments) == bool(checks)
+        made[source, each.name] = arguments[arguments.index("-o") + 1]
+    names = [each.name for each in architecture.sets]
+    expected = [(source, name) for source in ("gemm", "rows") for name in names]
+    expected.append(("threads", names[-1]))  # They are the same for all instructions.
+    objects = [str(tmp_path / f"{source}-{name}.o") for source, name in expected]
+    assert made == dict(zip(expected, objects, strict=True))
+    assert len(made) == len(compiled)
+    assert [each for each in link if each.endswith(".o")] == objects
+    assert ("-s" in link) == (not checks)
+    assert "-shared" in link
+    assert list(sources.glob("kernels-*")) == [library_path(architecture)]
+
+
+def test_the_program_fetches_the_compiler_with_its_digest_and_builds_what_is_missing(
+    sources: Path, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", log))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other = sources / library_path(AARCH64).name
+    other.touch()
+    (sources / "kernels-older.so").touch()
+    for machine in ("x86_64", "aarch64"):
+        assert build.main(["--machine", machine]) == 0
+    first, *compiled = capsys.readouterr().out.splitlines()
+    assert first == "Fetching a compiler of 100 MB for the kernels"
+    files = len(compiled)
+    assert compiled == [f"{number} of {files} files compiled" for number in range(1, files + 1)]
+    assert files > len(X86_64.sets)
+    assert set(sources.glob("kernels-*")) == {library_path(X86_64), other}
+    (fetched, _), *rest = calls(log)
+    assert fetched[:3] == ["-m", "pip", "install"]
+    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(fetched)
+    assert fetched[-2:] == ["--requirement", str(build.COMPILER)]
+    package = fetched[fetched.index("--target") + 1]
+    assert {path for _, path in rest} == {package}
+    assert list(tmp_path.glob("smart-embedder-kernels-*")) == []
+    assert sum("pip" in arguments for arguments, _ in calls(log)) == 1
+
+
+@pytest.mark.parametrize("fails", ["pip", "-shared"])
+def test_the_program_says_in_one_sentence_why_it_could_not_build(
+    fails: str, sources: Path, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", log, fails))
+    assert build.main(["--machine", "aarch64"]) == 1
+    assert capsys.readouterr().err == "The kernels could not be built: two\n"
+    assert list(sources.glob("kernels-*")) == []
+
+
+def test_where_the_kernels_are_of_no_use_nothing_is_built(
+    sources: Path, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", tmp_path / "log"))
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert build.main([]) == build.main(["--anywhere"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert not (tmp_path / "log").exists()
+    assert list(sources.glob("kernels-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("no room"), "no room"),
+        (subprocess.CalledProcessError(1, "zig", stderr="a\nb\n \n"), "b"),
+        (subprocess.TimeoutExpired("zig", 600), "Command 'zig' timed out after 600 seconds"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_an_error_is_told_by_its_last_line(error, said: str) -> None:
+    assert build.explain(error) == said
+
+
+@pytest.mark.parametrize(
+    ("machine", "libc", "flags", "anywhere", "of_use"),
+    [
+        ("x86_64", "glibc", FITTING, False, True),
+        ("x86_64", "glibc", FITTING.replace("avx2", "sse4_2"), False, False),
+        ("x86_64", "glibc", "flags: fpu\n", True, True),
+        ("x86_64", "", FITTING, True, False),
+        ("aarch64", "glibc", "asimddp", False, True),
+        ("aarch64", "glibc", "bf16", False, False),
+        ("aarch64", "glibc", "", True, True),
+        ("arm64", "", "asimddp", True, False),
+        ("riscv64", "glibc", FITTING, True, False),
+    ],
+)
+def test_it_is_for_linux_with_avx2_or_dot_products(
+    monkeypatch, machine, libc, flags, anywhere, of_use
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(build, "arm_features", lambda: {flags})
+    monkeypatch.setattr(platform, "libc_ver", lambda: (libc, "2.36"))
+    monkeypatch.setattr(Path, "read_text", lambda *_: f"processor : 0\n{flags}")
+    assert build.is_of_use(anywhere=anywhere) is of_use
+
+
+def test_sets_of_instructions_tell_what_the_c_files_say() -> None:
+    text = (library_path().parent / "vector.h").read_text()
+    sizes = re.findall(r"enum \{ LANES = (\d+), REGISTERS = (\d+) \}", text)
+    tiles = [int(lanes) * int(registers) for lanes, registers in sizes]
+    tile_of = dict(zip(("avx512", "neon", "avx"), tiles, strict=True))
+    for each in (*X86_64.sets, *AARCH64.sets):
+        family = each.name.partition("_")[0].replace("avx2", "avx")
+        assert each.tile == tile_of[family]
+        assert each.matrix_rows == (2 if each.name == "neon_matrix" else 1)
+        # Two products of bytes are summed in 16 bits where nothing sums four in 32.
+        assert each.int8_weight_limit == (63 if each.name == "avx2" else 127)

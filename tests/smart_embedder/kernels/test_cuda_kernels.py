@@ -1,0 +1,263 @@
+"""The kernels in CUDA: they compile for every GPU, and compute what PyTorch's operators do."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import IntEnum
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import structlog
+import torch
+from torch import nn
+from torch.nn import functional
+
+import smart_embedder
+from smart_embedder.devices.thread import guarded
+from smart_embedder.errors import DeviceFailedError, OutOfMemoryError
+from smart_embedder.kernels import cuda as cuda_kernels
+from smart_embedder.kernels.backend import (
+    Backend,
+    LayerNorm,
+    RmsNorm,
+    RotaryEmbedding,
+    torch_backend,
+)
+from smart_embedder.kernels.cuda import fused_backend
+from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
+from tests.support.nvidia_driver import install_driver
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6}
+emulated = pytest.mark.skipif(not CAN_EMULATE, reason="needs g++ and an x86 processor")
+
+
+def fused(dtype: torch.dtype) -> Backend:
+    return fused_backend(EmulatedKernels(dtype), dtype, torch_backend())
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@emulated
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 8192])
+@torch.inference_mode()
+def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(width)
+    drawn = [torch.randn(shape).to(dtype) for shape in ((3, width), (3, width), (width,), (width,))]
+
+    def results(backend: Backend, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        states, other, weight, bias = (each.to(dtype) for each in drawn)
+        yield backend.add_norm(states.clone(), other, LayerNorm(weight, bias, 1e-5))
+        yield backend.rms_norm(states, RmsNorm(weight, 1e-6))
+        yield backend.gate(torch.cat([states, other], 1), "silu")
+
+    exact = results(torch_backend(), torch.float32)
+    for actual, expected in zip(results(fused(dtype), dtype), exact, strict=True):
+        close(actual, expected, dtype)
+
+
+@emulated
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 4096])
+@torch.inference_mode()
+def test_rows_in_float8_have_the_bits_that_pytorch_gives_them(dtype, width) -> None:
+    torch.manual_seed(width)
+    rows = torch.randn(6, width) * torch.tensor([1, 1e-3, 300, 1e-6, 0, 1])[:, None]
+    # Some are so small beside the largest that float8 has fewer bits for them, or none.
+    rows[0] *= torch.logspace(0, -6, width)
+    rows[5, 3] = torch.nan
+    rows = rows.to(dtype)
+    values, scales = fused(dtype).float8_rows(rows)
+    expected, exact = torch_backend().float8_rows(rows)
+    torch.testing.assert_close(scales, exact, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(values[:5].view(torch.uint8), expected[:5].view(torch.uint8))
+    assert values[5].float().isnan().all()
+    assert expected[5].float().isnan().all()
+
+
+@emulated
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.inference_mode()
+def test_gelu_is_that_of_the_normal_distribution(dtype: torch.dtype) -> None:
+    layer = nn.Linear(16, 8, dtype=dtype)
+    layer.weight.copy_(torch.eye(8, 16))
+    layer.bias.zero_()
+    # All numbers of 16 bits, as far as a model's states go.
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    every = every[every.abs() <= 1000].unflatten(0, (-1, 2)).repeat(1, 8)
+    expected = functional.gelu(every[:, :8].double())
+    actual = fused(dtype).linear([layer], "gelu")(every)
+    # As exact as the format is, but for what is nothing beside the other states.
+    rounding = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
+    torch.testing.assert_close(actual.double(), expected, rtol=rounding, atol=4e-7)
+    # As all rows or none, however many there are.
+    narrow = fused(dtype).linear([nn.Linear(16, 12, dtype=dtype)], "gelu")
+    assert torch.equal(narrow(every[:2])[:1], narrow(every[:1]))
+    tanh = fused(dtype).linear([layer], "gelu_new")(every)
+    torch.testing.assert_close(tanh, functional.gelu(every[:, :8], approximate="tanh"))
+
+
+@emulated
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_more_heads_than_a_block_has_warps_are_normalised_and_rotated(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rotated, others = 32 + 8, 8
+    states = torch.randn(5, rotated + others, 128).to(dtype)
+    weight = torch.randn(rotated, 128).to(dtype)
+    embedding = RotaryEmbedding.at(torch.arange(5) * 999, 128, 1e6)
+    expected, actual = states.float(), states.clone()
+    torch_backend().rotary(expected, RmsNorm(weight.float(), 1e-6), embedding)
+    without = replace(torch_backend(), rotary=pytest.fail)
+    kernels = fused_backend(EmulatedKernels(dtype), dtype, without)
+    kernels.rotary(actual, RmsNorm(weight, 1e-6), embedding)
+    close(actual, expected, dtype)
+
+
+@emulated
+@torch.inference_mode()
+def test_unknown_tokens_and_positions_are_nan_and_no_other() -> None:
+    tables, norm = torch.randn(18, 1024).split([11, 7]), LayerNorm(*torch.randn(2, 1024), 1e-5)
+    places = torch.tensor([10, 11, 3, -1, 0, 0]), torch.tensor([6, 0, 7, 0, -1, 0])
+    actual = fused(torch.float32).embed(places, tables, norm)
+    known = tuple(each[[0, -1]] for each in places)
+    close(actual[[0, -1]], torch_backend().embed(known, tables, norm), torch.float32)
+    assert actual[1:-1].isnan().all()
+
+
+@emulated
+@pytest.mark.parametrize("wire", [torch.float16, torch.float32])
+@torch.inference_mode()
+def test_rows_are_of_unit_length_but_for_those_of_none_or_infinite_length(wire) -> None:
+    states, places = torch.randn(5, 1024), torch.tensor([4, 0, 2])
+    states[0], states[4, 7] = 0, torch.inf
+    actual, lengths = fused(torch.float32).unit_rows(states, wire, places)
+    expected, exact = torch_backend().unit_rows(states, wire, places)
+    torch.testing.assert_close((actual, lengths), (expected, exact), equal_nan=True)
+
+
+@emulated
+@torch.inference_mode()
+def test_rows_in_float8_are_those_of_gelu_where_a_product_has_it() -> None:
+    states = torch.randn(5, 264, generator=torch.Generator().manual_seed(0)).bfloat16()
+    values, scales = fused(torch.bfloat16).float8_rows(states, "gelu")
+    expected, exact = torch_backend().float8_rows(states, "gelu")
+    torch.testing.assert_close(scales, exact, rtol=1e-5, atol=0)
+    steps = values.view(torch.uint8).int() - expected.view(torch.uint8).int()
+    assert steps.abs().max() <= 1
+    assert (steps != 0).float().mean() < 1e-3
+
+
+# Their source has one form below 8.0, one below 8.9 and one from there on.
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        ((7, 5), torch.float16),
+        ((8, 6), torch.bfloat16),
+        *product([(12, 0)], DTYPES),
+    ],
+)
+def test_they_compile_for_every_gpu(capability: tuple[int, int], dtype: torch.dtype) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings and nvidia-cuda-nvrtc are missing")
+    assert cuda_kernels.compile_for(capability, dtype).startswith(b"\x7fELF")
+
+
+LAUNCH = """
+import ctypes, sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+import torch
+from smart_embedder.kernels import cuda
+from smart_embedder.kernels.cuda import NAMES, CudaKernels, Wide
+
+seen = ctypes.CDLL(sys.argv[1])
+ctypes.c_int.in_dll(seen, "arguments").value = 5
+torch.cuda.device = lambda _: nullcontext()
+torch.cuda.current_device = lambda: 1
+torch.cuda.current_stream = lambda _: SimpleNamespace(synchronize=int)
+torch._C._cuda_getCurrentRawStream = lambda index: 7 + index
+torch.cuda.get_device_capability = lambda _: (9, 0)
+torch.empty = lambda *_, **__: None
+# NVRTC would ask this driver for more than it has.
+cuda.compile_for = lambda *_: bytes(b"\\x7fELF, and so on")
+kernels = CudaKernels(torch.device("cuda:0"), torch.float16)
+assert bytes((ctypes.c_ubyte * 4).in_dll(seen, "image")) == b"\\x7fELF"
+states = torch.zeros(3)
+kernels.run("gate", 5, 64, states, None, 0.5, Wide(2**40), -9)
+at = [bytes(each) for each in (ctypes.c_ubyte * 8 * 16).in_dll(seen, "argument")]
+found = [ctypes.c_ulonglong.from_buffer_copy(at[0]).value == states.data_ptr()]
+kinds = ctypes.c_ulonglong, ctypes.c_float, ctypes.c_longlong, ctypes.c_int
+found += [kind.from_buffer_copy(each).value for kind, each in zip(kinds, at[1:])]
+found += [ctypes.c_uint.in_dll(seen, name).value for name in ("blocks", "threads")]
+assert ctypes.c_void_p.in_dll(seen, "function").value == 1 + NAMES.index("gate")
+print(found, ctypes.c_void_p.in_dll(seen, "stream").value)
+# From a thread whose current device is another one.
+torch.cuda.current_device, torch.cuda.device = lambda: 0, lambda index: nullcontext(print(index))
+kernels.run("gate", 5, 64, states, None, 0.5, Wide(2**40), -9)
+"""
+
+
+def test_arguments_arrive_at_the_driver_as_a_kernel_declares_them(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
+    found = install_driver(tmp_path, 13000)
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(tmp_path / "libcuda.so.1")],
+        env={"PYTHONPATH": str(Path(smart_embedder.__file__).parents[1]), **found},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == f"[True, 0, 0.5, {2**40}, -9, 5, 64] 8\n1\n", done.stderr
+
+
+class Status(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+
+
+def synchronize_on_a_failed_device(_: torch.device) -> None:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("status", "synchronize", "error"),
+    [
+        (Status.CUDA_ERROR_OUT_OF_MEMORY, lambda _: None, OutOfMemoryError),
+        (Status.CUDA_ERROR_ILLEGAL_ADDRESS, synchronize_on_a_failed_device, DeviceFailedError),
+    ],
+    ids=["tried with less memory", "takes the device out"],
+)
+def test_a_launch_that_fails_raises_what_its_device_says(
+    monkeypatch, status, synchronize, error
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+    kernels = object.__new__(cuda_kernels.CudaKernels)
+    kernels._device, kernels._index = torch.device("cuda:0"), 0
+    kernels._functions, kernels._types = {"gate": None}, {}
+    kernels._driver = SimpleNamespace(cuLaunchKernel=lambda *_: (status,))
+    with pytest.raises(error):
+        guarded(lambda: kernels.run("gate", 1, 32), lambda: None)
+
+
+def test_where_they_cannot_be_compiled_a_warning_says_why(monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA says NVRTC_ERROR_COMPILATION")
+
+    monkeypatch.setattr(cuda_kernels, "CudaKernels", fail)
+    cuda_kernels.load_kernels.cache_clear()
+    with structlog.testing.capture_logs() as lines:
+        assert cuda_kernels.load_kernels(torch.device("cuda:0"), torch.float16) is None
+    cuda_kernels.load_kernels.cache_clear()
+    assert [line["event"] for line in lines] == ["cuda_kernels_not_compiled"]

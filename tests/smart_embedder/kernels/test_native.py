@@ -1,0 +1,237 @@
+"""The kernels in C against the definitions, at the sizes where tiles, panels and tasks end."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from smart_embedder.kernels import native
+from smart_embedder.kernels.backend import (
+    LayerNorm,
+    QuantizedRows,
+    QuantizedWeights,
+    RmsNorm,
+    RotaryEmbedding,
+    torch_backend,
+)
+from smart_embedder.kernels.native import native_backend
+from smart_embedder.models.families.int8 import quantize
+from tests.support.native import ACTIVATIONS, LIBRARIES, needs_kernels
+
+pytestmark = needs_kernels
+SHAPES = {
+    "rows": st.integers(0, 40) | st.sampled_from([768, 769]),
+    "depth": st.integers(1, 12).map(lambda n: 16 * n) | st.sampled_from([1040, 2064]),
+    "activation": st.sampled_from(list(ACTIVATIONS)),
+}
+# How far a result may be rounded.
+CLOSE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 2**-8, "atol": 1e-5},
+}
+
+
+def layer_of(weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> nn.Linear:
+    layer = nn.Linear(*reversed(weight.shape), bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(weight.to(dtype))
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.to(dtype))
+    return layer
+
+
+def random_layer(out: int, depth: int, dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(out + depth)
+    weight = torch.randn(out, depth) / math.sqrt(depth)
+    return layer_of(weight, torch.randn(out) if bias else None, dtype)
+
+
+# Of 13 rows the second tile has fewer than any other tile of its kind.
+@example(rows=13, depth=16, outs=[64], bias=True, activation=None)
+@given(
+    **SHAPES,
+    outs=st.lists(st.sampled_from([7, 64, 128, 192]), min_size=1, max_size=3),
+    bias=st.booleans(),
+)
+@settings(max_examples=15)
+@torch.inference_mode()
+def test_products_are_exact_to_their_last_digits(
+    backend, dtype, rows, depth, outs, bias, activation
+) -> None:
+    """Those of layers that read the same states, side by side."""
+    layers = [random_layer(out, depth, dtype, bias=bias) for out in outs]
+    states = torch.randn(rows, depth).to(dtype)
+    actual = backend.linear(layers, activation)(states)
+    exact = torch.cat([layer.double()(states.double()) for layer in layers], 1)
+    torch.testing.assert_close(actual.double(), ACTIVATIONS[activation](exact), **CLOSE[dtype])
+
+
+@given(**SHAPES, out=st.sampled_from([7, 64, 80, 128, 192, 256]))
+@settings(max_examples=15)
+def test_bytes_are_summed_up_exactly(backend, dtype, rows, depth, out, activation) -> None:
+    """With numbers of columns, too, that are left to oneDNN, whose sums are as exact."""
+    limit = backend.int8_weight_limit
+    values = torch.randint(-limit, limit + 1, (out, depth), dtype=torch.int8)
+    weights = QuantizedWeights(values, torch.rand(out) / depth, torch.randn(out), torch.randn(out))
+    values = torch.randint(0, 256, (rows, depth), dtype=torch.uint8)
+    states = QuantizedRows(values, torch.rand(rows, 1), torch.randn(rows, 1))
+    actual = backend.int8_gemm(weights, dtype, activation)(states)
+    exact = (values.double() @ weights.values.double().t()) * weights.scale * states.scale
+    exact += states.minimum * weights.sums + weights.bias
+    torch.testing.assert_close(actual.double(), ACTIVATIONS[activation](exact), **CLOSE[dtype])
+
+
+@torch.inference_mode()
+def test_gelu_follows_its_definition_everywhere(backend, dtype) -> None:
+    # One channel passes each number on, the bias of which is 0.
+    numbers = torch.linspace(-12, 12, 6001).to(dtype)
+    states = torch.zeros(len(numbers), 16, dtype=dtype)
+    states[:, 0] = numbers
+    weight = torch.zeros(64, 16)
+    weight[:, 0] = 1
+    gelu = backend.linear([layer_of(weight, None, dtype)], "gelu")
+    expected = functional.gelu(numbers.double())[:, None].expand(-1, 64)
+    torch.testing.assert_close(gelu(states).double(), expected, **CLOSE[dtype] | {"atol": 1e-6})
+
+
+# Whole tiles are written otherwise than others, with some activations.
+@pytest.mark.parametrize("activation", [None, "gelu", "silu"])
+@pytest.mark.parametrize("quantized", [False, True], ids=["exact", "int8"])
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_alone_and_beside_others_on_any_number_of_threads(
+    backend, dtype, quantized, activation
+) -> None:
+    states = torch.randn(500, 2048).to(dtype)
+    if quantized:
+        layer = random_layer(192, 2048, torch.float32)
+        linear = quantize([layer], states.float(), backend, dtype, activation)
+    else:
+        linear = backend.linear([random_layer(192, 2048, dtype)], activation)
+    before, together = torch.get_num_threads(), linear(states)
+    assert torch.equal(torch.cat([linear(row[None]) for row in states[:20]]), together[:20])
+    assert torch.equal(linear(states[7:30]), together[7:30])
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            assert torch.equal(linear(states), together)
+    finally:
+        torch.set_num_threads(before)
+
+
+# No row, one, as many as a tile or a task has and one more or less; widths of one number, of odd
+# ones, and far above a model's. A row begins anywhere that its numbers may.
+EDGES = {
+    "rows": st.sampled_from([0, 1, 2, 5, 6, 7, 48, 49]),
+    "width": st.sampled_from([1, 3, 15, 17]) | st.sampled_from([1, 2, 3, 65]).map(lambda n: 16 * n),
+    "begin": st.sampled_from([0, 1, 3, 8]),
+}
+HUGE = 1 << 14
+
+
+def placed(values: torch.Tensor, begin: int) -> torch.Tensor:
+    """A copy that begins so many numbers into its memory, and ends where that ends."""
+    memory = values.new_empty(begin + values.numel())
+    memory[begin:] = values.reshape(-1)
+    return memory[begin:].view(values.shape)
+
+
+@given(**EDGES, heads=st.integers(1, 3))
+@example(rows=2, width=HUGE, begin=1, heads=1)
+@example(rows=0, width=HUGE, begin=0, heads=1)
+@settings(max_examples=15)
+def test_operations_on_rows_of_any_shape_and_place_are_those_of_pytorch(
+    backend, dtype, rows, width, begin, heads
+) -> None:
+    torch.manual_seed(rows + width)
+    shapes = {
+        "states": (rows, width),
+        "residual": (rows, width),
+        "pairs": (rows, 2 * width),
+        "turned": (rows, heads + 1, 2 * width),
+        "root": (width,),
+        "both": (heads, 2 * width),
+    }
+    drawn = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
+    factors = torch.randn(2 * rows + 2, width)
+
+    def results(backend, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        each = {name: placed(values.to(dtype), begin) for name, values in drawn.items()}
+        *embedding, weight, bias = (
+            placed(part, begin) for part in factors.split([rows, rows, 1, 1])
+        )
+        norm = LayerNorm(weight[0], bias[0], 1e-3)
+        yield backend.rms_norm(each["states"], RmsNorm(each["root"], 1e-3))
+        yield backend.add_norm(each["states"], each["residual"], norm)
+        for activation in filter(None, ACTIVATIONS):
+            yield backend.gate(each["pairs"].clone(), activation)
+        backend.rotary(each["turned"], RmsNorm(each["both"], 1e-3), RotaryEmbedding(*embedding))
+        yield each["turned"]
+
+    close = {"rtol": 2**-7, "atol": 2**-7} if dtype is torch.bfloat16 else CLOSE[dtype]
+    exact = results(torch_backend(), torch.float32)
+    for ours, expected in zip(results(backend, dtype), exact, strict=True):
+        torch.testing.assert_close(ours.float(), expected, **close)
+
+
+@pytest.mark.parametrize(
+    "states",
+    [torch.zeros(4, 64)[:, ::2], torch.zeros(4, 32, dtype=torch.float64)],
+    ids=["gaps", "another dtype"],
+)
+def test_numbers_that_lie_otherwise_than_a_kernel_reads_them_are_refused(backend, states) -> None:
+    with pytest.raises(ValueError, match=r"a kernel needs torch\..* numbers without gaps"):
+        backend.add_norm(states, states, LayerNorm(torch.ones(32), torch.zeros(32), 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("out", "depth", "left"),
+    [(128, 48, []), (96, 64, ["int8_gemm"]), (64, 40, ["linear", "int8_gemm"])],
+)
+def test_other_shapes_are_left_to_onednn(monkeypatch, dtype, out, depth, left) -> None:
+    """A product of odd width is filled up, but for that of bytes, whose sums are exact anywhere."""
+    taken = []
+    plain = replace(
+        torch_backend(),
+        linear=lambda *_: taken.append("linear"),
+        int8_gemm=lambda *_: taken.append("int8_gemm"),
+    )
+    monkeypatch.setattr(native, "onednn_backend", lambda *_: plain)
+    backend = native_backend(LIBRARIES[0], dtype)
+    backend.linear([random_layer(out, depth, dtype)])
+    values = torch.zeros(out, depth, dtype=torch.int8)
+    backend.int8_gemm(QuantizedWeights(values, *torch.ones(3, out)), dtype)
+    assert taken == left
+
+
+@given(
+    st.integers(1, 70),
+    st.integers(1, 200),
+    st.sampled_from([32, 96, 1024]),
+    st.booleans(),
+    st.sampled_from(list(CLOSE)),
+)
+@settings(max_examples=40)
+def test_a_head_makes_of_each_row_what_it_makes_of_it_alone(rows, out, depth, bias, dtype) -> None:
+    torch.manual_seed(rows)
+    layer = nn.Linear(depth, out, bias=bias, dtype=dtype)
+    head = native.by_rows(nn.Sequential(layer, nn.Tanh()))
+    states = torch.randn(rows, depth).to(dtype)
+    with torch.inference_mode():
+        together = head(states)
+        expected = torch.tanh(functional.linear(states, layer.weight, layer.bias))
+        alone = torch.cat([head(states[row : row + 1]) for row in range(rows)])
+    assert together.shape == (rows, out)
+    assert torch.equal(together, alone)
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    assert torch.allclose(together.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(30, 8), nn.Linear(64, 8, dtype=torch.float16)])
+def test_a_head_that_no_kernel_multiplies_is_refused(layer: nn.Linear) -> None:
+    with pytest.raises(ValueError, match="no kernel multiplies"):
+        native.by_rows(nn.Sequential(layer))

@@ -1,0 +1,258 @@
+"""Packing: every token once, positions restarted, and the way back."""
+
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smart_embedder.kernels import packed_batch as length_classes
+from smart_embedder.kernels.packed_batch import (
+    SECOND_SEGMENT,
+    UNATTENDED,
+    WITHOUT_VECTOR,
+    PositionScheme,
+    divide_for_padding,
+    divide_lengths,
+    find_shared_prefixes,
+    pack,
+    select_sequences,
+    select_tokens,
+)
+
+CPU = torch.device("cpu")
+SEQUENCES = st.lists(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).map(lambda ids: np.array(ids, np.int64)),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(SEQUENCES, st.sampled_from([None, 1]))
+def test_every_sequence_is_found_again_with_the_positions_of_its_family(
+    sequences, padding: int | None
+) -> None:
+    packed = pack(sequences, device=CPU, positions=PositionScheme(roberta_padding=padding))
+    for ids, place in zip(sequences, packed.unpack_order, strict=True):
+        span = slice(packed.offsets[place], packed.offsets[place + 1])
+        np.testing.assert_array_equal(packed.input_ids[0, span], ids)
+        positions = np.arange(len(ids))
+        if padding is not None:  # As transformers derives them.
+            positions = np.cumsum(ids != padding) * (ids != padding) + padding
+        np.testing.assert_array_equal(packed.position_ids[0, span], positions)
+    # As kernels for sequences of any lengths want them.
+    assert packed.cu_seqlens.dtype == torch.int32
+    assert packed.cu_seqlens.tolist() == packed.offsets.tolist()
+    assert packed.max_length == max(map(len, sequences))
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=12), st.integers(1, 32))
+def test_blocks_cover_every_sequence_and_pad_short_ones(lengths, multiple) -> None:
+    packed = pack([np.full(n, n) for n in lengths], device=CPU, multiple=multiple)
+    blocks, count = packed.blocks, 0
+    assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
+    assert blocks[-1].stop == packed.real_tokens == sum(lengths)
+    for block in blocks:
+        inside = packed.input_ids[0, block.start : block.stop]
+        padding = block.padding
+        if padding is None:
+            count += len(inside) // block.length
+            assert set(inside.tolist()) == {block.length}
+            continue
+        count += padding.count
+        assert inside.min() > padding.length - 16
+        assert inside.max() == padding.length == block.length <= 64
+        assert padding.tokens.tolist() == list(range(block.start, block.stop))
+        padded = packed.input_ids[0, padding.token_of_slot]
+        assert padded[padding.slots].tolist() == inside.tolist()
+        hidden = torch.isinf(padding.mask).view(-1)
+        assert (~hidden).nonzero().squeeze(1).tolist() == padding.slots.tolist()
+    assert count == len(lengths)
+
+
+@given(SEQUENCES, st.integers(1, 16))
+def test_the_row_is_rounded_up_by_a_sequence_that_nobody_asked_for(sequences, multiple) -> None:
+    plain, rounded = pack(sequences, device=CPU), pack(sequences, device=CPU, multiple=multiple)
+    assert rounded.tokens % multiple == 0
+    assert rounded.tokens - plain.tokens < multiple
+    assert rounded.lengths[: len(sequences)] == plain.lengths
+    np.testing.assert_array_equal(rounded.unpack_order, plain.unpack_order)
+
+
+def test_marks_are_read_and_taken_off() -> None:
+    """A pair of texts, a query with two tokens of expansion, and a plain text."""
+    pair = np.array([7, 8, 9 | SECOND_SEGMENT, 2**27 | SECOND_SEGMENT | WITHOUT_VECTOR])
+    query = np.array([5, 6 | UNATTENDED, 6 | UNATTENDED])
+    positions = PositionScheme(segment_offset=100)
+    packed = pack([pair, query, np.array([4])], device=CPU, positions=positions, multiple=6)
+    assert packed.input_ids.tolist() == [[4, 5, 6, 6, 7, 8, 9, 2**27, 0, 0, 0, 0]]
+    assert packed.position_ids.tolist() == [[0, 0, 1, 2, 0, 1, 102, 103, 0, 1, 2, 3]]
+    assert packed.attended.tolist() == [True, True, False, False] + [True] * 8
+    assert (packed.real_tokens, packed.tokens) == (8, 12)
+    padding = packed.partly_attended
+    assert (padding.count, padding.length, padding.tokens.tolist()) == (1, 3, [1, 2, 3])
+    one = pack([np.array([4, 4 | UNATTENDED])], device=CPU)
+    assert one.attended.tolist() == [True, False]
+    plain = pack([np.array([4])], device=CPU)
+    assert plain.partly_attended is None
+    assert plain.attended.tolist() == [True]
+
+
+def test_what_sequences_of_a_causal_model_share_is_computed_once() -> None:
+    sequences = [np.array([*range(40), last]) for last in (50, 60)]
+    shared = pack(sequences, device=CPU, causal=True, multiple=16).sharing
+    assert len(shared.unique) % 16 == 0
+    assert len(shared.unique) < 2 * 41
+    ids = pack(sequences, device=CPU, multiple=16).input_ids[0]
+    assert torch.equal(ids[shared.unique][shared.inverse], ids)
+    assert pack(sequences, device=CPU).sharing is None
+    assert pack(sequences[:1], device=CPU, causal=True).sharing is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=8).filter(
+        lambda texts: any(wanted for _, wanted in texts)
+    ),
+    st.integers(1, 7),
+)
+def test_the_tokens_of_some_sequences_lie_side_by_side(texts, multiple) -> None:
+    wanted = [want for _, want in texts]
+    packed = pack([np.full(n, place) for place, (n, _) in enumerate(texts)], device=CPU)
+    tokens, token_spans = select_tokens(packed, wanted, lambda _: multiple)
+    rows = packed.input_ids[0] if tokens is None else packed.input_ids[0, tokens]
+    indices, spans = select_sequences(packed, wanted)
+    assert all(wanted) or len(rows) % multiple == 0
+    assert all(wanted) or len(rows) - sum(n for n, want in texts if want) < multiple
+    for place, (length, want) in enumerate(texts):
+        if want:
+            assert rows[token_spans[place]].tolist() == [place] * length
+            (index,) = indices[spans[place]]
+            assert packed.input_ids[0, packed.offsets[index]] == place
+        else:
+            assert all(wanted) or (token_spans[place], spans[place]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "blocks"),
+    [
+        ([1, 16], ["2 padded to 16"]),
+        ([16, 17], ["1 of 16", "1 of 17"]),
+        ([49, 64], ["2 padded to 64"]),
+        ([64, 65, 65, 66], ["1 of 64", "2 of 65", "1 of 66"]),
+        ([3, 3, 3], ["3 of 3"]),
+    ],
+)
+def test_short_sequences_of_similar_length_are_a_block_and_long_ones_of_equal(
+    lengths, blocks
+) -> None:
+    assert [
+        f"{each.padding.count} padded to {each.length}"
+        if each.padding
+        else f"{(each.stop - each.start) // each.length} of {each.length}"
+        for each in pack([np.arange(n) for n in lengths], device=CPU).blocks
+    ] == blocks
+
+
+def test_classes_of_lengths_begin_their_own_sequences_at_zero(monkeypatch) -> None:
+    monkeypatch.setattr(length_classes, "QUERIES_OF_A_BLOCK", 2)
+    monkeypatch.setattr(length_classes, "WORTH_A_CALL", 0)
+    # The one in the middle begins after as many tokens as follow it.
+    packed = pack([np.arange(n) for n in (*[1] * 9, 3, 3, 9)], device=CPU)
+    assert len(packed.length_classes) == 3
+    assert packed.pairs == sum(each**2 for each in packed.lengths)
+    lengths = [each.bounds.diff().tolist() for each in packed.length_classes]
+    assert [length for each in lengths for length in each] == packed.lengths
+    assert all(each.bounds[0] == 0 for each in packed.length_classes)
+    assert [each.longest for each in packed.length_classes] == list(map(max, lengths))
+    (whole,) = pack([np.arange(3)], device=CPU).length_classes
+    assert whole.bounds.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most_padding", "most_pairs", "groups"),
+    [
+        ([3], 0.0, 0, [1]),
+        ([3, 3, 3], 0.0, 1000, [3]),
+        ([3, 3, 4, 4, 5], 0.0, 1000, [2, 2, 1]),
+        ([4, 5, 5, 5], 0.25, 1000, [4]),
+        ([3, 5], 0.25, 1000, [2]),  # Padding is a quarter of the 8 tokens.
+        ([2, 5], 0.25, 1000, [1, 1]),
+        ([3, 5, 8, 8], 0.25, 1000, [2, 2]),
+        ([3, 3, 3, 3], 0.25, 18, [2, 2]),  # Two texts of nine pairs each.
+        ([3, 3, 3, 3], 0.25, 17, [1, 1, 1, 1]),
+        ([9, 9], 0.25, 0, [1, 1]),
+    ],
+)
+def test_texts_are_padded_together_while_they_need_little_padding_and_memory(
+    lengths, most_padding, most_pairs, groups
+) -> None:
+    found = list(divide_for_padding(lengths, most_padding, most_pairs))
+    assert found == [slice(*each) for each in pairwise(accumulate(groups, initial=0))]
+
+
+MANY_LENGTHS = st.lists(
+    st.integers(1, 600) | st.sampled_from([5000, 32_768]), min_size=1, max_size=400
+)
+
+
+def started(lengths: list[int]) -> int:
+    """What a call starts for each head."""
+    return len(lengths) * -(-max(lengths) // 128)
+
+
+def cost(lengths: list[int], classes: list[slice]) -> int:
+    return sum(256 + started(lengths[each]) for each in classes)
+
+
+@given(MANY_LENGTHS)
+def test_every_sequence_is_in_one_class_and_several_never_cost_more_than_one(lengths) -> None:
+    lengths.sort()
+    classes = divide_lengths(lengths)
+    places = np.concatenate([np.arange(len(lengths))[each] for each in classes])
+    assert places.tolist() == list(range(len(lengths)))
+    assert cost(lengths, classes) <= cost(lengths, [slice(0, len(lengths))])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "borders"),
+    [
+        (sorted(20 + 7 * n % 480 for n in range(64)), [0, 64]),  # Usual ones are one class.
+        # The long one does not multiply the blocks of the others.
+        ([20] * 3000 + [8192], [0, 3000, 3001]),
+        ([2] * 140_000, [0, 65_535, 131_070, 140_000]),  # No grid has more blocks.
+    ],
+)
+def test_what_costs_least_is_a_class(lengths: list[int], borders: list[int]) -> None:
+    assert divide_lengths(lengths) == [slice(*each) for each in pairwise(borders)]
+
+
+FEW_TOKENS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=9)
+
+
+def arrays(texts: list[list[int]]) -> list[np.ndarray]:
+    return [np.array(text, np.int64) for text in texts]
+
+
+def beginnings(texts: list[list[int]]) -> list[tuple[int, ...]]:
+    """What each token's state depends on."""
+    return [tuple(text[: place + 1]) for text in texts for place in range(len(text))]
+
+
+@given(FEW_TOKENS)
+def test_every_beginning_is_computed_once_or_nothing_is_shared(texts) -> None:
+    all_of_them = beginnings(texts)
+    places = find_shared_prefixes(arrays(texts))
+    distinct = len(set(all_of_them))
+    if places is None:
+        assert distinct > 15 / 16 * len(all_of_them)
+        return
+    rows, spread = places
+    assert len(rows) == distinct
+    assert [all_of_them[row] for row in rows[spread]] == all_of_them
+
+
+def test_large_and_small_ids_are_told_apart() -> None:
+    rows, _ = find_shared_prefixes(arrays([[300_000, 1], [300_000, 2], [255, 1], [255, 2]]))
+    assert len(rows) == 6

@@ -1,0 +1,305 @@
+"""The start-up proof: paths that compute what they should are used, all others refused."""
+
+import copy
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from smart_embedder.errors import StartupError
+from smart_embedder.hardware.device import cpu_has_int8
+from smart_embedder.kernels import backend
+from smart_embedder.kernels.attention import sdpa
+from smart_embedder.kernels.backend import Backend, adding, torch_backend
+from smart_embedder.kernels.cuda import fused_backend
+from smart_embedder.kernels.native import native_backend
+from smart_embedder.kernels.proof import (
+    DECODER,
+    GPU_ENCODER,
+    INT8_OPERATIONS,
+    Shapes,
+    Target,
+    try_path,
+)
+from smart_embedder.kernels.target import choose_backend
+from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
+from tests.support.native import LIBRARIES
+
+CPU = torch.device("cpu")
+M3 = Shapes(256, 1024, 4, 4, 64, "gelu")
+QWEN = Shapes(256, 768, 4, 2, 128, bias=False, causal=True)
+ODD = Shapes(33, 70, 3, 3, 11, "relu")
+
+
+def target(backend: Backend, dtype: torch.dtype = torch.float32, *, named: bool = False) -> Target:
+    return Target(CPU, dtype, backend, attention_named=named)
+
+
+def planted(error: Exception | None = None) -> Backend:
+    """Its gate is wrong, or raises an error."""
+
+    def gate(states, activation):
+        if error is not None:
+            raise error
+        result = torch_backend().gate(states, activation)
+        result[-1, -1] += 1
+        return result
+
+    return torch_backend().faster("planted", gate=gate)
+
+
+def with_faulty_attention(backend: Backend, **changes) -> Backend:
+    """Too large, or computed with other options where those are given."""
+
+    def attend(states, packed, **options):
+        return sdpa(states, packed, **options | changes) * (1 if changes else 1.1)
+
+    return backend.faster("planted", attention=attend)
+
+
+def backends() -> Iterator[tuple[Backend, torch.device, torch.dtype]]:
+    """Every one of this machine, with the kernels for each set of instructions."""
+    for dtype in (torch.float32, torch.bfloat16):
+        yield choose_backend(CPU, dtype), CPU, dtype
+        yield from ((native_backend(each, dtype), CPU, dtype) for each in LIBRARIES[1:])
+    if CAN_EMULATE:
+        kernels = EmulatedKernels(torch.bfloat16)
+        yield fused_backend(kernels, torch.bfloat16, torch_backend()), CPU, torch.bfloat16
+    if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
+        cuda = torch.device("cuda")
+        yield choose_backend(cuda, torch.bfloat16), cuda, torch.bfloat16
+
+
+@pytest.mark.device
+@pytest.mark.parametrize(("backend", "device", "dtype"), list(backends()))
+@pytest.mark.parametrize("shapes", [M3, QWEN, ODD])
+def test_every_path_of_this_machine_holds(shapes: Shapes, backend, device, dtype) -> None:
+    operations = DECODER if shapes.causal else GPU_ENCODER
+    if device == CPU and cpu_has_int8():
+        operations = (*operations, *INT8_OPERATIONS)
+    tried = Target(device, dtype, backend)
+    proofs = [proof for each in operations for proof in tried.proofs(shapes, each)]
+    assert [proof for proof in proofs if not proof.holds] == []
+    assert {proof.operation for proof in proofs} == set(operations)
+    proven = tried.prove(shapes, operations)
+    assert proven.refused == ()
+    assert proven.paths["attention"] == backend.fastest("attention")
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "share"),
+    [
+        ([[1.0, 2.0]], [[1.0, 2.0]], 0.0),
+        ([[2.0, 4.0]], [[1.0, 2.0]], 1.0),  # Of what it should be, not of what it is.
+        ([[-3.0, 4.0]], [[-4.0, 4.0]], 0.25),
+        ([[1.0], [5.0], [1.0]], [[1.0], [4.0], [2.0]], 0.5),  # The worst of several.
+        ([[1.0, math.nan]], [[1.0, 2.0]], math.inf),
+        ([[1.0], [math.nan]], [[1.0], [2.0]], math.inf),
+        ([[1.0]], [[1.0, 1.0]], math.inf),
+    ],
+)
+def test_a_difference_is_a_share_of_the_largest_number_that_is_expected(
+    actual, expected, share
+) -> None:
+    made, right = ([torch.tensor(each) for each in both] for both in (actual, expected))
+    for tolerance in (1e9,) if math.isinf(share) else (share, share / 2):
+        proof = try_path("gate", "own", lambda: made, right, tolerance)
+        assert (proof.operation, proof.path) == ("gate", "own")
+        assert proof.difference == pytest.approx(share)
+        assert proof.holds == (share <= tolerance)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "logged"),
+    [
+        (None, r"differs by \d\.\de-\d\d, allowed are 1e-04", ""),
+        (NotImplementedError("no kernel\nat all"), "raises NotImplementedError", ": no kernel"),
+    ],
+)
+def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(
+    error, reason, logged
+) -> None:
+    backend = planted(error)
+    before = backend.gate
+    with capture_logs() as logs:
+        proven = target(backend).prove(QWEN, DECODER)
+    assert proven.paths["gate"] == "torch"
+    (refused,) = proven.refused
+    assert (refused.operation, refused.path) == ("gate", "planted")
+    assert re.fullmatch(reason, refused.reason)
+    (line,) = logs
+    assert line["event"] == "path_refused"
+    assert (line["path"], line["used_instead"]) == ("planted", "torch")
+    assert line["reason"] == refused.reason + logged
+    states = torch.randn(5, 64)
+    assert torch.equal(*(each.gate(states, "silu") for each in (proven.backend, torch_backend())))
+    # That of other models stays as it was.
+    assert backend.gate is before
+
+
+def test_an_attention_that_a_setting_names_stops_the_start_and_any_other_gives_way() -> None:
+    backend = with_faulty_attention(planted())
+    with pytest.raises(StartupError, match="ATTENTION=planted does not compute"):
+        target(backend, named=True).prove(QWEN, DECODER)
+    # Another operation of the same backend may still be replaced.
+    assert target(planted(), named=True).prove(QWEN, DECODER).paths["gate"] == "torch"
+    proven = target(backend).prove(QWEN, DECODER)
+    assert (proven.backend.attention, proven.paths["attention"]) == (sdpa, "sdpa")
+    assert {proof.operation for proof in proven.refused} == {"gate", "attention"}
+
+
+def with_activation_left_out(right, layers, activation=None):
+    del activation
+    return right(layers)
+
+
+def with_bias_left_out(right, layers, activation=None):
+    plain = copy.deepcopy(list(layers))
+    for layer in plain:
+        layer.bias = None
+    return right(plain, activation)
+
+
+def with_residual_left_out(right, layer):
+    add = right(layer)
+    return lambda states, residual: add(states, torch.zeros_like(residual))
+
+
+def without(field: str, fill: float):
+    """The operation, with one of the norm's parameters left out."""
+
+    def faulty(right, *states_and_norm):
+        *states, norm = states_and_norm
+        return right(*states, replace(norm, **{field: torch.full_like(getattr(norm, field), fill)}))
+
+    return faulty
+
+
+def with_rotation(change):
+    return lambda right, states, norm, embedding: right(states, norm, change(embedding))
+
+
+def with_a_head_too_many(right, states, norm, embedding):
+    right(states, norm, embedding)
+    states[:, len(norm.weight)] *= 2
+
+
+def with_lengths_of_other_rows(right, states, dtype, indices=None):
+    rows, lengths = right(states, dtype, indices)
+    return rows, lengths if indices is None else lengths.flip(0)
+
+
+def with_columns(**changes):
+    def faulty(right, states, columns):
+        return right(states, replace(columns, **{k: f(columns) for k, f in changes.items()}))
+
+    return faulty
+
+
+def with_weights(field: str, fill: float):
+    def faulty(right, weights, dtype, activation=None):
+        left_out = torch.full_like(getattr(weights, field), fill)
+        return right(replace(weights, **{field: left_out}), dtype, activation)
+
+    return faulty
+
+
+def in_16_bits(right, weights, dtype, activation=None):
+    """As instructions that add the products of pairs, which do not hold those of large weights."""
+    gemm = right(weights, dtype, activation)
+
+    def faulty(rows):
+        pairs = rows.values.double().clamp(max=200)
+        return gemm(replace(rows, values=pairs.to(torch.uint8)))
+
+    return faulty
+
+
+def with_exchanged_halves(right, states, activation):
+    return right(torch.cat(states.chunk(2, -1)[::-1], -1), activation)
+
+
+# Of each operation what a kernel may get wrong, and the model that shows it.
+FAULTS = [
+    ("linear", with_bias_left_out, M3),
+    ("linear", with_activation_left_out, M3),
+    ("linear", lambda right, layers, activation=None: right(layers[::-1], activation), QWEN),
+    ("add_linear", with_residual_left_out, QWEN),
+    ("embed", lambda right, rows, tables, norm: right(rows[::-1], tables, norm), M3),
+    ("embed", lambda right, rows, tables, norm: right(rows, (tables[0],) * 2, norm), M3),
+    ("embed", without("bias", 0), M3),
+    ("add_norm", lambda right, one, two, norm: right(one, torch.zeros_like(two), norm), M3),
+    ("add_norm", without("weight", 1), M3),
+    ("add_norm", without("bias", 0), M3),
+    ("rms_norm", without("weight", 1), QWEN),
+    ("rotary", with_rotation(lambda at: replace(at, sines=-at.sines)), QWEN),
+    ("rotary", with_rotation(lambda at: replace(at, cosines=at.cosines.roll(1, 0))), QWEN),
+    ("rotary", with_a_head_too_many, QWEN),
+    ("gate", with_exchanged_halves, QWEN),
+    ("gate", lambda right, states, _: right(states, "silu"), QWEN),
+    ("unit_rows", lambda right, states, dtype, *_: right(states, dtype), M3),
+    ("unit_rows", with_lengths_of_other_rows, M3),
+    ("quantize_rows", with_columns(factors=lambda old: torch.ones_like(old.factors)), M3),
+    ("quantize_rows", with_columns(repeated=lambda old: old.repeated.flip(0)), M3),
+    ("int8_gemm", with_weights("scale", 1e-3), M3),
+    ("int8_gemm", with_weights("sums", 0), M3),
+    ("int8_gemm", with_weights("bias", 0), M3),
+    ("int8_gemm", in_16_bits, M3),
+    ("int8_gemm", lambda right, weights, dtype, *_: right(weights, dtype), M3),
+    ("float8_rows", lambda right, *rows: (right(*rows)[0], right(*rows)[1] * 1.1), M3),
+    ("float8_rows", lambda right, *rows: (right(*rows)[0].roll(1, 0), right(*rows)[1]), QWEN),
+    ("float8_rows", lambda right, rows, _: right(rows), M3),
+    ("float8_product", lambda right, *given: right(*given[:2], None, given[3]), M3),
+    ("float8_product", lambda right, rows, *given: right((rows[0], rows[1] * 2), *given), QWEN),
+]
+
+
+@pytest.mark.parametrize(("operation", "fault", "shapes"), FAULTS)
+def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes) -> None:
+    right = torch_backend()
+    faulty = partial(fault, getattr(right, operation))
+    backend = right.faster("faulty", **{operation: faulty})
+    small = replace(shapes, width=64, inner_width=96)
+    shown, plain = target(backend).proofs(small, operation)
+    assert (shown.path, shown.holds, shown.error) == ("faulty", False, None)
+    assert (plain.path, plain.holds) == ("torch", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shapes"),
+    [({"causal": False}, QWEN), ({"causal": True}, M3), ({"scale": 1.0}, M3)],
+)
+def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
+    backend = with_faulty_attention(torch_backend(), **changes)
+    small = replace(shapes, heads=4, key_heads=2)
+    shown, *plain = target(backend).proofs(small, "attention")
+    assert (shown.path, shown.holds) == ("planted", False)
+    assert all(proof.holds for proof in plain)
+
+
+def test_a_device_on_which_nothing_is_right_stops_the_start(monkeypatch) -> None:
+    right = backend.gate
+
+    def wrong_in_bfloat16(states, activation):
+        return right(states, activation) * (1 if states.dtype is torch.float32 else 2)
+
+    monkeypatch.setattr(backend, "gate", wrong_in_bfloat16)
+    with pytest.raises(StartupError, match="does not compute gate correctly"):
+        target(torch_backend(), torch.bfloat16).prove(QWEN, DECODER)
+
+
+def test_a_sum_with_a_product_does_not_use_a_product_that_was_refused() -> None:
+    right = torch_backend()
+
+    def twice(layers, activation=None):
+        return lambda states: 2 * right.linear(layers, activation)(states)
+
+    backend = right.faster("planted", linear=twice, add_linear=adding(twice))
+    proven = target(backend).prove(QWEN, DECODER)
+    assert {proof.operation for proof in proven.refused} == {"linear", "add_linear"}
+    assert (proven.paths["linear"], proven.paths["add_linear"]) == ("torch", "torch")

@@ -1,0 +1,136 @@
+"""Which backend and which attention are taken, and what is said where one cannot run."""
+
+import platform
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import get_args
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels import target as choose
+from smart_embedder.kernels.attention import FLASH_MODULES, takes_window
+from smart_embedder.kernels.build import X86_64
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.settings import EngineSettings
+
+LIBRARY = SimpleNamespace(instructions=X86_64.sets[0])
+CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
+
+
+@pytest.fixture(autouse=True)
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compute capability of the GPU, that of an L4 where a test names none."""
+    found = getattr(request, "param", (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+    monkeypatch.setattr(choose, "load_kernels", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("capability", "device", "dtype", "kind", "attention"),
+    [
+        ((8, 0), CUDA, torch.float16, "cuda", "varlen"),
+        ((12, 0), CUDA, torch.bfloat16, "cuda", "varlen"),
+        ((9, 0), CUDA, torch.float32, "cuda", "sdpa"),
+        ((7, 5), CUDA, torch.float16, "cuda", "sdpa"),
+        ((8, 9), MPS, torch.float16, "torch", "sdpa"),
+    ],
+    indirect=["capability"],
+)
+def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, attention) -> None:
+    monkeypatch.setattr(choose, "load_library", pytest.fail)  # It is for CPUs.
+    chosen = choose_backend(device, dtype)
+    assert (chosen.fastest("add_linear"), chosen.fastest("attention")) == (kind, attention)
+
+
+@pytest.mark.parametrize(
+    ("capability", "first"),
+    [((8, 9), "varlen"), ((9, 0), "flash_attention_3"), ((10, 0), "varlen")],
+    indirect=["capability"],
+)
+def test_on_hopper_its_own_attention_is_tried_first_where_it_is_installed(
+    monkeypatch, first
+) -> None:
+    there = ModuleType("flash_attn_interface")
+    there.__spec__ = ModuleSpec("flash_attn_interface", None)
+    there.flash_attn_varlen_func = lambda *_, **__: None
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", there)
+    table = choose_backend(CUDA, torch.float16).table["attention"]
+    assert next(iter(table)) == first
+    assert "varlen" in table
+    assert all(map(takes_window, (table[first], table["varlen"])))
+
+
+@pytest.mark.parametrize("capability", [(9, 0)], indirect=True)
+def test_one_that_was_built_for_another_pytorch_is_left_out_with_one_warning(monkeypatch) -> None:
+    broken = ModuleType("flash_attn_interface")
+    broken.__spec__ = ModuleSpec("flash_attn_interface", None)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", broken)
+    with capture_logs() as logs:
+        assert choose_backend(CUDA, torch.float16).fastest("attention") == "varlen"
+    (line,) = logs
+    assert (line["event"], line["path"]) == ("path_refused", "flash_attention_3")
+    assert line["used_instead"] == "varlen"
+    with pytest.raises(StartupError, match="not for this PyTorch"):
+        choose_backend(CUDA, torch.float16, "flash_attention_3")
+
+
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+AMX = {"amx_tile": True, "amx_bf16": True, "avx512_bf16": True}
+AVX, ARM = {"avx512_bf16": True}, {"bf16": True}
+# Expected for linear and add_linear, then int8_gemm, add_norm and attention.
+ON_CPUS = [
+    ("x86_64", AMX, True, BFLOAT16, ("onednn", "onednn", "native", "sdpa")),
+    ("x86_64", {"amx_tile": True}, True, BFLOAT16, ("torch", "onednn", "native", "native")),
+    ("x86_64", {"amx_bf16": True}, True, BFLOAT16, ("native", "native", "native", "sdpa")),
+    ("x86_64", AVX, True, BFLOAT16, ("native", "native", "native", "native")),
+    ("x86_64", AMX, False, BFLOAT16, ("onednn", "onednn", "torch", "sdpa")),
+    ("x86_64", AVX, False, BFLOAT16, ("onednn", "onednn", "torch", "matmul")),
+    ("x86_64", {}, False, BFLOAT16, ("torch", "onednn", "torch", "matmul")),
+    ("x86_64", AMX, True, FLOAT32, ("native", "native", "native", "native")),
+    ("x86_64", AMX, False, FLOAT32, ("torch", "onednn", "torch", "sdpa")),
+    ("aarch64", ARM, False, BFLOAT16, ("torch", "onednn", "torch", "sdpa")),
+    ("arm64", ARM, False, BFLOAT16, ("torch", "onednn", "torch", "sdpa")),
+]
+
+
+@pytest.mark.parametrize(("machine", "capabilities", "library", "dtype", "expected"), ON_CPUS)
+def test_on_a_cpu_it_depends_on_amx_and_the_kernels_what_multiplies_and_attends(
+    monkeypatch, machine, capabilities, library, dtype, expected
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY if library else None)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    chosen = choose_backend(CPU, dtype)
+    operations = ("linear", "int8_gemm", "add_norm", "attention")
+    assert tuple(map(chosen.fastest, operations)) == expected
+    assert chosen.fastest("add_linear") == expected[0]
+
+
+def test_the_setting_replaces_the_attention_alone_and_one_that_cannot_run_is_told(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY)
+    for name in ("native", "matmul", "sdpa", "eager"):
+        chosen = choose_backend(CPU, torch.bfloat16, name)
+        assert (chosen.fastest("add_norm"), chosen.fastest("attention")) == ("native", name)
+    with pytest.raises(StartupError, match="ATTENTION=varlen needs an NVIDIA GPU"):
+        choose_backend(CPU, torch.bfloat16, "varlen")
+
+
+def test_on_nvidia_gpus_sums_of_products_are_not_rounded_on_the_way(monkeypatch) -> None:
+    flags = torch.backends.cuda.matmul
+    flags.allow_fp16_reduced_precision_reduction = True
+    flags.allow_bf16_reduced_precision_reduction = True
+    choose_backend(CUDA, torch.float16)
+    assert not flags.allow_fp16_reduced_precision_reduction
+    assert not flags.allow_bf16_reduced_precision_reduction
+
+
+def test_every_name_that_health_can_show_may_be_set() -> None:
+    names = set(get_args(EngineSettings.model_fields["attention"].annotation))
+    shown = {"varlen", *FLASH_MODULES, "native", "matmul", "sdpa", "eager"}
+    assert names == shown | {"auto"}

@@ -1,0 +1,165 @@
+"""The threads of the kernels: who takes part in a region, and what becomes of them then."""
+
+import ctypes
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from smart_embedder.kernels.build import library_path
+
+_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+# Nanoseconds of work for which any thread is woken.
+_LARGE = 10**9
+_PATIENCE = 30.0
+
+pytestmark = pytest.mark.skipif(not library_path().exists(), reason="the kernels are not built")
+
+
+@pytest.fixture(scope="module")
+def library() -> ctypes.CDLL:
+    """The kernels, on a handle of their own."""
+    library = ctypes.CDLL(str(library_path()))
+    library.on_threads.argtypes = [ctypes.c_int, ctypes.c_long, _TASK, ctypes.c_void_p]
+    library.set_watch.argtypes = [ctypes.c_long]
+    return library
+
+
+def run(library: ctypes.CDLL, threads: int, task: Callable[[], None]) -> None:
+    """A region whose task is `task`; what it raises is raised here."""
+    errors = []
+
+    def guarded(_: object) -> None:
+        try:
+            task()
+        except BaseException as error:  # noqa: BLE001 - none may pass through C
+            errors.append(error)
+
+    library.on_threads(threads, _LARGE, _TASK(guarded), None)
+    if errors:
+        raise errors[0]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when it holds; fail where it never does."""
+    until = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < until, "it has not come true"
+        os.sched_yield()
+
+
+def helper_of(library: ctypes.CDLL) -> int:
+    """The number that the system gives the second thread of the calling thread's team."""
+    caller, found, came = threading.get_native_id(), [], threading.Event()
+
+    def task() -> None:
+        if threading.get_native_id() == caller:
+            assert came.wait(_PATIENCE)
+        else:
+            found.append(threading.get_native_id())
+            came.set()
+
+    run(library, 2, task)
+    return found[0]
+
+
+def of_thread(number: int, field: str) -> str:
+    """A field of what the system tells of a thread."""
+    lines = Path(f"/proc/self/task/{number}/status").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(field))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_each_part_of_the_work_is_done_once(library, threads: int) -> None:
+    for _ in range(50):
+        parts, done = count(), Counter()
+
+        def task(parts=parts, done=done) -> None:
+            while (part := next(parts)) < 40:
+                done[part] += 1
+
+        run(library, threads, task)
+        assert done == dict.fromkeys(range(40), 1)
+
+
+def test_no_more_threads_take_part_than_are_wanted(library) -> None:
+    helper_of(library)
+    for wanted in (4, 2, 1, 3):
+        seen = set()
+        for _ in range(50):
+            run(library, wanted, lambda seen=seen: seen.add(threading.get_native_id()))
+        assert len(seen) <= wanted
+
+
+def test_a_region_ends_when_all_who_came_have_left(library) -> None:
+    caller, came, left = threading.get_native_id(), threading.Event(), []
+
+    def task() -> None:
+        if threading.get_native_id() == caller:
+            assert came.wait(_PATIENCE)
+        else:
+            came.set()
+            # Long after the calling thread has closed the region and gone to sleep.
+            wait_until(lambda: of_thread(caller, "State").startswith("S"))
+            left.append(True)
+
+    run(library, 2, task)
+    assert left == [True]
+
+
+@pytest.mark.parametrize("watch", [200_000, 0], ids=["watching", "told not to watch"])
+def test_a_thread_sleeps_when_no_region_follows(library, watch: int) -> None:
+    library.set_watch(watch)
+    try:
+        helper = helper_of(library)
+        wait_until(lambda: of_thread(helper, "State").startswith("S"))
+        assert helper_of(library) == helper
+    finally:
+        library.set_watch(200_000)
+
+
+def test_a_team_ends_with_the_thread_that_called_it(library) -> None:
+    helpers = []
+    thread = threading.Thread(target=lambda: helpers.append(helper_of(library)))
+    thread.start()
+    thread.join()
+    wait_until(lambda: not Path(f"/proc/self/task/{helpers[0]}").exists())
+
+
+def test_signals_are_left_to_the_threads_of_the_program(library) -> None:
+    blocked = int(of_thread(helper_of(library), "SigBlk"), 16)
+    for signal in (1, 2, 10, 15):  # SIGHUP, SIGINT, SIGUSR1, SIGTERM
+        assert blocked >> (signal - 1) & 1
+
+
+def test_threads_that_call_at_once_do_not_share_a_team(library) -> None:
+    together, found = threading.Barrier(4, timeout=_PATIENCE), []
+
+    def call() -> None:
+        together.wait()
+        found.append(helper_of(library))
+        together.wait()
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for each in callers:
+        each.start()
+    for each in callers:
+        each.join()
+    assert len(set(found)) == 4
+
+
+def test_after_a_fork_the_child_has_threads_of_its_own(library) -> None:
+    helper_of(library)
+    child = os.fork()
+    if not child:
+        found = []
+        try:
+            found.append(helper_of(library))
+        finally:
+            os._exit(0 if found else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

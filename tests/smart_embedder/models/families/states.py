@@ -1,0 +1,49 @@
+"""The states of a checkpoint's tokens, on the CPU, in any format and with any attention."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.models.families.backbone import Backbone
+from smart_embedder.models.families.int8 import encode_calibration
+from smart_embedder.models.families.registry import load_decoder, load_encoder, load_tokenizer
+from smart_embedder.models.files.weights import Weights
+from smart_embedder.models.tokenizer import TextTokenizer
+
+CPU = torch.device("cpu")
+
+
+def target(
+    dtype: torch.dtype = torch.float32, attention: str = "sdpa", *, quantized: bool = False
+) -> Target:
+    return Target(CPU, dtype, choose_backend(CPU, dtype, attention), quantized=quantized)
+
+
+def load(folder: Path, how: Target) -> Backbone:
+    """The encoder or decoder in a folder; a tokenizer is read for 8 bits alone."""
+    is_decoder = "qwen3" in (folder / "config.json").read_text()
+    read = TextTokenizer.from_folder if is_decoder else load_tokenizer
+    texts = encode_calibration(read(folder, 8192)) if how.quantized else ()
+    if is_decoder:
+        return load_decoder(folder, how, Weights.read(folder), texts)
+    return load_encoder(folder, how, texts)
+
+
+def random_sequences(lengths: tuple[int, ...], vocabulary: int = 120) -> list[np.ndarray]:
+    """0 and 1 are padding tokens, which a text may spell out."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, vocabulary, length) for length in lengths]
+
+
+@torch.inference_mode()
+def states_of(folder: Path, how: Target, sequences: list[np.ndarray]) -> torch.Tensor:
+    """The states of each text, one text after the other."""
+    backbone = load(folder, how)
+    packed = backbone.pack(sequences)
+    states = backbone.forward(packed)
+    assert states.dtype == backbone.dtype == how.dtype
+    places = [slice(*packed.offsets[index : index + 2]) for index in packed.unpack_order]
+    return torch.cat([states[place] for place in places])

@@ -1,0 +1,317 @@
+"""Encoders of many families, by transformers' modules, against sentence-transformers."""
+
+import asyncio
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+from transformers import MPNetConfig, MPNetModel, ReformerConfig, ReformerModel, T5EncoderModel
+
+from smart_embedder.errors import OutOfMemoryError, StartupError
+from smart_embedder.interface import MemoryUsage
+from smart_embedder.kernels.attention import PackedAttention
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.families import auto_model as transformers_module
+from smart_embedder.models.families.auto_model import attend_packed
+from smart_embedder.requests import EmbedRequest, Outputs
+from tests.smart_embedder.engines import engine_on_cpu
+from tests.support.checkpoints import changed_weights, corpus
+from tests.support.encoders import (
+    FAMILIES,
+    TEXTS,
+    WIDTH,
+    assert_close,
+    embed,
+    load,
+    reference,
+    reference_vectors,
+    save_family,
+    save_modules,
+    save_tokenizer,
+    word_tokenizer,
+)
+from tests.support.packed_attention import pack_lengths
+from tests.support.wordpiece import change
+
+DENSE = Outputs(dense=True)
+THETA = {"rope_theta": 10_000.0}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return word_tokenizer()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_familys_vectors_are_sentence_transformers(
+    family, tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / family, family, tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    layout = FAMILIES[family][-1]
+    refused = {log["used_instead"] for log in logs if log["event"] == "path_refused"}
+    assert refused == {layout} - {"own", "packed", "padded"}
+    assert model.info.paths.get("batch", "own") == layout
+    alone = np.concatenate([embed(model, [text]) for text in TEXTS])
+    assert_close(alone, reference_vectors(folder, TEXTS))
+    assert_close(embed(model, TEXTS), alone)
+    assert model.max_length == 200
+
+
+def test_a_packed_path_that_computes_something_else_gives_way_to_padding(
+    tokenizer, tmp_path, float32_target, monkeypatch
+) -> None:
+    def wrong(*arguments, **options):
+        attended, rest = attend(*arguments, **options)
+        return attended * 1.01, rest
+
+    attend = transformers_module.attend_packed
+    monkeypatch.setattr(transformers_module, "attend_packed", wrong)
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    (warning,) = logs
+    assert (warning["event"], warning["path"]) == ("path_refused", "packed")
+    assert warning["used_instead"] == model.info.paths["batch"] == "padded"
+    assert [each.path for each in model.info.refused] == ["packed"]
+    assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
+
+
+def test_a_window_wider_than_the_texts_of_the_trial_is_tried(
+    tokenizer, tmp_path, float32_target, monkeypatch
+) -> None:
+    attend = transformers_module.attend_packed
+
+    def without_window(*states, **options):
+        return attend(*states, **options | {"sliding_window": None})
+
+    monkeypatch.setattr(transformers_module, "attend_packed", without_window)
+    folder = save_family(tmp_path / "mistral", "mistral", tokenizer)
+    change(folder / "sentence_bert_config.json", max_seq_length=3000)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    assert [log["path"] for log in logs] == ["packed"]
+    text = " ".join(corpus(80))
+    assert 1200 < len(model.tokenize([text])[0].ids) < 3000
+    assert_close(embed(model, [text, "music"]), reference_vectors(folder, [text, "music"]))
+
+
+def test_rotary_positions_that_are_others_in_long_texts_are_those_of_each_text_alone(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / "modernbert", "modernbert", tokenizer)
+    long = {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 100,
+        "short_factor": [1.0] * 8, "long_factor": [3.0] * 8,
+    }  # fmt: skip
+    by_layer = {"full_attention": long, "sliding_attention": {"rope_type": "default"} | THETA}
+    change(folder / "config.json", rope_parameters=by_layer)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    assert {log["used_instead"] for log in logs} == {"one_length"}
+    texts = [" ".join(corpus(9)), *TEXTS]
+    lengths = [len(text.ids) for text in model.tokenize(texts)]
+    assert max(lengths) > 100 > min(lengths)
+    assert_close(embed(model, texts), reference_vectors(folder, texts))
+
+
+@pytest.fixture(scope="module")
+def t5(tokenizer: Tokenizer, tmp_path_factory) -> Path:
+    folder = save_family(tmp_path_factory.mktemp("long") / "t5", "t5", tokenizer)
+    change(folder / "sentence_bert_config.json", max_seq_length=8192)
+    return folder
+
+
+def test_a_forward_holds_as_many_long_texts_as_their_attention_leaves_memory_for(
+    t5: Path, float32_target, monkeypatch
+) -> None:
+    rows = []
+    forward = T5EncoderModel.forward
+
+    def counted(self, input_ids, attention_mask):
+        rows.append(tuple(input_ids.shape))
+        return forward(self, input_ids, attention_mask)
+
+    model = load(t5, float32_target)
+    monkeypatch.setattr(T5EncoderModel, "forward", counted)
+    # Three times the scores of four heads in float32, and the mask's byte: 49 for each pair.
+    monkeypatch.setattr(transformers_module, "_GROUP_BYTES", 49 * 2 * 120**2)
+    ids = [np.full(length, 9) for length in (100, 110, 120, 120, 40, 40, 40)]
+    together = model.forward(ids, DENSE)
+    assert rows == [(3, 40), (2, 110), (2, 120)]
+    for each, own in zip(together, ids, strict=True):
+        assert_close(each.dense, model.forward([own], DENSE)[0].dense)
+
+
+async def test_a_text_whose_attention_does_not_fit_the_memory_is_refused_and_no_other(
+    t5: Path, monkeypatch
+) -> None:
+    long = " ".join(corpus(1200))
+    async with engine_on_cpu(t5) as engine:
+        alone = (await engine.embed(EmbedRequest(["music"]))).embeddings[0].dense
+        free = MemoryUsage(used=2**30, total=2**31)
+        monkeypatch.setattr(transformers_module, "memory_usage", lambda _: free)
+        short, refused = await asyncio.gather(
+            engine.embed(EmbedRequest(["music"])),
+            engine.embed(EmbedRequest([long])),
+            return_exceptions=True,
+        )
+    assert_close(short.embeddings[0].dense, alone)
+    assert isinstance(refused, OutOfMemoryError)
+    assert re.fullmatch(
+        r"attention over a text of \d+ tokens takes \d\.\d GiB in this model, and 0\.5 GiB can be "
+        "had; send shorter texts, or lower max_tokens or EMBED_MAX_LENGTH",
+        str(refused),
+    )
+
+
+def test_a_model_that_makes_other_vectors_each_time_is_refused(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    """Reformer draws its hashes anew unless a seed is given."""
+    config = ReformerConfig(
+        vocab_size=700, hidden_size=WIDTH, attention_head_size=16, num_attention_heads=4,
+        attn_layers=["lsh"], axial_pos_embds=False, feed_forward_size=96, num_buckets=8,
+        lsh_attn_chunk_length=8, max_position_embeddings=128, is_decoder=False,
+    )  # fmt: skip
+    ReformerModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, tokenizer)
+    with pytest.raises(StartupError, match="of type reformer, makes other vectors of the same"):
+        load(save_modules(tmp_path), float32_target)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_code_of_a_checkpoint_is_never_run(known, tokenizer, tmp_path, float32_target) -> None:
+    folder = save_family(tmp_path / "code", "gte", tokenizer)
+    ran = tmp_path / "ran"
+    for name in ("configuration_evil.py", "modeling_evil.py"):
+        (folder / name).write_text(f"open({str(ran)!r}, 'w').close()\n")
+    auto_map = {"AutoConfig": "configuration_evil.Evil", "AutoModel": "modeling_evil.Evil"}
+    change(folder / "config.json", auto_map=auto_map, **({} if known else {"model_type": "evil"}))
+    if known:
+        plain = save_family(tmp_path / "plain", "gte", tokenizer)
+        with capture_logs() as logs:
+            model = load(folder, float32_target)
+        assert_close(embed(model, TEXTS), reference_vectors(plain, TEXTS))
+        ignored = [each for each in logs if each["event"] == "checkpoint_code_ignored"]
+        assert [(each["model"], each["log_level"]) for each in ignored] == [("code", "warning")]
+    else:
+        with pytest.raises(StartupError, match="needs code of its own .* is never run"):
+            load(folder, float32_target)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("positions", [3, 24])
+def test_a_model_of_few_positions_is_measured_with_texts_that_it_can_read(
+    positions: int, tokenizer, tmp_path: Path, float32_target: Target
+) -> None:
+    config = MPNetConfig(
+        vocab_size=700, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=96, max_position_embeddings=positions + 2, pad_token_id=1,
+    )  # fmt: skip
+    MPNetModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, tokenizer)
+    transformers.utils.logging.enable_progress_bar()
+    model = load(save_modules(tmp_path), float32_target)
+    assert not transformers.utils.logging.is_progress_bar_enabled()
+    assert (model.max_length, model.info.paths["batch"]) == (positions, "padded")
+    (vector,) = embed(model, ["hybrid search"])
+    assert np.isfinite(vector).all()
+
+
+def test_a_named_attention_stops_a_family_that_cannot_have_it(t5: Path, float32_target) -> None:
+    with pytest.raises(StartupError, match="brings an attention of its own"):
+        load(t5, replace(float32_target, attention_named=True))
+
+
+def lose_a_tensor(folder: Path) -> None:
+    with changed_weights(folder) as weights:
+        del weights[next(name for name in weights if "q_proj" in name)]
+
+
+def store_bytes(folder: Path) -> None:
+    """As in a quantized checkpoint, whose scales transformers would not ask for."""
+    with changed_weights(folder) as weights:
+        name = next(name for name in weights if "q_proj" in name)
+        weights[name] = (weights[name] * 100).to(torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (store_bytes, r"has the tensor layers\.0\.self_attn\.q_proj\.weight in int8; take one in"),
+        (lose_a_tensor, r"lacks the tensor layers\.0\.self_attn\.q_proj"),
+        ({"model_type": "brain"}, "holds a model of type brain, which transformers .* does not kn"),
+        ({"model_type": "vit", "image_size": 30}, "of type vit, which reads images or sound"),
+        ({"audio_config": {}}, "of type gemma3_text, which reads images or sound"),
+        ({"vision_config": {}}, "of type gemma3_text, which reads images or sound"),
+        (
+            {"position_embedding_type": "relative_key_query"},
+            "has positions of type relative_key_query, which transformers",
+        ),
+        ({"rms_norm_eps": float("inf")}, "no usable rms_norm_eps: inf"),
+        ({"vocab_size": 10**9}, "describes a model of .* numbers, and its weights have"),
+        ({"vocab_size": 650}, "transformers cannot load the model in .*: You set"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(
+    damage, message, tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
+    if callable(damage):
+        damage(folder)
+    else:
+        change(folder / "config.json", **damage)
+    with pytest.raises(StartupError, match=message) as caught:
+        load(folder, float32_target)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "expected"),
+    [
+        ({}, {}, (0.5, True, None)),
+        ({"is_causal": False}, {}, (0.5, False, None)),
+        (
+            {"is_causal": True, "config": SimpleNamespace(is_causal=False)},
+            {"sliding_window": 7},
+            (0.5, False, 7),
+        ),
+        (
+            {"is_causal": False},
+            {"scaling": 3.0, "is_causal": True, "softcap": None},
+            (3.0, True, None),
+        ),
+    ],
+)
+def test_a_familys_attention_is_computed_with_its_own_options(module, options, expected) -> None:
+    states = torch.arange(3 * 2 * 5 * 4.0).view(3, 1, 2, 5, 4)
+    asked = []
+
+    def attend(states, _, *, scale, causal, window=None):
+        asked.append((scale, causal, window))
+        query, key, value = states
+        return query + 2 * key + 3 * value
+
+    packed = PackedAttention(attend, pack_lengths([5]))
+    attended, weights = attend_packed(
+        SimpleNamespace(**module), *states, None, packed_attention=packed, **options
+    )
+    assert asked == [expected]
+    assert weights is None
+    assert torch.equal(attended[0], states[0, 0] + 2 * states[1, 0] + 3 * states[2, 0])
+
+
+@pytest.mark.parametrize("name", ["position_bias", "softcap", "s_aux", "cache"])
+def test_an_attention_with_more_than_is_computed_here_is_not_computed_without_it(name) -> None:
+    states = torch.zeros(3, 1, 2, 5, 4)
+    with pytest.raises(ValueError, match=f"the attention has {name}"):
+        attend_packed(SimpleNamespace(), *states, None, packed_attention=None, **{name: 1})

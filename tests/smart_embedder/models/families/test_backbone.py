@@ -1,0 +1,263 @@
+"""The backbone of every family: rows, threads, preemption by short forwards, and CUDA graphs.
+
+The graphs are launched on a simulated device: what is launched, copied and waited for.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smart_embedder.devices.thread import DeviceThread
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.backend import torch_backend
+from smart_embedder.kernels.packed_batch import End, PositionScheme, select_tokens
+from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.models import cuda_graphs
+from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
+from smart_embedder.models.families import backbone
+from smart_embedder.models.families.backbone import Backbone
+from smart_embedder.models.families.bert import Encoder
+from smart_embedder.models.heads.dense import DenseEmbedder
+from smart_embedder.models.heads.embedder import EmbeddingModel, M3Embedder
+from smart_embedder.models.heads.pooling import first, last
+from smart_embedder.requests import Outputs, TokenIds
+from tests.support.encoders import save_family, word_tokenizer
+from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
+
+EVERY = Outputs(dense=True, sparse=True, colbert=True)
+BUCKETS = (Bucket(32, 4, 32), Bucket(64, 8, 64))
+# Beside the graph: the copies of ids, positions and lengths, with what fills these up, and those of
+# states and heads.
+WITH_GRAPH = 6
+
+
+class FakeTransformer:
+    """What a backbone asks a transformer for, and no numbers."""
+
+    shares_prefixes = capturable = False
+    rounds_up, window = True, None
+    fill = 0.0
+
+    def __call__(self, packed, rows=None):
+        return torch.full((packed.tokens if rows is None else len(rows), 4), self.fill)
+
+    def without_unattended(self):
+        changed = FakeTransformer()
+        changed.fill = 1.0
+        return changed
+
+
+def backbone_of(device: str = "cpu", dtype: torch.dtype = torch.float32, **options) -> Backbone:
+    transformer = FakeTransformer()
+    vars(transformer).update(options)
+    how = Target(torch.device(device), dtype, torch_backend())
+    sizes = {"hidden_size": 4, "max_length": 70, "parameters": 100}
+    return Backbone(transformer, how, **sizes, positions=PositionScheme(), configuration="none")
+
+
+@pytest.mark.parametrize(("tokens", "multiple"), [(1, 1), (32, 1), (33, 8), (512, 8), (513, 32)])
+def test_rows_are_rounded_up_on_a_cpu_where_the_transformer_gains_by_it(tokens, multiple) -> None:
+    sequences = [np.ones(tokens, np.int64)]
+    rounded = -(-tokens // multiple) * multiple
+    packed = backbone_of().pack(sequences)
+    assert (packed.tokens, len(backbone_of().forward(packed))) == (rounded, rounded)
+    assert backbone_of(rounds_up=False).pack(sequences).tokens == tokens
+    two = [*sequences, np.ones(5, np.int64)]
+    packed, multiple_of = backbone_of().pack(two), backbone_of().multiple_of
+    selected, _ = select_tokens(packed, [True, False], multiple_of)
+    assert len(selected) == rounded
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "sent"),
+    [
+        ("cpu", torch.float32, torch.float32),
+        ("cpu", torch.bfloat16, torch.float32),
+        ("cuda", torch.float32, torch.float32),
+        ("cuda", torch.float16, torch.float16),
+        ("cuda", torch.bfloat16, torch.float16),
+    ],
+)
+def test_vectors_leave_a_gpu_in_as_many_bits_as_they_have(device, dtype, sent) -> None:
+    assert backbone_of(device, dtype).wire_dtype is sent
+
+
+@pytest.mark.parametrize(("window", "fits"), [(None, True), (32, True), (31, False)])
+def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> None:
+    backbone = backbone_of(window=window)
+    if fits:
+        packed = backbone.pack([np.ones(3, np.int64)])
+        assert not backbone.forward(packed).any()
+        backbone.leave_out_unattended(32)
+        assert backbone.forward(packed).all()
+    else:
+        with pytest.raises(StartupError, match="filled up to 32 tokens, .* no further than 31"):
+            backbone.leave_out_unattended(32)
+
+
+def test_graphs_are_for_gpus_and_for_transformers_that_can_be_captured() -> None:
+    for model in (backbone_of(capturable=True), backbone_of("cuda")):
+        assert list(model.capture_graphs_in_steps()) == []
+
+
+@pytest.mark.parametrize(
+    ("layers", "times"), [(36, 12), (28, 14), (24, 12), (12, 6), (3, 1.5), (2, 1), (1, 1)]
+)
+def test_of_fewer_layers_it_has_the_first_and_tells_how_many_times_as_many_there_are(
+    layers: int, times: float
+) -> None:
+    every = [object() for _ in range(layers)]
+    few, found = Encoder(every, None, None).with_fewer_layers()
+    assert found == times
+    assert few.layers == every[: round(layers / times)]
+
+
+@pytest.fixture(scope="module", params=["encoder", "decoder", "modernbert", "t5"])
+def model(
+    request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target, tmp_path_factory
+) -> EmbeddingModel:
+    if request.param == "encoder":
+        return embedder
+    folder = tiny_qwen
+    if request.param != "decoder":
+        folder = tmp_path_factory.mktemp("backbone") / request.param
+        save_family(folder, request.param, word_tokenizer())
+    return DenseEmbedder("tiny", folder, 32_768, float32_target)
+
+
+def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:
+    outputs = [Outputs(dense=True)] * len(sequences)
+    return np.stack([each.dense for each in model.launch(sequences, outputs)()])
+
+
+@pytest.mark.parametrize("end", ["first", "last"])
+@torch.inference_mode()
+def test_of_the_last_layer_what_is_read_is_computed_and_it_is_the_same(
+    model: EmbeddingModel, end: End
+) -> None:
+    rng = np.random.default_rng(0)
+    begins_alike = rng.integers(5, 100, 40)
+    texts = [rng.integers(5, 100, length) for length in (7, 1, 120, 60, 7)]
+    texts += [np.concatenate((begins_alike, tail)) for tail in (texts[0], texts[2], texts[1])]
+    texts *= 5  # More than are few, and a number that is rounded up.
+    backbone = model._backbone
+    packed = backbone.pack(texts)
+    whole, same = backbone.forward_of(packed, None)
+    assert same is packed
+    states, alone = backbone.forward_of(packed, end)
+    assert alone.lengths == [1] * len(packed.lengths)
+    assert len(states) == -(-len(alone.lengths) // 8) * 8
+    read = packed.offsets[:-1] if end == "first" else packed.offsets[1:] - 1
+    for each, whole_of in ((states, whole), (alone.input_ids[0], packed.input_ids[0])):
+        found, expected = each[: len(texts)].float(), whole_of[read][: len(texts)].float()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    pool = {"first": first, "last": last}[end]
+    torch.testing.assert_close(pool(states, alone), pool(whole, packed), rtol=0, atol=1e-6)
+
+
+async def test_both_have_the_vectors_of_a_lonely_forward(model: EmbeddingModel) -> None:
+    rng = np.random.default_rng(0)
+    long = [rng.integers(5, 100, 200) for _ in range(8)]
+    short = [rng.integers(5, 100, 7)]
+    alone, alone_short = dense(model, long), dense(model, short)
+    ended: list[str] = []
+    both_wait = threading.Event()
+
+    def run_long() -> np.ndarray:
+        both_wait.wait()
+        found = dense(model, long)
+        ended.append("long")
+        return found
+
+    def run_short() -> np.ndarray:
+        found = dense(model, short)
+        ended.append("short")
+        return found
+
+    thread = DeviceThread("device")
+    running = asyncio.create_task(thread.run(run_long))
+    preempting = asyncio.create_task(thread.run(run_short, preempts=True))
+    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    both_wait.set()
+    np.testing.assert_array_equal(await running, alone)
+    np.testing.assert_array_equal(await preempting, alone_short)
+    assert ended == ["short", "long"]
+    await thread.close(10)
+
+
+def test_the_long_forward_goes_on_with_its_own_number_of_threads(monkeypatch) -> None:
+    def run_with_fewer_threads() -> bool:
+        torch.set_num_threads(1)
+        return True
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(backbone, "run_preempting_call", run_with_fewer_threads)
+    try:
+        torch.set_num_threads(2)
+        backbone.preemption_point()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("model", ["encoder", "decoder", "modernbert"], indirect=True)
+def test_attention_over_a_long_text_stops_between_its_heads(
+    model: EmbeddingModel, monkeypatch
+) -> None:
+    text = [np.random.default_rng(0).integers(5, 100, 300)]
+    points = 0
+
+    def count() -> bool:
+        nonlocal points
+        points += 1
+        return False
+
+    monkeypatch.setattr(backbone, "run_preempting_call", count)
+    at_once, points_at_once = dense(model, text), points
+    points = 0
+    monkeypatch.setattr(backbone, "_SCORES_OF_A_CALL", 1)
+    np.testing.assert_array_equal(dense(model, text), at_once)
+    assert points > points_at_once
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
+    monkeypatch.setattr(backbone, "make_buckets", lambda: iter(BUCKETS))
+    monkeypatch.setattr(
+        cuda_graphs, "_seconds", lambda forward, _: 1 if isinstance(forward, GraphedForward) else 2
+    )
+    with simulated_cuda() as device:
+        yield device
+
+
+def load_with_graphs(folder: Path, dtype: torch.dtype = torch.float16) -> M3Embedder:
+    device = torch.device("cuda:0")
+    model = M3Embedder("m3", folder, 8192, Target(device, dtype, choose_backend(device, dtype)))
+    model.capture_graphs()
+    return model
+
+
+def sequences(*lengths: int) -> list[TokenIds]:
+    return [np.full(length, 5, np.int64) for length in lengths]
+
+
+def test_a_small_batch_is_one_launch_and_a_large_one_as_many_as_before(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    model = load_with_graphs(tiny_m3)
+    assert model.info.paths["launch"] == "graphs"
+    for lengths in (7,), (20, 1, 3), (64,), (8,) * 8, (65,), (1,) * 9:
+        small = sum(lengths) <= 64 and len(lengths) <= 8
+        with cuda.forward() as launches:
+            collect = model.launch(sequences(*lengths), [Outputs(dense=True)] * len(lengths))
+        assert launches["graph"] == small
+        assert launches["_flash_attention_forward"] == (0 if small else 2)
+        assert launches.total() == WITH_GRAPH + 1 or not small
+        assert len(collect()) == len(lengths)

@@ -1,0 +1,88 @@
+"""The encoder's config.json: what is read, what is left out, and what makes no sense."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import BertConfig, XLMRobertaConfig
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.packed_batch import PositionScheme
+from smart_embedder.models.families.bert import EncoderConfig
+
+SIZES = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+def read(folder: Path, model_type: str = "xlm-roberta", **changes) -> EncoderConfig:
+    config = SIZES | {"model_type": model_type} | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return EncoderConfig.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "theirs"), [("xlm-roberta", XLMRobertaConfig()), ("bert", BertConfig())]
+)
+def test_what_is_left_out_is_as_in_transformers(model_type, theirs, tmp_path: Path) -> None:
+    ours = read(tmp_path, model_type)
+    assert ours.positions == theirs.max_position_embeddings
+    assert ours.types == theirs.type_vocab_size
+    assert ours.activation == theirs.hidden_act
+    assert ours.epsilon == theirs.layer_norm_eps
+    assert ours.padding in {None, theirs.pad_token_id}
+    # Those of the products.
+    assert ours.parameters == 2 * (4 * 32 * 32 + 2 * 32 * 64)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "types", "length", "offset"),
+    [
+        ("bert", 2, 70, 70),
+        ("bert", 3, 70, 70),
+        ("bert", 1, 70, 0),
+        ("xlm-roberta", 2, 66, 0),
+        ("roberta", 1, 66, 0),
+    ],
+)
+def test_roberta_counts_from_behind_the_padding_id_and_bert_reads_a_second_segment_behind_the_first(
+    tmp_path: Path, model_type, types, length, offset
+) -> None:
+    sizes = {"max_position_embeddings": 70, "type_vocab_size": types, "pad_token_id": 3}
+    config = read(tmp_path, model_type, **sizes)
+    padding = None if model_type == "bert" else 3
+    assert config.max_length == length
+    assert config.position_scheme == PositionScheme(padding, offset)
+    assert config.reads_segments == bool(offset)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "of type gpt2; known here: xlm-roberta, "),
+        ({"model_type": None}, "of type None; known here"),
+        ({"is_decoder": True}, "holds a decoder; an encoder is needed"),
+        ({"is_causal": True}, "holds a decoder; an encoder is needed"),
+        ({"hidden_act": "tanh"}, "the activation tanh; known here: gelu, gelu_new"),
+        ({"hidden_act": ["gelu"]}, "the activation .* known here"),
+        ({"hidden_size": 30}, "30 numbers, which 4 heads cannot share"),
+        ({"num_hidden_layers": 0}, "no usable num_hidden_layers: 0"),
+        ({"intermediate_size": "64"}, "no usable intermediate_size: 64"),
+        ({"vocab_size": None}, "no usable vocab_size: None"),
+        ({"vocab_size": True}, "no usable vocab_size: True"),
+        ({"pad_token_id": -1}, "no usable pad_token_id: -1"),
+        ({"layer_norm_eps": "small"}, "no usable layer_norm_eps: small"),
+        *(
+            ({"position_embedding_type": kind}, f"positions of type {kind}, which transformers")
+            for kind in ("relative_key", "relative_key_query")
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_told(changes, sentence, tmp_path: Path) -> None:
+    assert read(tmp_path, position_embedding_type="absolute").width == 32
+    with pytest.raises(StartupError, match=sentence):
+        read(tmp_path, **changes)

@@ -1,0 +1,82 @@
+"""Products in float8, by PyTorch's own operator: on a CPU it computes what it does on a GPU."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+from torch.nn import functional
+from transformers import ModernBertModel
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.backend import Backend, float8_product, torch_backend
+from smart_embedder.kernels.cuda import CUDA, cuda_backend
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.families import registry as load
+from smart_embedder.models.heads.embedder import M3Embedder
+from smart_embedder.models.loader import load_embedder
+from smart_embedder.requests import Outputs
+from tests.support.texts import varied_texts
+from tests.support.wordpiece import MODERNBERT, save_colbert
+
+CPU = torch.device("cpu")
+DENSE = Outputs(dense=True)
+
+
+@pytest.fixture
+def backend() -> Backend:
+    """That of a GPU, but for its attention."""
+    product = cuda_backend(torch.device("cuda"), torch.float32).float8_product
+    return torch_backend().faster(CUDA, float8_product=product)
+
+
+def target(backend: Backend, dtype: torch.dtype = torch.bfloat16) -> Target:
+    return Target(CPU, dtype, backend, float8=True)
+
+
+@pytest.mark.parametrize("name", ["tiny_m3", "tiny_qwen"])
+def test_vectors_are_nearly_those_without_it_alone_and_beside_others(
+    name: str, backend: Backend, request: pytest.FixtureRequest
+) -> None:
+    folder, made = request.getfixturevalue(name), []
+    for float8 in (True, False):
+        how = replace(target(backend), float8=float8)
+        model = load_embedder(name, folder, 512, how)
+        sequences = [text.ids for text in model.tokenize(varied_texts(6))]
+        together = np.stack([each.dense for each in model.forward(sequences, DENSE)])
+        assert model.info.dtype == ("float8" if float8 else "bfloat16")
+        assert (model.info.paths.get("float8_product") == CUDA) == float8
+        alone = np.stack([model.forward([ids], DENSE)[0].dense for ids in sequences])
+        np.testing.assert_allclose(alone, together, rtol=0, atol=4e-3)
+        made.append(torch.from_numpy(together))
+    assert 0.98 < functional.cosine_similarity(*made).min() < 1 - 1e-5
+
+
+def test_a_device_that_multiplies_otherwise_stops_the_start(tiny_m3: Path) -> None:
+    def twice(*given: object) -> torch.Tensor:
+        return 2 * float8_product(*given)  # type: ignore[arg-type]
+
+    wrong = torch_backend().faster(CUDA, float8_product=twice)
+    with (
+        capture_logs() as logs,
+        pytest.raises(StartupError, match="does not multiply in float8 as it should"),
+    ):
+        M3Embedder("m3", tiny_m3, 512, target(wrong))
+    assert [(line["operation"], line["path"]) for line in logs] == [("float8_product", CUDA)]
+
+
+def test_a_model_that_float8_does_not_suit_stops_the_start(
+    backend: Backend, tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "_LEAST_COSINE", 0.99999)
+    expected = r"in float8 a vector of tiny-m3 has a cosine of 0\.9\d+ with the one in bfloat16, "
+    with pytest.raises(StartupError, match=expected):
+        M3Embedder("m3", tiny_m3, 512, target(backend))
+
+
+def test_a_model_of_another_family_is_refused(backend: Backend, tmp_path: Path) -> None:
+    folder = save_colbert(tmp_path / "model", ModernBertModel, **MODERNBERT)
+    with pytest.raises(StartupError, match="DTYPE=float8 is for models of BERT's kind and Qwen3"):
+        load_embedder("colbert", folder, 512, target(backend))

@@ -1,0 +1,240 @@
+"""Parts of transformers' modules by the backend: as transformers computes them, and in 8 bits."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+from torch import nn
+
+from smart_embedder.errors import StartupError
+from smart_embedder.hardware.device import cpu_has_int8
+from smart_embedder.kernels.attention import sdpa, varlen
+from smart_embedder.models.families import auto_model as transformers_module
+from smart_embedder.models.families import int8, module_parts
+from smart_embedder.models.families.module_parts import find_parts
+from tests.smart_embedder.models.families.states import target
+from tests.support.checkpoints import spread_weights
+from tests.support.encoders import (
+    FAMILIES,
+    TEXTS,
+    assert_close,
+    embed,
+    load,
+    reference_vectors,
+    save_family,
+    save_modules,
+    save_tokenizer,
+    word_tokenizer,
+)
+from tests.support.wordpiece import change
+
+needs_int8 = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
+INT8 = target(torch.bfloat16, "auto", quantized=True)
+# Of the packed ones, the padded and those of one length at a time some with unlike parts.
+QUANTIZED = ["modernbert", "embedding-gemma", "qwen2-causal", "mpnet", "t5", "convbert"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return word_tokenizer()
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@needs_int8
+@pytest.mark.parametrize("family", QUANTIZED)
+def test_a_familys_linear_layers_are_computed_in_8_bits(family, tokenizer, tmp_path) -> None:
+    folder = save_family(tmp_path / family, family, tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, INT8)
+    assert not [log for log in logs if log["event"] == "int8_differs"]
+    assert model.info.dtype == "int8"
+    assert model.info.paths["batch"] == FAMILIES[family][-1]
+    assert {"int8_gemm", "quantize_rows"} <= model.info.paths.keys()
+    alone = np.concatenate([embed(model, [text]) for text in TEXTS])
+    cosines = (unit(alone) * unit(reference_vectors(folder, TEXTS))).sum(1)
+    assert cosines.min() > 0.995
+    np.testing.assert_array_equal(embed(model, TEXTS), alone)
+
+
+def random_config(draw: random.Random) -> transformers.PretrainedConfig:
+    """One of a family whose attention, norms and gates are replaced, of any sizes and options."""
+    heads, width = draw.choice([1, 2, 4]), draw.choice([16, 24, 32])
+    layers = draw.randint(1, 4)
+    sizes: dict[str, Any] = {
+        "vocab_size": 700,
+        "hidden_size": 64,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": draw.choice([each for each in (1, 2, 4) if heads % each == 0]),
+        "head_dim": width,
+        "intermediate_size": draw.choice([50, 64, 96, 128]),
+        "max_position_embeddings": 300,
+        "pad_token_id": 0,
+        "attention_bias": draw.random() < 0.5,
+        "mlp_bias": draw.random() < 0.5,
+    }
+    kinds = ["sliding_attention", "full_attention"]
+    windows = {"layer_types": draw.choices(kinds, k=layers), "sliding_window": draw.choice([6, 40])}
+    activation = draw.choice(["gelu", "gelu_pytorch_tanh", "silu", "relu"])
+    match draw.choice(["ModernBert", "Gemma3Text", "EuroBert", "Qwen3"]):
+        case "ModernBert":
+            heads = draw.choice([1, 2, 4, 8])
+            own = {"num_attention_heads": heads, "head_dim": 64 // heads}
+            del sizes["num_key_value_heads"]
+            return transformers.ModernBertConfig(
+                **sizes | own,
+                layer_types=windows["layer_types"], local_attention=draw.choice([8, 30, 200]),
+                hidden_activation=activation, norm_bias=draw.random() < 0.5,
+                bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3,
+            )  # fmt: skip
+        case "Gemma3Text":
+            return transformers.Gemma3TextConfig(
+                **sizes, **windows,
+                hidden_activation=activation, query_pre_attn_scalar=draw.choice([16, 64, 256]),
+                use_bidirectional_attention=True, bos_token_id=2, eos_token_id=3,
+            )  # fmt: skip
+        case "EuroBert":
+            return transformers.EuroBertConfig(
+                **sizes, hidden_act=activation, bos_token_id=2, eos_token_id=3
+            )
+        case _:
+            sizes["is_causal"] = False
+            return transformers.Qwen3Config(**sizes, hidden_act=activation)
+
+
+# Of the first 24 those that differ most in family, activation, windows, heads and biases.
+@pytest.mark.parametrize("seed", [1, 5, 12, 15, 17, 22])
+def test_any_configuration_is_computed_as_transformers_does(seed, tokenizer, tmp_path) -> None:
+    config = random_config(random.Random(seed))
+    torch.manual_seed(seed)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    spread_weights(tmp_path)
+    save_tokenizer(tmp_path, tokenizer)
+    change(tmp_path / "config.json", architectures=None)
+    save_modules(tmp_path)
+    model = load(tmp_path, target(torch.float32, "auto"))
+    assert "rotary" in model.info.paths
+    assert not model.info.refused
+    expected = reference_vectors(tmp_path, TEXTS)
+    np.testing.assert_allclose(embed(model, TEXTS), expected, rtol=1e-5, atol=5e-5)
+
+
+def module_of(family: str, **changes: Any) -> nn.Module:
+    class_name, kind, sizes, _ = FAMILIES[family]
+    config = getattr(transformers, f"{class_name}Config")(**sizes | changes)
+    return getattr(transformers, f"{class_name}{kind}")(config).eval()
+
+
+def named_parts(module: nn.Module, dtype: torch.dtype = torch.float32) -> set[str]:
+    """The class names of the parts of a module of transformers that can be replaced."""
+    found = find_parts(module, dtype, packed=True)
+    return {type(getattr(part.parent, part.name)).__name__ for part in found}
+
+
+def test_what_a_part_is_is_told_by_what_it_holds() -> None:
+    assert named_parts(module_of("modernbert")) == {
+        "LayerNorm", "ModernBertAttention", "ModernBertMLP", "ModernBertRotaryEmbedding",
+    }  # fmt: skip
+    assert named_parts(module_of("embedding-gemma")) == {
+        "Gemma3Attention", "Gemma3MLP", "Gemma3RMSNorm", "Gemma3RotaryEmbedding",
+    }  # fmt: skip
+    # Its activation is none that is known here, so that its products are replaced alone.
+    without_gate = {"GteAttention", "GteRotaryEmbedding", "LayerNorm", "Linear"}
+    assert named_parts(module_of("gte", hidden_act="mish")) == without_gate
+    # Float16 has no norm that changes nothing, so that heads are not rotated in it.
+    assert named_parts(module_of("gte"), torch.float16) == {"GteMLP", "LayerNorm", "Linear"}
+
+
+def test_a_part_with_more_than_is_computed_here_stays_as_it_is() -> None:
+    module = module_of("gte")
+    for layer in module.layers:
+        layer.mlp.scale = nn.Parameter(torch.ones(1))
+        layer.self_attn.further = nn.Linear(2, 2)
+    assert named_parts(module) == {"LayerNorm", "Linear"}
+
+
+@pytest.fixture
+def wrong_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_blocks = module_parts.in_row_blocks
+    monkeypatch.setattr(module_parts, "in_row_blocks", lambda *given: 2 * in_blocks(*given))
+
+
+@pytest.mark.usefixtures("wrong_parts")
+def test_parts_that_compute_something_else_give_way_to_transformers_own(
+    tokenizer, tmp_path
+) -> None:
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, target(torch.float32, "auto"))
+    (warning,) = logs
+    assert (warning["event"], warning["operation"]) == ("path_refused", "modules")
+    assert (warning["path"], warning["used_instead"]) == ("backend", "transformers")
+    assert [each.operation for each in model.info.refused] == ["modules"]
+    assert model.info.paths.keys() == {"attention", "batch"}
+    assert model.info.paths["batch"] == "packed"
+    assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
+
+
+@needs_int8
+@pytest.mark.usefixtures("wrong_parts")
+def test_8_bits_that_compute_something_else_stop_the_start(tokenizer, tmp_path) -> None:
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with pytest.raises(StartupError, match="is not computed in 8 bits as it is .*; set DTYPE to"):
+        load(folder, INT8)
+
+
+@needs_int8
+def test_8_bits_beside_which_a_model_cannot_run_stop_the_start(tokenizer, tmp_path) -> None:
+    folder = save_family(tmp_path / "fnet", "fnet", tokenizer)
+    with pytest.raises(StartupError, match="of type fnet, is not computed in 8 bits: Unsupported"):
+        load(folder, INT8)
+
+
+@needs_int8
+@pytest.mark.parametrize("family", ["gte", "roberta"])
+def test_vectors_that_are_far_from_those_in_float32_are_logged(
+    family, tokenizer, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(int8, "_LEAST_COSINE", 1.1)
+    folder = save_family(tmp_path / family, family, tokenizer)
+    with capture_logs() as logs:
+        load(folder, INT8)
+    (warning,) = logs
+    assert (warning["event"], warning["model"]) == ("int8_differs", family)
+    assert 0.99 < warning["cosine"] <= 1
+
+
+@needs_int8
+def test_a_product_that_no_text_of_the_calibration_reaches_is_prepared_and_logged(
+    tokenizer, tmp_path, monkeypatch
+) -> None:
+    loaded = transformers_module._load_module
+
+    def load_with_more(folder, target):
+        module = loaded(folder, target)
+        module.unused = nn.Linear(64, 64)
+        return module
+
+    monkeypatch.setattr(transformers_module, "_load_module", load_with_more)
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, INT8)
+    (warning,) = logs
+    assert (warning["event"], warning["products"]) == ("int8_not_calibrated", 1)
+    unused = model._backbone._transformer._module.unused
+    assert unused(torch.zeros(2, 64)).shape == (2, 64)
+
+
+def test_a_graph_is_captured_where_attention_needs_no_lengths() -> None:
+    module, packed = module_of("modernbert"), transformers_module.PACKED
+    for attention, capturable in ((sdpa, False), (varlen, True), (None, False)):
+        made = transformers_module.ModuleTransformer(module, packed, attention)
+        assert made.capturable == capturable

@@ -1,0 +1,166 @@
+"""Transformers with layers of this service's own: their states against transformers' modules."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModel
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.native import load_library
+from smart_embedder.kernels.proof import Target
+from tests.smart_embedder.models.families.states import load, random_sequences, states_of, target
+from tests.support.checkpoints import changed_weights
+from tests.support.encoders import OWN_FAMILIES, save_transformer
+from tests.support.wordpiece import change
+
+MAPS = Path("/proc/self/maps")
+LENGTHS = (5, 17, 5, 1, 44, 17, 3, 68, 100)
+ATTENTIONS = ["sdpa", "matmul", "eager", *["native"] * (load_library() is not None)]
+
+
+@torch.inference_mode()
+def padded_states(folder: Path, sequences: list[np.ndarray]) -> torch.Tensor:
+    """transformers' own forward over one padded batch, attention computed eagerly."""
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    rows = [torch.from_numpy(ids) for ids in sequences]
+    padding = model.config.pad_token_id or 0
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    mask = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
+    states = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    return torch.cat([state[: len(row)] for state, row in zip(states, rows, strict=True)])
+
+
+ENCODER, DECODER = "xlm-roberta", "qwen3"
+FORWARDS = [
+    *((family, {}, LENGTHS, "sdpa") for family in OWN_FAMILIES),
+    *(
+        (ENCODER, {"hidden_act": activation}, LENGTHS, "sdpa")
+        for activation in ("gelu_new", "relu")
+    ),
+    *(
+        (ENCODER, sizes, LENGTHS, "sdpa")
+        for sizes in ({"hidden_size": 90, "num_attention_heads": 2},)
+    ),
+    *(
+        (family, {"hidden_size": 32, "num_hidden_layers": 2}, lengths, "sdpa")
+        for family in (ENCODER, DECODER)
+        for lengths in ((1,), (1500,))
+    ),
+    *(
+        (DECODER, changes, LENGTHS, "sdpa")
+        for changes in (
+            {"num_key_value_heads": 1, "head_dim": 6},
+            {"num_hidden_layers": 1, "rms_norm_eps": 0.1},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+            {"kind": "ForCausalLM"},  # With a vocabulary's head.
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "lengths", "attention"), FORWARDS)
+def test_float32_states_are_those_of_transformers(
+    family, changes, lengths, attention, tmp_path: Path
+) -> None:
+    folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences(lengths)
+    actual = states_of(folder, target(attention=attention), sequences)
+    torch.testing.assert_close(actual, padded_states(folder, sequences), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize(
+    ("family", "changes", "least"),
+    [
+        (ENCODER, {"hidden_size": 256}, 0.9995),
+        (DECODER, {"hidden_size": 32, "intermediate_size": 50}, 0.999),
+    ],
+)
+def test_bfloat16_states_point_where_those_in_float32_do(
+    family, changes, least, attention, tmp_path: Path
+) -> None:
+    folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences(LENGTHS)
+    exact = padded_states(folder, sequences)
+    actual = states_of(folder, target(torch.bfloat16, attention), sequences).float()
+    assert functional.cosine_similarity(actual, exact).min() > least
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@torch.inference_mode()
+def test_what_is_shared_has_the_states_of_each_text_alone(attention: str, tmp_path: Path) -> None:
+    half = attention in {"matmul", "native"}
+    folder = save_transformer(tmp_path, "qwen3", hidden_size=32, intermediate_size=64)
+    backbone = load(folder, target(torch.bfloat16 if half else torch.float32, attention))
+    (query,) = random_sequences((40,))
+    tails = random_sequences((9, 1, 70, 30))
+    texts = [query, *(np.concatenate((query, tail)) for tail in tails), query[:14:-1]]
+    packed = backbone.pack(texts)
+    assert packed.sharing is not None
+    # Rounded up, as the row is.
+    assert len(packed.sharing.unique) == 40 + 9 + 1 + 70 + 30 + 25 + 1
+    states = backbone.forward(packed)
+    for place, ids in zip(packed.unpack_order, texts, strict=True):
+        alone = backbone.pack([ids])
+        assert alone.sharing is None
+        torch.testing.assert_close(
+            states[packed.offsets[place] : packed.offsets[place + 1]],
+            backbone.forward(alone)[: len(ids)],
+            **({"rtol": 0.05, "atol": 0.05} if half else {"rtol": 0, "atol": 1e-5}),
+        )
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
+@pytest.mark.parametrize("how", [target(), target(torch.bfloat16)], ids=["float32", "bfloat16"])
+@torch.inference_mode()
+def test_its_files_are_left_and_may_be_written_over(
+    how: Target, tiny_m3: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    path = folder / "model.safetensors"
+    backbone = load(folder, how)
+    packed = backbone.pack(random_sequences(LENGTHS))
+    before = backbone.forward(packed)
+    assert str(folder) not in MAPS.read_text()
+    assert str(path) not in {each.path for each in psutil.Process().open_files()}
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+        file.truncate(100)
+    assert torch.equal(backbone.forward(packed), before)
+    assert backbone.dtype == how.dtype
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("bert", "encoder.layer.1.output.dense.weight"),
+        ("bert", "encoder.layer.0.attention.output.LayerNorm.bias"),
+        ("bert", "embeddings.token_type_embeddings.weight"),
+        ("qwen3", "layers.1.mlp.up_proj.weight"),
+        ("qwen3", "norm.weight"),
+    ],
+)
+def test_a_missing_tensor_and_one_of_another_shape_are_never_made_up(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    folder = save_transformer(tmp_path, family)
+    for tensor, sentence in (torch.zeros(31), "another shape for"), (None, "lacks"):
+        with changed_weights(folder) as weights:
+            del weights[name]
+            if tensor is not None:
+                weights[name] = tensor
+        with pytest.raises(StartupError, match=f"{sentence} the tensor {name}"):
+            load(tmp_path, target())
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "vocab_size"])
+def test_sizes_that_the_weights_have_not_stop_the_start(family, name, tmp_path: Path) -> None:
+    folder = save_transformer(tmp_path, family)
+    change(folder / "config.json", **{name: 10**9})
+    with pytest.raises(StartupError) as caught:
+        load(folder, target())
+    assert "\n" not in str(caught.value)

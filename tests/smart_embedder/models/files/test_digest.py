@@ -1,0 +1,311 @@
+"""The space of a model's vectors: what changes its numbers changes the id, and nothing else."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import BertConfig, BertModel
+
+from smart_embedder.kernels.backend import torch_backend
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.families.bert import EncoderConfig
+from smart_embedder.models.files.digest import Content, TensorDigest, short
+from smart_embedder.models.loader import load_embedder, load_reranker
+from smart_embedder.vector_space import VectorSpace
+from tests.support.checkpoints import changed_json, changed_weights
+from tests.support.encoders import (
+    dense,
+    save_family,
+    save_modules,
+    save_tokenizer,
+    word_tokenizer,
+)
+from tests.support.wordpiece import change as change_members
+
+WEIGHTS = "model.safetensors"
+CPU = torch.device("cpu")
+PROMPTS = {"prompts": {"query": "Query: ", "document": ""}}
+
+Change = Callable[[Path], Any]
+Spaces = dict[str, VectorSpace]
+
+
+@pytest.fixture(scope="module", params=["bert", "modernbert"])
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense encoder with a projection; of one family here, and of one of transformers'."""
+    folder = tmp_path_factory.mktemp("spaces") / request.param
+    save_family(folder, request.param, word_tokenizer())
+    torch.manual_seed(5)
+    save_modules(folder, further=[dense(32, "Tanh"), ("Normalize", {}, None)], prompts=PROMPTS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unchanged(encoder: Path, float32_target: Target) -> Spaces:
+    return spaces(encoder, float32_target)
+
+
+def spaces(folder: Path, target: Target, max_length: int = 8192, **options: Any) -> Spaces:
+    return {**load_embedder("model", folder, max_length, target, **options).spaces}
+
+
+def differences(before: Spaces, after: Spaces) -> dict[str, str]:
+    """The names of the parts that differ, of each kind that does."""
+    assert before.keys() == after.keys()
+    found = {}
+    for kind, space in after.items():
+        names = [each.name for each in fields(space)]
+        differing = [n for n in names if getattr(space, n) != getattr(before[kind], n)]
+        assert (str(space) != str(before[kind])) == bool(differing)
+        if differing:
+            found[kind] = ", ".join(differing)
+    return found
+
+
+def change_json(name: str, **changes: Any) -> Change:
+    return lambda folder: change_members(folder / name, **changes)
+
+
+def change_tensors(
+    change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    within: str = "",
+    rename: Callable[[str], str] = lambda name: name,
+) -> Change:
+    """Of the tensors that have `within` in their names."""
+
+    def change_file(folder: Path) -> None:
+        with changed_weights(folder) as tensors:
+            changed = {
+                rename(name): change(each).contiguous() if within in name else each
+                for name, each in tensors.items()
+            }
+            tensors.clear()
+            tensors.update(changed)
+
+    return change_file
+
+
+def change_head(name: str) -> Change:
+    def change(folder: Path) -> None:
+        state = torch.load(folder / name)
+        torch.save({key: each * 1.01 for key, each in state.items()}, folder / name)
+
+    return change
+
+
+def flip_a_byte(folder: Path) -> None:
+    """Of the last number of the file, where it changes little."""
+    content = bytearray((folder / WEIGHTS).read_bytes())
+    content[-4] ^= 1
+    (folder / WEIGHTS).write_bytes(content)
+
+
+def swap_layers(name: str) -> str:
+    first, second = "encoder.layer.0.", "encoder.layer.1."
+    return name.replace(first, second) if first in name else name.replace(second, first)
+
+
+def swap_two_tokens(folder: Path) -> None:
+    with changed_json(folder / "tokenizer.json") as told:
+        vocabulary = told["model"]["vocab"]
+        vocabulary[-1], vocabulary[-2] = vocabulary[-2], vocabulary[-1]
+
+
+def pool_by_mean(folder: Path) -> None:
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+
+
+OTHER_WEIGHTS = dict.fromkeys(("dense", "sparse", "colbert"), "weights")
+# What goes wrong with a model of bge-m3's kind, and the part of each kind's id that tells it.
+M3_MISTAKES: dict[str, tuple[Change, dict[str, str]]] = {
+    "another revision": (change_tensors(lambda each: each * 1.001), OTHER_WEIGHTS),
+    "a byte of a weight": (flip_a_byte, OTHER_WEIGHTS),
+    "layers in another order": (change_tensors(rename=swap_layers), OTHER_WEIGHTS),
+    "an epsilon": (change_json("config.json", layer_norm_eps=1e-3), OTHER_WEIGHTS),
+    "a swapped tokenizer": (swap_two_tokens, dict.fromkeys(OTHER_WEIGHTS, "tokenizer")),
+    "the lexical head": (change_head("sparse_linear.pt"), {"sparse": "projection"}),
+    "ColBERT's head": (change_head("colbert_linear.pt"), {"colbert": "projection"}),
+    "mean for cls": (pool_by_mean, {"dense": "pooling"}),
+}
+
+
+@pytest.fixture(scope="module")
+def unchanged_m3(tiny_m3: Path, float32_target: Target) -> Spaces:
+    return spaces(tiny_m3, float32_target)
+
+
+@pytest.mark.parametrize("mistake", M3_MISTAKES)
+def test_each_mistake_with_bge_m3_is_told_by_its_reason(
+    mistake: str, tiny_m3: Path, unchanged_m3: Spaces, tmp_path: Path, float32_target: Target
+) -> None:
+    change, expected = M3_MISTAKES[mistake]
+    change(copy := shutil.copytree(tiny_m3, tmp_path / "copy"))
+    assert differences(unchanged_m3, spaces(copy, float32_target)) == expected
+
+
+def leave_out_normalize(folder: Path) -> None:
+    with changed_json(folder / "modules.json") as modules:
+        modules.pop()
+
+
+change_sentences = partial(change_json, "config_sentence_transformers.json")
+DENSE_MISTAKES: dict[str, tuple[Change, str]] = {
+    "cls for mean": (
+        change_json(
+            "1_Pooling/config.json", pooling_mode_mean_tokens=False, pooling_mode_cls_token=True
+        ),
+        "pooling",
+    ),
+    "a lost prompt": (change_sentences(prompts={}), "prompts"),
+    "no normalisation": (leave_out_normalize, "projection, normalisation"),
+    "another activation": (
+        change_json("2_Dense/config.json", activation_function="torch.nn.modules.activation.ReLU"),
+        "projection",
+    ),
+    "fewer dimensions": (
+        change_sentences(truncate_dim=16),
+        "projection, normalisation, dimensions",
+    ),
+    "cut sooner": (change_json("sentence_bert_config.json", max_seq_length=100), "truncation"),
+    "lower case": (change_json("sentence_bert_config.json", do_lower_case=True), "tokenizer"),
+}
+
+
+@pytest.mark.parametrize("mistake", DENSE_MISTAKES)
+def test_each_mistake_with_an_encoder_is_told_by_its_reason(
+    mistake: str, encoder: Path, unchanged: Spaces, tmp_path: Path, float32_target: Target
+) -> None:
+    change, expected = DENSE_MISTAKES[mistake]
+    change(copy := shutil.copytree(encoder, tmp_path / "copy"))
+    assert differences(unchanged, spaces(copy, float32_target)) == {"dense": expected}
+
+
+def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
+    tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path, float32_target: Target
+) -> None:
+    copy = shutil.copytree(tiny_qwen, tmp_path / "copy")
+    change_json("config.json", rope_parameters={"rope_theta": 5e5, "rope_type": "default"})(copy)
+    before, after = spaces(tiny_qwen, float32_target), spaces(copy, float32_target)
+    assert differences(before, after) == {"dense": "weights"}
+    load = partial(load_reranker, max_length=512, target=float32_target, max_qwen_pairs=4)
+    of_decoder = load("model-reranker", tiny_qwen).spaces
+    assert of_decoder.keys() == {"score"}
+    assert of_decoder != load("model-reranker", copy).spaces
+    other = shutil.copytree(tiny_reranker, tmp_path / "reranker")
+    change_tensors(lambda each: each * 2, within="out_proj")(other)
+    found = load("model", tiny_reranker).spaces, load("model", other).spaces
+    assert differences(*map(dict, found)) == {"score": "weights"}
+
+
+def limit_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(9)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def behind_a_prefix(folder: Path) -> None:
+    is_bert = json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+    change_tensors(rename=("bert." if is_bert else "model.").__add__)(folder)
+
+
+def link_to_it(folder: Path) -> None:
+    folder.rename(folder.with_name("blobs"))
+    folder.mkdir()
+    for path in folder.with_name("blobs").rglob("*.*"):
+        link = folder / path.relative_to(folder.with_name("blobs"))
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path)
+
+
+HARMLESS: dict[str, Change] = {
+    "a file that nothing reads": lambda folder: (folder / "old.safetensors").write_text("old"),
+    "another version's configuration": change_json(
+        "config.json", transformers_version="4.30.0", _name_or_path="/home", torch_dtype="float32"
+    ),
+    "limits in the tokenizer": limit_tokenizer,
+    "a prefix of names": behind_a_prefix,
+    "a wider format": change_tensors(torch.Tensor.double),
+    "links": link_to_it,
+}
+
+
+@pytest.mark.parametrize("change", HARMLESS)
+def test_what_changes_no_number_changes_no_id(
+    change: str, encoder: Path, unchanged: Spaces, tmp_path: Path, float32_target: Target
+) -> None:
+    HARMLESS[change](copy := shutil.copytree(encoder, tmp_path / "copy"))
+    assert differences(unchanged, spaces(copy, float32_target)) == {}
+
+
+@pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])
+def test_another_backend_and_a_machine_without_kernels_change_no_id(
+    kind: str, tiny_m3: Path, tiny_reranker: Path, encoder: Path, float32_target: Target
+) -> None:
+    folder = {"m3": tiny_m3, "dense": encoder, "reranker": tiny_reranker}[kind]
+    load = partial(load_reranker, max_qwen_pairs=4) if kind == "reranker" else load_embedder
+    by_pytorch = Target(CPU, torch.float32, torch_backend())
+    models = [load("model", folder, 512, each) for each in (float32_target, by_pytorch)]
+    assert models[0].spaces == models[1].spaces
+    assert [each.reproducible for each in models] == [
+        encoder.name == "bert" or kind != "dense",
+        False,
+    ]
+
+
+def test_the_id_of_these_facts_is_what_it_was_in_every_version() -> None:
+    """Where this fails, every index of every user would seem to be of another space."""
+    facts = "ia7mlb2zwzaz", "7tteyayi", "cls", "none", "unit", "none", "512end", "384"
+    assert str(VectorSpace("dense", *facts)) == "dense-7cd5e83d57f4"
+
+
+def test_the_digest_of_these_numbers_is_what_it_was_in_every_version() -> None:
+    """Where this fails, every index of every user would seem to be of another space."""
+    content = Content(Path("model"))
+    for name, numbers in {
+        "embeddings.weight": torch.arange(300_000, dtype=torch.float32).view(3, -1) / 7,
+        "2_Dense/linear.weight": torch.arange(-8, 8).bfloat16(),
+    }.items():
+        digest = TensorDigest(numbers.shape)
+        digest.add(0, numbers.view(-1))
+        content.tensors[name] = digest.finish()
+    config = EncoderConfig(100, 64, 96, 2, 4, 514, 1, "gelu", 1e-5, 1)
+    assert short(content.digest(content.tensors, config), 12) == "ia7mlb2zwzaz"
+
+
+def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(
+    encoder: Path, unchanged: Spaces, float32_target: Target, monkeypatch, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(encoder, tmp_path / "copy")
+    with changed_json(copy / "modules.json") as modules:
+        for each in modules[1:]:
+            each["path"] = str(copy / each["path"])
+    monkeypatch.chdir(tmp_path)
+    assert differences(unchanged, spaces(Path("copy"), float32_target)) == {}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reproducible"),
+    [
+        ({"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}, True),
+        # The kernels multiply rows of so many sixteen numbers.
+        ({"hidden_size": 64, "intermediate_size": 100, "num_attention_heads": 4}, False),
+        ({"hidden_size": 72, "intermediate_size": 96, "num_attention_heads": 3}, False),
+    ],
+)
+def test_where_kernels_leave_shapes_to_libraries_no_bits_are_promised(
+    sizes: dict[str, int], reproducible: bool, tmp_path: Path, float32_target: Target
+) -> None:
+    config = BertConfig(vocab_size=700, num_hidden_layers=2, max_position_embeddings=64, **sizes)
+    BertModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, word_tokenizer())
+    model = load_embedder("model", tmp_path, 64, float32_target)
+    assert model.reproducible == reproducible

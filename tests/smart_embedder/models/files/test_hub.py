@@ -1,0 +1,410 @@
+"""Finding a model on the disk or on the hub, its download, and what is said where that fails.
+
+No hub that cannot be reached is waited for longer than half a minute. Most runs in this process,
+against a hub on loopback; what the system or .env decides is shown by real starts.
+"""
+
+import hashlib
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from http.server import ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from structlog.testing import capture_logs
+
+from smart_embedder.errors import StartupError
+from smart_embedder.interface import Download, DownloadStatus, human_size
+from smart_embedder.models.files import hub
+from smart_embedder.models.files.hub import Hub, follow_download, locate
+from smart_embedder.models.loader import locate_model, locate_models
+from smart_embedder.settings import EngineSettings
+from tests.support.answering_http import Handler, serving, url_of
+from tests.support.hub import MODEL, run_hub
+from tests.support.server import run_server
+
+MIB = 2**20
+# The hub's library passes on 10 MiB at a time.
+STEP, STOP_AT, LARGE = 10 * MIB, 12 * MIB, 24 * MIB
+WRITTEN, SENT = "huggingface_hub.snapshot_download", "huggingface_hub.snapshot_download.transfer"
+NOT_REACHED = "the hub cannot be reached. The model example/m3 is not on this machine: fetch it"
+TOKEN = "hf_secret"
+CACHED = "models--example--m3"
+
+
+def cached_model(cache: Path, commit: str = "a" * 40, name: str = MODEL) -> Path:
+    """A model as huggingface_hub stores it after a download."""
+    model = cache / f"models--{name.replace('/', '--')}"
+    snapshot = model / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (model / "refs").mkdir(exist_ok=True)
+    (model / "refs" / "main").write_text(commit)
+    return snapshot
+
+
+@pytest.fixture
+def fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Finds the model with a hub, and returns what was logged, every step of a download."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "_SECONDS_BETWEEN_TRIES", 0.0)
+    monkeypatch.setattr(hub, "_SECONDS_BETWEEN_LINES", 0.0)
+
+    def fetch(address: str) -> list[dict[str, object]]:
+        template = address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        with capture_logs() as logs:
+            found = locate(MODEL, Hub(tmp_path, None, offline=False))
+        assert found == tmp_path / CACHED / "snapshots" / ("a" * 40)
+        return logs
+
+    yield fetch
+    huggingface_hub.close_session()
+
+
+def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "m3").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    expected = {name: Path(name) for name in ("own/m3", "own", str(tmp_path), "./own")}
+    for name, folder in (expected | {"~/own": tmp_path / "own"}).items():
+        assert locate_model(name, None, EngineSettings(), DownloadStatus()) == folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["/no/such", "/none", "./none", "../no/such", "~/no/such", "~no-one/such", "none", "a/b/c"],
+)
+def test_what_can_be_no_id_is_not_sought_on_the_hub(name: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=f"^the model folder {name} does not exist$"):
+        locate(name, Hub(tmp_path, None, offline=True))
+
+
+def test_offline_a_model_is_found_by_its_revision_or_it_is_told_how_to_fetch_it(
+    tmp_path: Path,
+) -> None:
+    command = "hf download example/m3"
+    for revision, named in ((None, command), ("v2", f"{command} --revision v2")):
+        with pytest.raises(StartupError) as caught:
+            locate(MODEL, Hub(tmp_path, revision, offline=True))
+        assert str(caught.value) == (
+            f"The model {MODEL} is not on this machine: fetch it with `{named}` where the hub can "
+            f"be reached, and copy it to {tmp_path} or name its folder in the setting"
+        )
+        cached_model(tmp_path, ("a" if revision is None else "b") * 40)
+    for revision, commit in ((None, "b" * 40), ("a" * 40, "a" * 40)):
+        assert locate(MODEL, Hub(tmp_path, revision, offline=True)).name == commit
+
+
+def test_each_model_has_a_revision_of_its_own(tmp_path: Path) -> None:
+    revisions = {"model_revision": "b", "dense_model_revision": "d", "reranker_model_revision": "e"}
+    models = {"embedding_model": "a/b", "dense_embedding_model": "a/d", "reranker_model": "a/e"}
+    for each in revisions.values():
+        for commit in (each, "f"):  # The newest is that which was fetched last.
+            cached_model(tmp_path / "hub", commit * 40, name=f"a/{each}")
+    for left_out in (None, *revisions):
+        named = {name: each * 40 for name, each in revisions.items() if name != left_out}
+        settings = EngineSettings(hf_home=tmp_path, hf_hub_offline=True, **models, **named)
+        found = [folder.name for folder in locate_models(settings)]
+        assert found == [named.get(name, "f" * 40) for name in revisions]
+
+
+def test_a_revision_that_has_no_effect_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "m3").mkdir()
+    revisions = {"model_revision": "v1", "dense_model_revision": "v2"}
+    more = {"reranker_model": "none", "reranker_model_revision": "v3"}
+    with capture_logs() as logs:
+        locate_models(EngineSettings(embedding_model=str(tmp_path / "m3"), **revisions, **more))
+    assert [(line["event"], line["model"], line["revision"]) for line in logs] == [
+        ("revision_not_used", "m3", "v1"),
+        ("revision_not_used", "m3", "v2"),
+        ("revision_not_used", "none", "v3"),
+    ]
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """Whoever connects is refused, and nobody else gets the port meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+PAGE = b"<html>Please log in</html>"
+INFO = b'{"id": "example/m3", "siblings": [{"rfilename": "config.json"}]}'
+# Of each question, by its number: what is answered, or None where the connection is ended.
+Respond = Callable[[int, threading.Event], bytes | None]
+
+
+@contextmanager
+def serve(respond: Respond, status: int = 200, **headers: str) -> Iterator[str]:
+    """A hub that answers so until the block ends, when the event is set."""
+    asked, ended = count(1), threading.Event()
+
+    class Responding(Handler):
+        def respond(self) -> None:
+            body = respond(next(asked), ended)
+            if body is not None:
+                with suppress(OSError):  # Nobody waited.
+                    self.answer(status, body, **headers)
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Responding)) as server:
+        try:
+            yield url_of(server)
+        finally:
+            ended.set()
+
+
+UNREACHABLE: dict[str, Callable[[], AbstractContextManager[str]]] = {
+    "a closed port": closed_port,
+    "a network for guests, with a page to log in": lambda: serve(lambda *_: PAGE),
+    "no answer": lambda: serve(lambda _, ended: ended.wait(120) and None),
+    "an answer to the first question alone": lambda: serve(
+        lambda asked, ended: INFO if asked == 1 else ended.wait(120) and None
+    ),
+}
+
+
+@pytest.mark.parametrize("unreachable", UNREACHABLE.values(), ids=UNREACHABLE)
+def test_a_hub_that_cannot_be_reached_is_told_soon(unreachable, fetch, monkeypatch) -> None:
+    assert 2 * hub._SECONDS_FOR_THE_HUB < 25, "it is asked twice"
+    monkeypatch.setattr(hub, "_SECONDS_FOR_THE_HUB", 0.5)
+    with unreachable() as address, pytest.raises(StartupError, match=NOT_REACHED):
+        fetch(address)
+
+
+class RefusingProxy(Handler):
+    def respond(self) -> None:
+        self.answer(407, b"who are you?")
+
+    do_CONNECT = Handler.do_GET  # noqa: N815 - the library's name
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("http://hub.invalid", "407 Proxy Authentication Required"),
+        ("https://hub.invalid", "[Errno 111] Connection refused"),
+    ],
+)
+def test_a_proxy_that_refuses_is_named_without_its_password(
+    endpoint: str, reason: str, fetch, monkeypatch
+) -> None:
+    huggingface_hub.close_session()
+    refusing = ThreadingHTTPServer(("127.0.0.1", 0), RefusingProxy)
+    proxy = closed_port() if "Errno" in reason else serving(refusing)
+    with proxy as found:
+        address = (found if isinstance(found, str) else url_of(found)).removeprefix("http://")
+        for variable in ("HTTPS_PROXY", "HTTP_PROXY"):
+            monkeypatch.setenv(variable, f"http://me:{TOKEN}@{address}/")
+        with pytest.raises(StartupError) as caught:
+            fetch(endpoint)
+    refusing.server_close()
+    said = f"the hub cannot be reached through the proxy {address} ({reason}). The model {MODEL} "
+    assert str(caught.value).startswith(said)
+
+
+def test_a_model_from_an_earlier_download_is_served_without_the_hub(tmp_path: Path, fetch) -> None:
+    with closed_port() as address:
+        with pytest.raises(StartupError, match=NOT_REACHED):
+            fetch(address)
+        cached_model(tmp_path)
+        assert fetch(address) == []
+
+
+@pytest.mark.parametrize("proxy", ["socks5://proxy", "ftp://proxy", "http://[::1"])
+def test_a_proxy_that_cannot_be_used_is_told(monkeypatch, fetch, proxy: str) -> None:
+    huggingface_hub.close_session()
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    with pytest.raises(StartupError, match="proxy of HTTPS_PROXY, .* cannot be used: its address"):
+        fetch("http://hub.invalid")
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("GatedRepo", "the model example/m3 is gated: accept its terms on the hub, and set HF_TOK"),
+        ("RevisionNotFound", "the model example/m3 has no revision None"),
+        ("RepoNotFound", "there is no model example/m3 on the hub or on disk; a private one needs"),
+    ],
+)
+def test_what_the_hub_refuses_is_told(code: str, sentence: str, fetch) -> None:
+    refusing = serve(lambda *_: b"", 404, X_Error_Code=code)
+    with refusing as address, pytest.raises(StartupError) as caught:
+        fetch(address)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_file_that_is_not_what_the_hub_has_announced_is_no_download(
+    tiny_m3: Path, tmp_path: Path, fetch
+) -> None:
+    model = shutil.copytree(tiny_m3, tmp_path / "model")
+    config, weights = model / "config.json", model / "model.safetensors"
+    content = config.read_bytes()
+    git = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False)
+    with run_hub(model) as served:
+        served.tags = {
+            config.name: git.hexdigest(),
+            weights.name: hashlib.sha256(weights.read_bytes()).hexdigest(),
+        }
+        for wrong in (config, weights):
+            right = wrong.read_bytes()
+            wrong.write_bytes(right[:-1] + b" ")
+            with pytest.raises(StartupError, match=f"{wrong.name} of .* did not arrive as the hub"):
+                fetch(served.address)
+            wrong.write_bytes(right)
+            assert percents(fetch(served.address))[-1] == 100
+            shutil.rmtree(tmp_path / CACHED)
+
+
+def test_a_file_in_the_way_of_the_cache_is_told(tiny_m3: Path, tmp_path: Path, fetch) -> None:
+    (tmp_path / CACHED).touch()
+    with run_hub(tiny_m3) as served, pytest.raises(StartupError) as caught:
+        fetch(served.address)
+    assert str(caught.value).startswith(f"the model {MODEL} cannot be stored in {tmp_path}: ")
+    assert str(caught.value).endswith("large enough, or set HF_HOME to another folder")
+
+
+@pytest.fixture(scope="module")
+def model(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose largest file comes in three steps."""
+    folder = tmp_path_factory.mktemp("hub") / "m3"
+    # Without what servers keep beside its files, which is on no hub.
+    shutil.copytree(tiny_m3, folder)
+    with (folder / "extra.pt").open("wb") as file:
+        file.truncate(LARGE)
+    return folder
+
+
+def percents(lines: list[dict[str, object]]) -> list[object]:
+    return [line["percent"] for line in lines if line["event"] == "model_download"]
+
+
+def test_health_tells_how_far_a_download_is_that_dotenv_has_the_token_and_the_proxy_for(
+    model: Path, tmp_path: Path
+) -> None:
+    with run_hub(model, stop_at=STOP_AT, token=TOKEN) as served:
+        served.flowing.clear()
+        proxy = served.address.replace("//", "//user:password@")
+        (tmp_path / ".env").write_text(
+            f"HF_TOKEN={TOKEN}\nHF_ENDPOINT=http://hub.invalid\nHTTP_PROXY={proxy}\n"
+            f"EMBEDDING_MODEL={MODEL}\nHF_HOME={tmp_path}\nHF_HUB_OFFLINE=false\n"
+        )
+        with run_server(tmp_path, healthy=False, HF_HUB_OFFLINE="") as server:
+            server.wait_for_more(
+                lambda: (server.get("/health").json()["download"] or {"done": 0})["done"], STEP - 1
+            )
+            health = server.get("/health").json()
+            done, total = health["download"]["done"], sum(served.sizes.values())
+            percent = 100 * done // total
+            assert STEP <= done < total
+            assert health["download"] == {
+                "model": MODEL, "done": done, "total": total, "percent": percent,
+            }  # fmt: skip
+            sizes = f"{human_size(done)} of {human_size(total)} ({percent} %)"
+            assert health["reason"] == f"{MODEL} is being downloaded: {sizes}"
+            served.flowing.set()
+            server.wait_until_healthy()
+            assert server.get("/health").json()["download"] is None
+        assert served.hosts == {"hub.invalid"}
+    assert server.log.count("model_downloaded ") == 1
+    assert TOKEN not in server.log
+    assert "password" not in server.log
+
+
+def test_what_is_on_the_disk_counts_and_is_not_fetched_again(
+    model: Path, tmp_path: Path, fetch
+) -> None:
+    with run_hub(model) as served:
+        first = percents(fetch(served.address))
+        assert first[0] == 0
+        assert first == sorted(first)
+        (tmp_path / CACHED / "blobs" / "extra.pt").unlink()
+        again = percents(fetch(served.address))
+        sizes = served.sizes
+        present = sum(sizes.values()) - sizes["extra.pt"]
+        assert again[0] == 100 * present // sum(sizes.values())
+        assert again[-1] == 100
+        assert fetch(served.address) == [], "nothing is reported where nothing is missing"
+
+
+def test_weights_are_fetched_once_in_one_format_and_projections_in_theirs(
+    model: Path, tmp_path: Path, fetch
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "2_Dense").mkdir()
+    for name in ("model.safetensors", "pytorch_model.bin", "2_Dense/pytorch_model.bin"):
+        (folder / name).write_bytes(name.encode())
+    with run_hub(folder) as served:
+        fetch(served.address)
+    (fetched,) = (tmp_path / CACHED / "snapshots").iterdir()
+    assert (fetched / "model.safetensors").is_file()
+    assert not (fetched / "pytorch_model.bin").exists()
+    assert (fetched / "2_Dense" / "pytorch_model.bin").read_bytes() == b"2_Dense/pytorch_model.bin"
+
+
+def test_what_an_ended_download_left_is_removed_and_one_that_goes_on_is_kept(
+    model: Path, tmp_path: Path, fetch
+) -> None:
+    blobs = tmp_path / CACHED / "blobs"
+    blobs.mkdir(parents=True)
+    old, new = blobs / "extra.pt.1.incomplete", blobs / "extra.pt.2.incomplete"
+    for file in (old, new):
+        file.touch()
+    os.utime(old, (0, 0))
+    with run_hub(model) as served:
+        fetch(served.address)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_connection_that_breaks_is_resumed_and_no_byte_counts_twice(
+    model: Path, tmp_path: Path, fetch
+) -> None:
+    with run_hub(model, stop_at=STOP_AT, cuts=1) as served:
+        lines = fetch(served.address)
+    assert served.ranges == [f"bytes={STEP}-"]
+    assert percents(lines) == sorted(percents(lines))
+    assert percents(lines)[-1] == 100
+    assert lines[-1]["event"] == "model_downloaded"
+
+
+def test_the_log_has_a_line_every_five_seconds_and_one_at_the_end(monkeypatch) -> None:
+    now, status = 1000.0, DownloadStatus()
+    monkeypatch.setattr(hub.time, "monotonic", lambda: now)
+    with capture_logs() as logs:
+        with follow_download("m", status, {"a": 3 * 10**6}, set()) as bar:
+            for _ in range(100):
+                now += 0.25
+                bar(name=WRITTEN).update(30_000)
+            assert status.current == Download("m", 3 * 10**6, 3 * 10**6)
+            bar(name="files").update(7)
+        assert status.current is None
+        with follow_download("m", status, {"a": 1, "b": 2}, {"a", "b"}) as bar:
+            assert (bar, status.current) == (None, None), "nothing is missing"
+    assert [line.get("percent") for line in logs] == [0, 20, 40, 60, 80, 100, None]
+    told = {"event": "model_downloaded", "model": "m", "total": "3 MB", "seconds": 25}
+    assert logs[-1] == told | {"log_level": "info"}
+
+
+def test_bytes_that_were_sent_count_before_the_disk_has_them() -> None:
+    status = DownloadStatus()
+    with follow_download("m", status, {"a": 100, "b": 900}, {"a"}) as bar:
+        assert status.current == Download("m", 100, 1000)
+        for name, size, done in [
+            (SENT, 300, 400),
+            (WRITTEN, 200, 400),
+            (WRITTEN, 200, 500),
+            (SENT, 900, 1000),
+            (SENT, -1000, 500),
+        ]:
+            bar(name=name).update(size)
+            assert status.current == Download("m", done, 1000)

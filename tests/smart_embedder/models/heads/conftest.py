@@ -1,0 +1,16 @@
+"""Models of these tests' own checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.loader import load_embedder
+
+
+@pytest.fixture(scope="session")
+def load(float32_target: Target) -> Callable[[Path], Any]:
+    """Loads the embedder in a folder."""
+    return lambda folder: load_embedder("tiny", folder, 8192, float32_target)

@@ -1,0 +1,228 @@
+"""Dense encoders against sentence-transformers on the same files, in float32.
+
+Qwen3-Embedding's kind is compared with transformers' own padded forward.
+"""
+
+import json
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.files.config import SentenceOverrides
+from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION, QWEN_END, DenseEmbedder
+from smart_embedder.models.loader import load_embedder
+from tests.support.checkpoints import corpus, save_qwen
+from tests.support.encoders import (
+    TEXTS,
+    WIDTH,
+    assert_close,
+    dense,
+    embed,
+    load,
+    reference,
+    reference_vectors,
+    save_family,
+    save_modules,
+    word_tokenizer,
+)
+from tests.support.texts import varied_texts
+from tests.support.wordpiece import change
+
+NORMALIZE = ("Normalize", {}, None)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> Path:
+    """One that is not changed; the configuration of a copy may be."""
+    return save_family(tmp_path_factory.mktemp("dense") / "bert", "bert", word_tokenizer())
+
+
+@pytest.fixture
+def copy(bert: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(bert, tmp_path / "copy")
+
+
+def residual(out_features: int) -> tuple:
+    kind, config, layer = dense(out_features, "Tanh")
+    return kind, config | {"use_residual": True}, layer
+
+
+def pooled(**modes: bool) -> dict:
+    return {"pooling": {"pooling_mode_mean_tokens": False} | modes}
+
+
+def behind(*further: tuple) -> dict:
+    return {"further": further}
+
+
+NEWER = {"embedding_dimension": WIDTH}
+CONFIGURED = {
+    "no pooling": pooled(),
+    "first token": pooled(pooling_mode_cls_token=True),
+    "max": pooled(pooling_mode_max_tokens=True),
+    "mean by the root of the length": pooled(pooling_mode_mean_sqrt_len_tokens=True),
+    "weighted mean": pooled(pooling_mode_weightedmean_tokens=True),
+    "last token": pooled(pooling_mode_lasttoken=True),
+    "first token and mean": pooled(pooling_mode_cls_token=True, pooling_mode_mean_tokens=True),
+    "by a newer name": {"pooling": NEWER | {"pooling_mode": "weightedmean"}},
+    "by newer names": {"pooling": NEWER | {"pooling_mode": ["max", "lasttoken"]}},
+    "projected": behind(dense(32, "Tanh")),
+    "projected and normalised": behind(dense(80, "GELU", bias=False), NORMALIZE),
+    "projected twice": behind(dense(WIDTH, "ReLU"), dense(24, "Sigmoid"), NORMALIZE),
+    "normalised and projected": behind(NORMALIZE, dense(16, "SiLU")),
+    "residual": behind(("Dropout", {"dropout": 0.1}, None), residual(WIDTH)),
+    "in small letters": {"texts": {"max_seq_length": 20, "do_lower_case": True}},
+    "cut to 16": behind(NORMALIZE) | {"prompts": {"truncate_dim": 16}},
+    "cut to its width": behind(NORMALIZE) | {"prompts": {"truncate_dim": WIDTH}},
+    "cut to more": behind(NORMALIZE) | {"prompts": {"truncate_dim": 1000}},
+}
+
+
+@pytest.mark.parametrize("configured", CONFIGURED.values(), ids=CONFIGURED)
+def test_every_configuration_makes_sentence_transformers_vectors(
+    configured, copy, float32_target
+) -> None:
+    save_modules(copy, **configured)
+    model, texts = load(copy, float32_target), [*TEXTS, "HYBRID Search", " ".join(corpus(9))]
+    made = embed(model, texts)
+    assert_close(made, reference(copy).encode(texts))
+    assert model.dense_width == made.shape[1]
+    assert model.max_length == configured.get("texts", {}).get("max_seq_length", 200)
+    if "prompts" not in configured:
+        last = configured.get("further", [(None,)])[-1]
+        assert model.normalizes == (last[0] == "Normalize")
+
+
+def test_a_setting_takes_the_place_of_the_pooling(copy, float32_target) -> None:
+    overrides = SentenceOverrides(pooling="cls")
+    named = embed(load(copy, float32_target, overrides=overrides), TEXTS)
+    save_modules(copy, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
+    assert_close(named, reference(copy).encode(TEXTS))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("further", [[], [dense(24, "Tanh"), NORMALIZE]], ids=["raw", "projected"])
+def test_a_setting_takes_the_place_of_the_scaling(normalize, further, copy, float32_target) -> None:
+    save_modules(copy, further=further)
+    model = load(copy, float32_target, overrides=SentenceOverrides(normalize=normalize))
+    unscaled = [each for each in further if each[0] != "Normalize"]
+    save_modules(copy, further=[*unscaled, NORMALIZE] if normalize else unscaled)
+    assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
+    assert model.normalizes == normalize
+
+
+def test_settings_take_the_place_of_prompts(copy, tiny_m3: Path, float32_target) -> None:
+    configured = {"query": "ask: ", "passage": "text: ", "other": "o: "}
+    (copy / "config_sentence_transformers.json").write_text(json.dumps({"prompts": configured}))
+    overrides = SentenceOverrides(query_prompt="query: ", document_prompt="")
+    model = load(copy, float32_target, overrides=overrides)
+    assert dict(model.prompts) == configured | {"query": "query: ", "document": ""}
+    m3 = load_embedder("m3", tiny_m3, 512, float32_target, SentenceOverrides(query_prompt="q: "))
+    assert dict(m3.prompts) == {"query": "q: "}
+
+
+@pytest.mark.parametrize("setting", [{"pooling": "cls"}, {"normalize": True}])
+def test_a_setting_without_effect_stops_the_start(setting, tiny_m3: Path, float32_target) -> None:
+    with pytest.raises(
+        StartupError, match=r"=(cls|true) has no effect on m3, which is of bge-m3's"
+    ):
+        load_embedder("m3", tiny_m3, 512, float32_target, SentenceOverrides(**setting))
+
+
+@pytest.mark.parametrize(
+    ("further", "message"),
+    [
+        ([dense(8, "Tanh"), dense(8, "Tanh")], "takes 64 numbers, and there are 8"),
+        ([(*dense(8, "Tanh")[:2], None)], "the weights in .*2_Dense cannot be loaded"),
+    ],
+)
+def test_projections_that_cannot_run_say_why(further, message, copy, float32_target) -> None:
+    save_modules(copy, further=further)
+    with pytest.raises(StartupError, match=message) as caught:
+        load(copy, float32_target)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def embedder(tiny_qwen: Path, float32_target: Target) -> DenseEmbedder:
+    return DenseEmbedder("tiny", tiny_qwen, 32_768, float32_target)
+
+
+def test_a_copy_of_the_published_model_has_its_pooling_prompts_and_least_width(
+    embedder: DenseEmbedder,
+) -> None:
+    assert (embedder.pooling, embedder.min_dimensions) == ("last_token", 32)
+    assert (embedder.normalizes, embedder.default_prompt) == (False, "")
+    instruction = f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:"
+    assert dict(embedder.prompts) == {"query": instruction, "document": ""}
+    assert embedder.dense_width == 64
+
+
+def test_one_with_modules_is_scaled_only_where_a_request_asks_for_it(
+    tiny_qwen: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(tiny_qwen, tmp_path / "copy")
+    save_modules(copy, {"pooling_mode": "lasttoken"}, further=[NORMALIZE])
+    embedder = DenseEmbedder("org/tiny", copy, 100, float32_target)
+    assert (embedder.pooling, embedder.normalizes) == ("last_token", False)
+    assert dict(embedder.prompts) == {}
+
+
+@pytest.mark.parametrize(
+    ("architectures", "message"),
+    [
+        (["Qwen3ForSequenceClassification"], "holds a classifier: name it in RERANKER_MODEL"),
+        (["Qwen3ForCausalLM"], "holds a language model, .* set POOLING"),
+        (["GPT2LMHeadModel"], "holds a language model, .* set POOLING"),
+        (["Qwen3Model", "Qwen3ForCausalLM"], None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_a_folder_without_modules_is_an_encoder_by_its_architecture(
+    architectures, message, copy, float32_target: Target, tmp_path: Path
+) -> None:
+    (copy / "modules.json").unlink()
+    shutil.rmtree(copy / "1_Pooling")
+    decoder = save_qwen(tmp_path / "plain", template_adds_end=False)
+    for plain in (copy, decoder):
+        change(plain / "config.json", architectures=architectures)
+        with pytest.raises(StartupError, match=message) if message else nullcontext():
+            assert DenseEmbedder("org/tiny", plain, 100, float32_target).pooling == "mean"
+
+
+@pytest.mark.parametrize("words", [18, 19, 20, 60])
+def test_exactly_one_end_token_closes_a_text_also_after_the_cut(
+    embedder: DenseEmbedder, tiny_qwen: Path, float32_target: Target, words: int
+) -> None:
+    text = " ".join(["search"] * words)
+    (cut,) = DenseEmbedder("tiny", tiny_qwen, 20, float32_target).tokenize([text])
+    (whole,) = embedder.tokenize([text])
+    end = embedder._tokenizer.token_id(QWEN_END)
+    assert cut.ids.tolist() == [*whole.ids[:-1][:19].tolist(), end]
+    assert cut.ids.tolist().count(end) == 1
+    assert cut.original_tokens == len(whole.ids)
+
+
+@pytest.mark.parametrize("template_adds_end", [False, True])
+@pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
+def test_vectors_of_a_configured_model_are_those_of_sentence_transformers(
+    tmp_path: Path, float32_target: Target, template_adds_end, pooling
+) -> None:
+    """Only the published model's texts are closed with a token that its tokenizer does not add."""
+    made = save_qwen(tmp_path / "made", template_adds_end=template_adds_end)
+    save_modules(made, {"pooling_mode": pooling}, prompts={"prompts": {"query": "search "}})
+    embedder = DenseEmbedder("org/tiny", made, 32_768, float32_target)
+    texts = list(filter(None, varied_texts(12)))  # Theirs reads no text without a token.
+    np.testing.assert_allclose(embed(embedder, texts), reference_vectors(made, texts), atol=1e-5)
+    assert embedder.prompts == {"query": "search "}
+    named = DenseEmbedder("Qwen/Qwen3-Embedding-0.6B", made, 100, float32_target)
+    (text,) = named.tokenize(["hybrid search"])
+    end = named._tokenizer.token_id(QWEN_END)
+    assert text.ids.tolist().count(end) == 1
+    assert text.ids[-1] == end

@@ -1,0 +1,120 @@
+"""bge-m3's outputs against FlagEmbedding on the same files, and each of its heads."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from FlagEmbedding import BGEM3FlagModel
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import choose_backend
+from smart_embedder.models.heads.embedder import M3Embedder, dense_vectors, sparse_vectors
+from smart_embedder.models.loader import load_embedder
+from smart_embedder.requests import Outputs, TextEmbedding
+from tests.support.packed_attention import pack_lengths
+from tests.support.texts import varied_texts
+
+ALL = Outputs(dense=True, sparse=True, colbert=True)
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_m3: Path) -> BGEM3FlagModel:
+    return BGEM3FlagModel(str(tiny_m3), use_fp16=False, devices="cpu")
+
+
+def embed(model: M3Embedder, texts: list[str], outputs: Outputs = ALL) -> list[TextEmbedding]:
+    return model.forward([text.ids for text in model.tokenize(texts)], outputs)
+
+
+def assert_equals_reference(model: M3Embedder, reference: BGEM3FlagModel, texts: list[str]) -> None:
+    kinds = {f"return_{kind}": True for kind in ("dense", "sparse", "colbert_vecs")}
+    theirs = reference.encode(texts, batch_size=2, max_length=8192, **kinds)
+    for index, ours in enumerate(embed(model, texts)):
+        for name, own in (("dense_vecs", ours.dense), ("colbert_vecs", ours.colbert)):
+            assert own.shape == theirs[name][index].shape
+            np.testing.assert_allclose(own, theirs[name][index], rtol=0, atol=TOLERANCE)
+        expected = {int(k): float(v) for k, v in theirs["lexical_weights"][index].items()}
+        actual = zip(ours.sparse.indices.tolist(), ours.sparse.values.tolist(), strict=True)
+        assert dict(actual) == pytest.approx(expected, rel=0, abs=TOLERANCE)
+
+
+def test_equals_flagembedding_on_texts_of_every_kind(
+    embedder: M3Embedder, reference: BGEM3FlagModel
+) -> None:
+    assert embedder.normalizes
+    assert_equals_reference(embedder, reference, varied_texts(50))
+
+
+def test_vectors_stay_when_others_follow(embedder: M3Embedder) -> None:
+    texts = varied_texts(24)
+    ours = embed(embedder, texts)
+    before = [(each.dense.copy(), each.colbert.copy()) for each in ours]
+    embed(embedder, texts[::-1])
+    for embedding, (dense, colbert) in zip(ours, before, strict=True):
+        np.testing.assert_array_equal(embedding.dense, dense)
+        np.testing.assert_array_equal(embedding.colbert, colbert)
+
+
+@pytest.mark.parametrize("head", ["sparse_linear.pt", "colbert_linear.pt"])
+def test_a_folder_with_one_of_the_two_heads_is_no_other_model(
+    head: str, tiny_m3: Path, tmp_path: Path, float32_target: Target
+) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "m3")
+    (folder / head).unlink()
+    with pytest.raises(StartupError, match=f"the head {head} is missing"):
+        load_embedder("m3", folder, 8192, float32_target)
+
+
+CPU = torch.device("cpu")
+
+IGNORED = np.array([0, 1, 2, 3])
+PAIR = st.tuples(st.integers(0, 250_001), st.floats(0, 4, width=32))
+CASE = st.lists(st.lists(PAIR, min_size=1, max_size=12), min_size=1, max_size=8)
+
+
+def one_by_one(pairs: list[tuple[int, float]]) -> dict[int, float]:
+    weights: dict[int, float] = {}
+    for token, weight in pairs:
+        if token not in IGNORED and weight > weights.get(token, 0):
+            weights[token] = weight
+    return weights
+
+
+@given(CASE)
+def test_each_text_keeps_its_largest_weight_for_each_token(case) -> None:
+    ids = [np.array([token for token, _ in pairs], np.int64) for pairs in case]
+    weights = [np.array([weight for _, weight in pairs], np.float32) for pairs in case]
+    vectors = sparse_vectors(ids, weights, IGNORED)
+    assert len(vectors) == len(case)
+    for pairs, vector in zip(case, vectors, strict=True):
+        found = dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
+        assert found == one_by_one(pairs)
+        assert vector.indices.tolist() == sorted(found)
+        assert vector.values.dtype == np.float32
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_dense_vector_is_the_first_state_or_the_mean_of_all_of_unit_length(
+    pooling: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    packed = pack_lengths([3, 1, 5, 2])
+    hidden = torch.randn(packed.tokens, 16).to(dtype)
+    hidden[packed.offsets[1]] = torch.nan
+    chosen = np.array([2, 1, 0])
+    made = dense_vectors(choose_backend(CPU, dtype), pooling, hidden, packed, chosen)
+    assert (made.values.dtype, made.values.shape) == (torch.float32, (3, 16))
+    for row, sequence in enumerate(chosen):
+        own = hidden[packed.offsets[sequence] : packed.offsets[sequence + 1]].float()
+        exact = own[0] if pooling == "cls" else own.mean(0)
+        expected = functional.normalize(exact, dim=0)
+        torch.testing.assert_close(made.values[row], expected, equal_nan=True)
+    assert made.check.isfinite().tolist() == [True, False, True]

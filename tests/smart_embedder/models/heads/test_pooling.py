@@ -1,0 +1,114 @@
+"""The steps from states to vectors are those of the configuration, or the start says why not.
+
+What each of them computes is compared with sentence-transformers in
+`test_dense`.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.heads import pooling
+from smart_embedder.models.heads.pooling import SentenceConfig
+from tests.smart_embedder.models.files.test_config import PACKAGE, write
+from tests.support.packed_attention import pack_lengths
+
+SIZES = {"in_features": 8, "out_features": 4}
+
+
+def write_module(folder: Path, kind: str, config: dict[str, object]) -> None:
+    """A list of one module, of that configuration."""
+    write(folder / "modules.json", [{"type": PACKAGE + kind, "path": "1_Module"}])
+    write(folder / "1_Module" / "config.json", config)
+    if kind == "Dense":
+        tensors = {"linear.weight": torch.rand(4, 8), "linear.bias": torch.ones(4)}
+        save_file(tensors, folder / "1_Module" / "model.safetensors")
+
+
+def test_a_pooling_in_its_usual_folder_counts_without_a_list_of_modules(tmp_path) -> None:
+    assert SentenceConfig.read(tmp_path) == SentenceConfig()
+    write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+    assert SentenceConfig.read(tmp_path).poolings == ("mean",)
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+@pytest.mark.parametrize("module", ["Dense", "Normalize"])
+def test_what_works_on_something_else_than_the_vector_is_refused(tmp_path, module, kind) -> None:
+    names = {f"module_{kind}_name": "sentence_embedding"}
+    write_module(tmp_path, module, SIZES | names)
+    assert len(SentenceConfig.read(tmp_path).steps) == 1
+    names[f"module_{kind}_name"] = "token_embeddings"
+    write_module(tmp_path, module, SIZES | names)
+    with pytest.raises(StartupError, match="works on token_embeddings"):
+        SentenceConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("activation", "known"),
+    [
+        ("torch.nn.modules.activation.GELU", True),
+        ("torch.nn.modules.linear.Identity", True),
+        ("torch.nn.modules.activation.Softmax", False),
+        ("own.Tanh", False),
+        ("Tanh", False),
+    ],
+)
+def test_only_pytorchs_activations_are_applied(tmp_path, activation, known) -> None:
+    write_module(tmp_path, "Dense", SIZES | {"activation_function": activation})
+    if known:
+        (layer,) = SentenceConfig.read(tmp_path).steps
+        assert type(layer._activation).__name__ == activation.rpartition(".")[2]
+    else:
+        with pytest.raises(StartupError, match="has the activation"):
+            SentenceConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("LSTM", "names the module LSTM; known here: Transformer, Pooling, Dense, Normalize"),
+        ("Transformer", "has the transformer in 1_Module, and not beside it"),
+    ],
+)
+def test_modules_that_would_not_be_computed_are_refused(tmp_path, kind, message) -> None:
+    write_module(tmp_path, kind, {})
+    with pytest.raises(StartupError, match=message):
+        SentenceConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "known"),
+    [
+        ("Transformer Pooling Normalize Normalize", True),
+        ("Transformer Normalize", True),
+        ("Transformer Dropout Pooling Dropout Normalize", True),
+        # Normalize before a pooling has nothing to scale, and sentence-transformers goes on.
+        ("Transformer Normalize Pooling", False),
+        ("Transformer Pooling Normalize Pooling", False),
+        ("Transformer Transformer Pooling", False),
+        ("Pooling Transformer", False),
+    ],
+)
+def test_modules_in_an_order_that_is_not_computed_are_refused(tmp_path, kinds, known) -> None:
+    entries = []
+    for index, kind in enumerate(kinds.split()):
+        path = "" if kind == "Transformer" else f"{index}_{kind}"
+        write(tmp_path / path / "config.json", {})
+        entries.append({"type": f"sentence_transformers.models.{kind}", "path": path})
+    write(tmp_path / "modules.json", entries)
+    if known:
+        assert len(SentenceConfig.read(tmp_path).steps) == kinds.count("Normalize")
+    else:
+        with pytest.raises(StartupError, match="has its modules in the order .*; known here: T"):
+            SentenceConfig.read(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "sum"])
+def test_where_no_operator_reduces_segments_texts_are_pooled_one_by_one(how: str) -> None:
+    torch.manual_seed(0)
+    packed, hidden = pack_lengths([3, 1, 7]), torch.randn(11, 8).half()
+    expected = pooling._reduced(hidden, packed, how)
+    torch.testing.assert_close(pooling.one_by_one(hidden, packed, how), expected)

@@ -1,0 +1,236 @@
+"""Cross-encoders against FlagEmbedding and sentence-transformers, and what is no reranker."""
+
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from sentence_transformers import CrossEncoder as Reference
+from transformers import BertForSequenceClassification
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.loader import load_reranker
+from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, find_ranking_label
+from smart_embedder.requests import Outputs
+from tests.support.checkpoints import (
+    changed_json,
+    changed_weights,
+    save_byte_level_tokenizer,
+)
+from tests.support.texts import ODD_TEXTS
+from tests.support.wordpiece import (
+    MODERNBERT,
+    ROBERTA,
+    change,
+    keep_capital_letters,
+    save_model,
+)
+
+BGE_LIMIT = 64
+
+
+@pytest.fixture(scope="module")
+def ours(tiny_reranker: Path, float32_target: Target) -> CrossEncoder:
+    return CrossEncoder("tiny", tiny_reranker, BGE_LIMIT, float32_target)
+
+
+def test_any_pair_has_the_layout_of_the_model_at_the_level_of_token_ids(ours) -> None:
+    plain = lambda texts: [text.ids for text in ours._tokenizer.encode_plain(texts, 1000)]  # noqa: E731
+    for query in ("hybrid search", *ODD_TEXTS):
+        (query_ids,) = plain([query])
+        for text, pair in zip(ODD_TEXTS, ours.tokenize_pairs(query, ODD_TEXTS, None), strict=True):
+            head = [0, *query_ids[:48].tolist()]
+            (passage,) = plain([text])
+            if not len(passage):
+                assert pair.ids.tolist() == [*head, 2]
+                continue
+            kept = passage[: BGE_LIMIT - 3 - len(head)].tolist()
+            assert pair.ids.tolist() == [*head, 2, 2, *kept, 2]
+
+
+@pytest.mark.parametrize(
+    ("query", "query_kept", "passage", "passage_kept"),
+    [
+        *((words, min(words, 48), 1, 1) for words in (47, 48, 49, 200)),
+        *((2, 2, words, min(words, 58)) for words in (57, 58, 59, 200)),
+    ],
+)
+def test_a_query_is_cut_to_three_quarters_and_the_passage_to_what_is_left(
+    ours: CrossEncoder, query, query_kept, passage, passage_kept
+) -> None:
+    (pair,) = ours.tokenize_pairs("search " * query, ["vector " * passage], None)
+    assert (pair.query_tokens, pair.query_kept) == (query, query_kept)
+    assert (pair.passage_tokens, pair.passage_kept) == (passage, passage_kept)
+    assert len(pair.ids) == query_kept + passage_kept + 4 <= BGE_LIMIT
+
+
+LIMIT = 128
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+QUERY = "hybrid search"
+PASSAGES = [
+    *["vector", "memory, rank!", "[SEP] query [MASK]", "rank " * 40, "unknown жизнь", "  "],
+    *["search " * length for length in (3, 17, 64)],
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("classifiers")
+    like_bge = {"tokenizer_of": tiny_reranker, **ROBERTA}
+    nli = {"id2label": {0: "contradiction", 1: "Entailment", 2: "neutral"}}
+    four = {"id2label": {0: "off", 1: "partly", 2: "relevant", 3: "exact"}}
+    mean = {"classifier_pooling": "mean", "classifier_activation": "silu"}
+
+    def save(kind: str, **changes: object) -> Path:
+        model = getattr(transformers, f"{kind}ForSequenceClassification")
+        return save_model(root / str(len(made)), model, **changes)
+
+    made: dict[str, Path] = {}
+    made["bert"] = save("Bert", num_labels=1)
+    made["bert, three labels"] = save("Bert", **nli)
+    made["bert, without segments"] = save("Bert", num_labels=1)
+    # With a tokenizer that does not tell them.
+    tokenizer = made["bert, without segments"] / "tokenizer_config.json"
+    change(tokenizer, model_input_names=["input_ids", "attention_mask"])
+    made["roberta, two labels"] = save("Roberta", num_labels=2, **like_bge)
+    made["xlm-roberta, four labels"] = save("XLMRoberta", **four, **like_bge)
+    made["modernbert"] = save("ModernBert", num_labels=1, **MODERNBERT)
+    made["modernbert, the mean"] = save("ModernBert", **nli, **mean, **MODERNBERT)
+    made["distilbert"] = save("DistilBert", num_labels=2)
+    made["qwen3"] = save("Qwen3", num_labels=1, **GROUPED)
+    # With Qwen's tokenizer, whose end of a text is its padding, too.
+    name = "qwen3, texts that end in padding"
+    made[name] = save("Qwen3", num_labels=2, vocab_size=800, **GROUPED)
+    save_byte_level_tokenizer(made[name], ("yes", "no"), template_adds_end=True)
+    return made
+
+
+# Of those with several labels, the place of the one that means relevant.
+RANKING = {
+    "bert, three labels": 1,
+    "roberta, two labels": 1,
+    "xlm-roberta, four labels": 2,
+    "modernbert, the mean": 1,
+    "distilbert": 1,
+    "qwen3, texts that end in padding": 1,
+}
+FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
+FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
+FAMILIES += ["bert, without segments", "qwen3", "qwen3, texts that end in padding"]
+
+
+def scores_of(model: CrossEncoder, passages: list[str]) -> list[float]:
+    pairs = model.tokenize_pairs(QUERY, passages, None)
+    return model.forward([pair.ids for pair in pairs], Outputs())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_made_of_the_logits_of_sentence_transformers(
+    folders, family, float32_target
+) -> None:
+    ours = CrossEncoder("tiny", folders[family], LIMIT, float32_target)
+    theirs = Reference(str(folders[family]), device="cpu", activation_fn=torch.nn.Identity())
+    scores, expected = scores_of(ours, PASSAGES), theirs.predict([(QUERY, p) for p in PASSAGES])
+    if len(ours.labels) == 1:
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
+    else:
+        chances = torch.tensor(expected).softmax(dim=1)[:, RANKING[family]]
+        torch.testing.assert_close(torch.tensor(scores).sigmoid(), chances, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("labels", "ranking"),
+    [
+        ("any", 0),
+        ("LABEL_0 LABEL_1", 1),
+        ("no YES", 1),
+        ("relevant other", 0),
+        ("LABEL_0 LABEL_1 LABEL_2", None),
+        ("false true neutral", 1),
+        ("true entailment neutral", 1),
+    ],
+)
+def test_the_label_that_ranks_is_told_by_its_name(labels: str, ranking: int | None) -> None:
+    assert find_ranking_label(tuple(labels.split())) == ranking
+
+
+def test_pairs_are_cut_and_made_small_as_the_configuration_says(
+    float32_target, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path, BertForSequenceClassification, num_labels=1)
+    keep_capital_letters(folder)
+    plain = Reference(str(folder), device="cpu")
+    plain.save_pretrained(str(folder))
+    change(folder / "tokenizer_config.json", model_max_length=40)
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    ours = CrossEncoder("tiny", folder, LIMIT, float32_target)
+    theirs = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    assert ours.max_length == theirs.max_seq_length == 40
+    passages = [*PASSAGES, "Memory, RANK!"]
+    expected = theirs.predict([(QUERY, passage) for passage in passages])
+    np.testing.assert_allclose(scores_of(ours, passages), expected, rtol=0, atol=1e-5)
+
+
+def test_a_pair_without_a_token_is_read_too(folders, float32_target) -> None:
+    folder = folders["qwen3, texts that end in padding"]
+    model = load_reranker("q", folder, LIMIT, float32_target, max_qwen_pairs=16)
+    assert isinstance(model, CrossEncoder)
+    (pair,) = model.tokenize_pairs("", [""], None)
+    assert pair.ids.tolist() == [0]
+    assert len(model.forward([pair.ids], Outputs())) == 1
+
+
+def without_a_head(folder: Path) -> None:
+    with changed_weights(folder) as weights:
+        del weights["score.weight"]
+
+
+def with_a_template(folder: Path) -> None:
+    change(folder / "tokenizer_config.json", chat_template="{{ a }}")
+
+
+def with_a_module(folder: Path) -> None:
+    Reference(str(folder), device="cpu").save_pretrained(str(folder))
+    kind = "sentence_transformers.base.modules.dense.Dense"
+    with changed_json(folder / "modules.json") as modules:
+        modules.append({"idx": 1, "name": "1", "path": "1_Dense", "type": kind})
+
+
+def with_a_prompt(folder: Path) -> None:
+    prompts = {"prompts": {"query": "search "}, "default_prompt_name": "query"}
+    Reference(str(folder), device="cpu", **prompts).save_pretrained(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("family", "spoil", "message"),
+    [
+        ("modernbert", {"classifier_activation": "glow"}, "_activation glow, which transformers"),
+        # transformers itself refuses it.
+        ("modernbert", {"classifier_pooling": "max"}, "'classifier_pooling' expected one of"),
+        (
+            "bert, three labels",
+            {"id2label": {0: "good", 1: "bad"}},
+            "cannot rerank: none of its labels, good, bad, LABEL_2, says that a passage answers",
+        ),
+        ("bert", {"model_type": "t5"}, "known here, being of type t5: use a cross-encoder"),
+        ("qwen3", with_a_template, "has a chat template for its pairs"),
+        ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "has a chat template for its"),
+        ("qwen3", without_a_head, "an embedding model and not a reranker: it has no classifi"),
+        ("bert", with_a_module, "names the module Dense"),
+        ("bert", with_a_prompt, "has the prompt 'search ' for every pair"),
+    ],
+)
+def test_what_is_not_computed_is_named(
+    folders, family, spoil, message, float32_target, tmp_path: Path
+) -> None:
+    folder = copytree(folders[family], tmp_path / "copy")
+    load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)
+    if callable(spoil):
+        spoil(folder)
+    else:
+        change(folder / "config.json", **spoil)
+    with pytest.raises(StartupError, match=message):
+        load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)

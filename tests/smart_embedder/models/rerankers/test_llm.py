@@ -1,0 +1,263 @@
+"""Qwen3-Reranker against transformers' padded forward, and its prompt against one text."""
+
+from bisect import bisect_right
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+import structlog
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder
+from tokenizers import Encoding, Tokenizer
+from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
+from smart_embedder.models.rerankers.cross_encoder import QwenReranker, QwenTemplate
+from smart_embedder.models.tokenizer import TextTokenizer
+from smart_embedder.requests import Outputs, TokenizedPair, TruncationOptions
+from tests.support.checkpoints import changed_json, corpus, save_qwen
+from tests.support.texts import varied_texts
+from tests.support.wordpiece import change
+from tests.support.words import GAPS, WORDS, qwen_words
+from tools.references import qwen
+
+LIMIT = 330
+
+
+@pytest.fixture(scope="module")
+def reranker(tiny_qwen: Path, float32_target: Target) -> QwenReranker:
+    return QwenReranker("tiny", tiny_qwen, LIMIT, 16, float32_target)
+
+
+@pytest.mark.parametrize("instruction", [None, "Find the recipe"])
+@pytest.mark.parametrize("query", ["検索 の言葉 " * 3, "search " * 200])
+def test_scores_equal_the_padded_causal_model(
+    reranker: QwenReranker, tiny_qwen: Path, query: str, instruction: str | None
+) -> None:
+    passages = ["", *varied_texts(14)[4:], " ".join(["vector"] * 300)]
+    pairs = reranker.tokenize_pairs(query, passages, instruction)
+    ours = reranker.forward([pair.ids for pair in pairs], Outputs())
+    theirs = qwen.QwenReranker(tiny_qwen, LIMIT)
+    expected = theirs.scores(query, passages, instruction or DEFAULT_INSTRUCTION)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+    assert min(ours) >= 0
+    assert max(ours) <= 1
+
+
+def test_a_head_in_the_file_counts_whatever_is_tied(
+    tiny_qwen: Path, float32_target, tmp_path: Path
+) -> None:
+    copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
+    weights = load_file(copy / "model.safetensors")
+    torch.manual_seed(0)
+    weights["lm_head.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    reranker, passages = QwenReranker("tiny", copy, LIMIT, 16, float32_target), varied_texts(9)
+    pairs = reranker.tokenize_pairs("search", passages, None)
+    ours = reranker.forward([pair.ids for pair in pairs], Outputs())
+    expected = qwen.QwenReranker(copy, LIMIT).scores("search", passages, DEFAULT_INSTRUCTION)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+
+
+def largest_allocation(folder: Path, target: Target) -> int:
+    """Bytes of the largest single allocation in one forward of 64 pairs."""
+    reranker = QwenReranker("wide", folder, 4096, 64, target)
+    ids = [pair.ids for pair in reranker.tokenize_pairs("search", corpus(64), None)]
+    with torch.profiler.profile(profile_memory=True) as profile:
+        reranker.forward(ids, Outputs())
+    return max(event.self_cpu_memory_usage for event in profile.events())
+
+
+def test_memory_does_not_grow_with_the_vocabulary(tmp_path: Path, float32_target: Target) -> None:
+    small = save_qwen(tmp_path / "small", vocabulary=1000, layers=1)
+    whole = save_qwen(tmp_path / "whole", vocabulary=30_000, layers=1)
+    assert largest_allocation(whole, float32_target) == largest_allocation(small, float32_target)
+
+
+def without_a_head(folder: Path) -> None:
+    """Qwen3-Embedding names the same architecture as Qwen3-Reranker."""
+    Qwen3Model.from_pretrained(folder, dtype=torch.float32).save_pretrained(folder)
+    change(folder / "config.json", architectures=["Qwen3ForCausalLM"])
+
+
+def as_a_classifier(folder: Path) -> None:
+    config = Qwen3Config.from_pretrained(folder, num_labels=1)
+    Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    change(folder / "config.json", architectures=None)
+
+
+def with_another_task(folder: Path) -> None:
+    CrossEncoder(str(folder), device="cpu").save_pretrained(str(folder))
+    prompts = {"prompts": {"task": "find the recipe"}, "default_prompt_name": "task"}
+    change(folder / "config_sentence_transformers.json", **prompts)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: save_qwen(folder, answers=("da", "net")), "has no tokens yes and no"),
+        (lambda folder: (folder / "1_Pooling").mkdir(), "an embedding model and not a reranker"),
+        (
+            lambda folder: change(folder / "config.json", architectures=["Qwen3ForTokenClassific"]),
+            "holds a Qwen3ForTokenClassific, which is no reranker",
+        ),
+        (without_a_head, "it has no head of a language model"),
+        (as_a_classifier, "holds a classifier by its weights, and config.json names no arch"),
+        (with_another_task, "has the prompt 'find the recipe' for every pair"),
+    ],
+)
+def test_what_is_no_reranker_says_why(
+    spoil, message, tiny_qwen: Path, float32_target, tmp_path: Path
+) -> None:
+    copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
+    spoil(copy)
+    with pytest.raises(StartupError, match=message):
+        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
+
+
+def test_a_language_model_whose_name_says_nothing_of_reranking_is_logged(
+    tiny_qwen: Path, float32_target
+) -> None:
+    with structlog.testing.capture_logs() as logged:
+        for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-Reranker-0.6B"):
+            QwenReranker(name, tiny_qwen, LIMIT, 16, float32_target)
+    warned = [each["model"] for each in logged if each["event"] == "language_model_reranks"]
+    assert warned == ["Qwen/Qwen3-0.6B"]
+
+
+def test_answers_other_than_yes_and_no_are_refused(
+    tiny_qwen: Path, float32_target, tmp_path: Path
+) -> None:
+    copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
+    CrossEncoder(str(copy), device="cpu").save_pretrained(str(copy))
+    (scores,) = copy.glob("*LogitScore")
+    QwenReranker("tiny", copy, LIMIT, 16, float32_target)
+    kind = "sentence_transformers.base.modules.dense.Dense"
+    with changed_json(copy / "modules.json") as modules:
+        modules.append(modules[-1] | {"type": kind})
+    with pytest.raises(StartupError, match="names the module Dense"):
+        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
+    with changed_json(copy / "modules.json") as modules:
+        modules.pop()
+    change(scores / "config.json", true_token_id=7)
+    with pytest.raises(StartupError, match="compares other tokens than yes and no"):
+        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
+
+
+PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "search"]), max_size=8)
+TEXTS = PARTS.map("".join) | st.text(max_size=20)
+
+
+@pytest.fixture(scope="module", params=["GPT-2's words", "Qwen's words"])
+def tokenizer(request, tiny_qwen: Path) -> Tokenizer:
+    if request.param == "Qwen's words":
+        return qwen_words(tiny_qwen)
+    return Tokenizer.from_file(str(tiny_qwen / "tokenizer.json"))
+
+
+def template_of(tokenizer: Tokenizer, room: int, **options: int) -> QwenTemplate:
+    """With room for so many tokens beside those of the template."""
+    whole = QwenTemplate(TextTokenizer(tokenizer, 4096))
+    frame = len(whole.prefix) + len(whole.suffix)
+    return QwenTemplate(TextTokenizer(tokenizer, frame + room, **options))
+
+
+def assert_as_one_text(
+    template: QwenTemplate, pair: TokenizedPair, tokenizer: Tokenizer, room: int, *texts: str
+) -> None:
+    """Ids of the content and counts, by the characters that each token of the whole text covers."""
+    instruction, query, passage = texts
+    head = f"<Instruct>: {instruction}\n<Query>: "
+    middle = f"{query}\n<Document>: "
+    whole: Encoding = tokenizer.encode(head + middle + passage, add_special_tokens=False)
+    ends = [end for _, end in whole.offsets]
+    first_query = bisect_right(ends, len(head))
+    first_passage = bisect_right(ends, len(head + middle))
+    before = sum(start < len(head + query) for start, _ in whole.offsets)
+    after_query = min(first_passage, before)
+    kept = min(len(whole.ids), room)
+    assert pair.ids.tolist() == [*template.prefix, *whole.ids[:kept], *template.suffix]
+    if pair.query_exact:
+        assert pair.query_tokens == after_query - first_query
+    else:
+        assert pair.query_kept < pair.query_tokens
+    assert pair.query_kept == max(0, min(kept, after_query) - first_query)
+    if pair.passage_exact:
+        assert pair.passage_tokens == len(whole.ids) - first_passage
+    else:
+        assert pair.passage_kept < pair.passage_tokens
+    assert pair.passage_kept == max(0, kept - first_passage)
+
+
+@given(st.sampled_from(["Find it", "x\n", " "]), TEXTS.filter(str.strip), TEXTS, st.integers(1, 90))
+@settings(max_examples=60)
+def test_ids_and_counts_are_those_of_the_whole_prompt(
+    tokenizer: Tokenizer, instruction: str, query: str, passage: str, room: int
+) -> None:
+    template, passages = template_of(tokenizer, room), [passage, "", f" {passage}"]
+    for text, pair in zip(passages, template.pairs(query, passages, instruction), strict=True):
+        assert_as_one_text(template, pair, tokenizer, room, instruction, query, text)
+
+
+def test_a_lines_end_that_is_one_with_the_querys_last_token_is_of_the_query(
+    tokenizer: Tokenizer,
+) -> None:
+    joining = Tokenizer.from_str(tokenizer.to_str())
+    joining.add_tokens(["?\n"])
+    template = template_of(joining, 4000)
+    (pair,) = template.pairs("search?", ["hybrid"], "Find")
+    assert_as_one_text(template, pair, joining, 4000, "Find", "search?", "hybrid")
+    (plain,) = template.pairs("search!", ["hybrid"], "Find")
+    assert len(plain.ids) == len(pair.ids) + 1
+
+
+def test_a_query_of_many_slices_is_counted_as_a_whole_and_shared_by_its_pairs(
+    tokenizer: Tokenizer,
+) -> None:
+    query = "search vector. " * 400
+    template = template_of(tokenizer, 4000, slice_characters=500)
+    first, second = template.pairs(query, ["hybrid", "b"], "Find")
+    assert_as_one_text(template, first, tokenizer, 4000, "Find", query, "hybrid")
+    assert first.sequence._first is second.sequence._first
+
+
+@pytest.mark.parametrize("passage", ["", "hybrid", " hybrid search of vectors", "x " * 30])
+@pytest.mark.parametrize("most", [1, 2, 5, 200, None])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_passage_is_cut_from_either_side_to_its_own_limit(
+    tokenizer: Tokenizer, passage: str, most: int | None, side
+) -> None:
+    texts = TextTokenizer(tokenizer, 4096)
+    template = QwenTemplate(texts)
+    cut = TruncationOptions(side=side, max_tokens=most)
+    (pair,) = template.pairs("search", [passage], "Find", cut)
+    (head,) = template.pairs("search", [""], "Find", TruncationOptions(max_tokens=0))
+    whole = texts.encode_plain([f" {passage}"], 4096)[0].ids.tolist()
+    count = len(whole) if most is None else min(most, len(whole))
+    kept = whole[:count] if side == "right" else whole[len(whole) - count :]
+    before = head.ids[: len(head.ids) - len(template.suffix)].tolist()
+    assert pair.ids.tolist() == [*before, *kept, *template.suffix]
+    assert pair.query_kept == pair.query_tokens == head.query_tokens
+    if count == len(whole):
+        assert pair.passage_kept == pair.passage_tokens
+    elif side == "left":
+        assert pair.passage_kept == count
+    elif pair.passage_exact:
+        assert pair.passage_tokens - pair.passage_kept == len(whole) - count
+    else:
+        assert pair.passage_kept < pair.passage_tokens
+
+
+def test_a_limit_leaves_room_for_a_token_beside_the_template(tokenizer: Tokenizer) -> None:
+    template = template_of(tokenizer, 1)
+    frame = len(template.prefix) + len(template.suffix)
+    (pair,) = template.pairs("search", ["a"], "Find")
+    assert len(pair.ids) == frame + 1
+    with pytest.raises(StartupError, match=f"a length limit of {frame} tokens leaves no room besi"):
+        template_of(tokenizer, 0)

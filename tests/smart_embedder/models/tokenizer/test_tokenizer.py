@@ -1,0 +1,557 @@
+"""Tokenisation: equal to transformers' own, cut and counted exactly from either side.
+
+The reference for cuts is the whole text tokenised at once, and cut.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models import tokenizer as tokenizer_module
+from smart_embedder.models.tokenizer import (
+    TextTokenizer,
+    parsed_ahead,
+    template_of,
+)
+from smart_embedder.requests import Side, TruncationOptions
+from tests.support.texts import varied_texts
+from tests.support.wordpiece import change
+from tests.support.words import ODD, TEXTS, ids_of
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
+
+
+@pytest.fixture(scope="module")
+def theirs(tiny_m3: Path):
+    return AutoTokenizer.from_pretrained(tiny_m3)
+
+
+@pytest.fixture(scope="module")
+def limited(tiny_m3: Path) -> Callable[[int], TextTokenizer]:
+    """One for each limit, each read once."""
+    return cache(lambda limit: TextTokenizer.from_folder(tiny_m3, limit))
+
+
+def assert_like_theirs(ours: TextTokenizer, theirs, texts: list[str]) -> None:
+    cut = theirs(texts, truncation=True, max_length=ours.max_length)["input_ids"]
+    made, whole = ours.encode(texts), map(len, theirs(texts)["input_ids"])
+    assert [text.ids.tolist() for text in made] == cut
+    for text, count in zip(made, whole, strict=True):
+        assert (text.original_tokens, text.truncated) == (count, count > ours.max_length)
+
+
+def test_ids_are_those_of_transformers(limited, theirs) -> None:
+    assert_like_theirs(limited(8192), theirs, varied_texts(200))
+
+
+@given(text=TEXT, limit=st.integers(3, 20))
+@settings(max_examples=200)
+def test_any_text_is_cut_as_transformers_cuts_it(limited, theirs, text, limit) -> None:
+    assert_like_theirs(limited(limit), theirs, [text])
+
+
+class WatchedTokenizer:
+    """A tokenizer that notes what it gets at once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.batches: list[list[str]] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._tokenizer, name)
+
+    def encode_batch_fast(self, texts: list[str], **options):
+        self.batches.append(texts)
+        return self._tokenizer.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "together"),
+    [
+        (["a" * 10] * 10, [4, 4, 2]),
+        (["a" * 15] * 5, [2, 2, 1]),
+        (["a" * 40] * 2, [1, 1]),
+        (["a" * 100], [1, 1, 1]),
+        (["a" * 30, "a" * 60, "a" * 10], [1, 1, 2]),
+        (["", "a", "\ufdfa", "a" * 35, "a" * 5], [3, 1]),
+        ([], []),
+        (["", ""], []),
+    ],
+)
+def test_texts_are_tokenised_together_up_to_the_characters_of_one_slice(
+    tiny_m3: Path, texts, together
+) -> None:
+    watched = WatchedTokenizer(Tokenizer.from_file(str(tiny_m3 / "tokenizer.json")))
+    tokenizer = TextTokenizer(watched, 8192, slice_characters=40)
+    found = tokenizer.encode_plain(texts, 100)
+    assert [len(each) for each in watched.batches] == together
+    assert "".join(map("".join, watched.batches)) == "".join(texts)
+    assert len(found) == len(texts)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 4096])
+@pytest.mark.parametrize("characters", [40, 400, 65_536])
+def test_tokens_stand_for_their_characters_in_every_slice(
+    tiny_m3: Path, characters: int, at_once: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "_OFFSETS_AT_ONCE", at_once)
+    text = "hybrid search 検索 of vectors, " * 12
+    whole = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
+    expected = whole.encode(text, add_special_tokens=False)
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 8192, slice_characters=characters)
+    parts = list(tokenizer.spans(text))
+    assert (len(parts) > 1) == (characters < len(text))
+    found = [
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("ids", "starts", "stops")
+    ]
+    assert found[0].tolist() == expected.ids
+    assert list(zip(*(each.tolist() for each in found[1:]), strict=True)) == expected.offsets
+
+
+def test_a_limit_that_leaves_room_for_one_token_is_taken(tiny_m3: Path) -> None:
+    with pytest.raises(StartupError, match="a length limit of 2 tokens leaves no room"):
+        TextTokenizer.from_folder(tiny_m3, 2)
+    (text,) = TextTokenizer.from_folder(tiny_m3, 3).encode(["search vector"])
+    assert (len(text.ids), text.original_tokens, text.truncated) == (3, 4, True)
+
+
+def test_its_vocabulary_and_its_special_tokens_are_told(tiny_m3: Path) -> None:
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 10)
+    before, after = tokenizer.special_tokens
+    assert [(each.id, each.string) for each in (*before, *after)] == [(0, "<s>"), (2, "</s>")]
+    assert (tokenizer.token_id("</s>"), tokenizer.token_id("<no such>")) == (2, None)
+    assert tokenizer.token_strings(np.array([0, 2, 10**6])) == ["<s>", "</s>", ""]
+
+
+@pytest.mark.parametrize("direction", ["left", "right", None])
+def test_the_side_of_its_padding_is_told_and_nothing_is_padded(tiny_m3: Path, direction) -> None:
+    read = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
+    read.no_padding()
+    if direction is not None:
+        read.enable_padding(direction=direction, length=20)
+    read.enable_truncation(4)
+    tokenizer = TextTokenizer(read, 10)
+    assert tokenizer.pads_left == (direction == "left")
+    assert len(tokenizer.encode_plain(["search"], 100)[0].ids) == 1
+    assert len(tokenizer.encode_plain(["search " * 9], 100)[0].ids) == 9
+
+
+def test_a_text_without_a_token_is_read_as_the_first_of_the_vocabulary(tiny_m3: Path) -> None:
+    read = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
+    read.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    empty, word = TextTokenizer(read, 10).encode(["", "search"])
+    assert (empty.ids.tolist(), empty.original_tokens, empty.truncated) == ([0], 1, False)
+    assert (len(word.ids), word.original_tokens) == (1, 1)
+
+
+def test_letters_may_be_read_as_small_ones(kinds) -> None:
+    for folder in kinds.values():
+        capital, small = "Hybrid SEARCH", "hybrid search"
+        tokenizer = TextTokenizer.from_folder(folder, 50, lower_case=True)
+        first, second = tokenizer.encode([capital, small])
+        assert first.ids.tolist() == second.ids.tolist()
+        (as_ever,) = TextTokenizer.from_folder(folder, 50).encode([small])
+        assert as_ever.ids.tolist() == second.ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"holds no tokenizer\.json"),
+        ('{"model": ', r"tokenizer\.json cannot be read"),
+        ("[" * 100_000, r"tokenizer\.json cannot be read"),
+    ],
+)
+def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path, content, message: str) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(StartupError, match=message):
+        TextTokenizer.from_folder(tmp_path, 10)
+
+
+def test_a_file_parsed_ahead_is_not_parsed_again_unless_another_took_its_place(
+    tiny_m3: Path, tmp_path: Path, monkeypatch
+) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    path, parsed = folder / "tokenizer.json", []
+    parse = tokenizer_module._parse
+    monkeypatch.setattr(tokenizer_module, "_parse", lambda each: parsed.append(each) or parse(each))
+    content = path.read_bytes()
+    with parsed_ahead([path, path, tmp_path / "missing"]):
+        TextTokenizer.from_folder(folder, 50)
+        assert parsed == [content]
+        path.write_bytes(content + b"\n")
+        TextTokenizer.from_folder(folder, 50)
+    assert parsed == [content, content + b"\n"]
+    TextTokenizer.from_folder(folder, 50)
+    assert len(parsed) == 3
+
+
+def test_what_cannot_be_read_ahead_is_left_to_who_needs_it(
+    tiny_m3: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def changed(path: Path) -> bytes:
+        raise StartupError(f"{path} was changed")
+
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    (folder / "tokenizer.json").write_bytes(b"{")
+    os.mkfifo(tmp_path / "pipe")
+    with parsed_ahead([tmp_path / "pipe", tmp_path, folder / "tokenizer.json"]):
+        with pytest.raises(StartupError, match="cannot be read"):
+            TextTokenizer.from_folder(folder, 50)
+        monkeypatch.setattr(tokenizer_module, "read_file", changed)
+        with parsed_ahead([folder / "tokenizer.json"]):
+            pass
+
+
+def test_a_model_has_an_embedding_for_every_token_or_more(tiny_m3: Path, tmp_path) -> None:
+    config = json.loads((tiny_m3 / "config.json").read_text())
+    shutil.copy(tiny_m3 / "tokenizer.json", tmp_path)
+    read = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    read.add_special_tokens(["<added>"])
+    read.save(str(tmp_path / "tokenizer.json"))
+    tokens = read.get_vocab_size(with_added_tokens=True)
+    assert tokens > read.get_vocab_size(with_added_tokens=False)
+    del config["vocab_size"]
+    for size in (None, tokens + 1, tokens, tokens - 1):
+        known = config if size is None else config | {"vocab_size": size}
+        (tmp_path / "config.json").write_text(json.dumps(known))
+        if size == tokens - 1:
+            with pytest.raises(StartupError, match=f"has {tokens} tokens, and the model only"):
+                TextTokenizer.from_folder(tmp_path, 10)
+        else:
+            TextTokenizer.from_folder(tmp_path, 10)
+
+
+def test_a_tokenizer_that_draws_lots_is_refused(kinds, tmp_path: Path) -> None:
+    folder = shutil.copytree(kinds["qwen"], tmp_path / "model")
+    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    written = json.loads((folder / "tokenizer.json").read_text())
+    written["model"]["dropout"] = 0.1
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    with pytest.raises(StartupError, match="reads a text otherwise each time"):
+        TextTokenizer.from_folder(folder, 100)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unknown"), [("bert", {"unk_token": "[NONE]"}), ("xlm-roberta", {"unk_id": None})]
+)
+def test_a_tokenizer_without_its_unknown_token_is_refused(
+    kinds, tmp_path: Path, kind, unknown
+) -> None:
+    folder = shutil.copytree(kinds[kind], tmp_path / "model")
+    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    written = json.loads((folder / "tokenizer.json").read_text())
+    written["model"] |= unknown
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    with pytest.raises(StartupError, match="the tokenizer cannot read an unknown word: "):
+        TextTokenizer.from_folder(folder, 100)
+
+
+@pytest.mark.parametrize(
+    ("in_config", "in_file", "logged"),
+    [("left", None, True), (None, "Left", True), ("right", "Left", False), (None, None, False)],
+)
+def test_a_tokenizer_that_cuts_the_other_end_is_told_of(
+    kinds, tmp_path: Path, in_config, in_file, logged
+) -> None:
+    folder = shutil.copytree(kinds["bert"], tmp_path / "model")
+    if in_config is not None:
+        change(folder / "tokenizer_config.json", truncation_side=in_config)
+    if in_file is not None:
+        limits = {"direction": in_file, "max_length": 9, "strategy": "LongestFirst", "stride": 0}
+        change(folder / "tokenizer.json", truncation=limits)
+    with capture_logs() as logs:
+        TextTokenizer.from_folder(folder, 100)
+    assert [each["event"] for each in logs] == ["truncation_side_not_followed"] * logged
+    sides = AutoTokenizer.from_pretrained(folder).truncation_side
+    assert (sides == "left") == logged
+
+
+class GivenUpError(Exception):
+    """Whoever wanted the tokens has left."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda tokenizer, text: tokenizer.encode([text]),
+        lambda tokenizer, text: list(tokenizer.spans(text)),
+    ],
+)
+def test_tokenising_ends_at_the_next_slice_once_nobody_waits(
+    tiny_m3: Path, call: Callable, monkeypatch
+) -> None:
+    asked = iter((None, None, GivenUpError))
+
+    def stop_if_given_up() -> None:
+        if (error := next(asked)) is not None:
+            raise error
+
+    monkeypatch.setattr(tokenizer_module, "stop_if_given_up", stop_if_given_up)
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 8192, slice_characters=1000)
+    with pytest.raises(GivenUpError):
+        call(tokenizer, "search " * 10_000)
+
+
+class HoldsTheLock:
+    """A tokenizer without the library's calls for one text, which hold Python's lock."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str):
+        assert name not in {"encode", "post_process"}, "the event loop would wait for it"
+        return getattr(self._tokenizer, name)
+
+
+def test_other_threads_run_while_a_text_is_tokenised(tiny_m3: Path) -> None:
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 8, slice_characters=50)
+    tokenizer._tokenizer = HoldsTheLock(tokenizer._tokenizer)
+    text = "hybrid search " * 12
+    (left,) = tokenizer.encode([text], "query: ", TruncationOptions(side="left"))
+    assert left.truncated
+    assert sum(len(part.ids) for part in tokenizer.spans(text)) == left.original_tokens - 4
+
+
+VOCABULARY = {"[CLS]": 0, "[SEP]": 1, "[END]": 2, "a": 3, "b": 4, "[UNK]": 5}
+
+
+def templated(single: str, pair: str) -> Tokenizer:
+    made = Tokenizer(models.WordLevel(VOCABULARY, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = [(name, VOCABULARY[name]) for name in ("[CLS]", "[SEP]", "[END]")]
+    made.post_processor = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=special
+    )
+    return made
+
+
+@pytest.mark.parametrize(
+    ("single", "pair", "around", "between"),
+    [
+        ("$A", "$A $B:1", [[], []], [[], [], []]),
+        ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", [[0], [1]], [[0], [1], [1]]),
+        (
+            "[CLS] [SEP] $A", "[CLS] [CLS] $A [SEP] [SEP] [END] $B:1",
+            [[0, 1], []], [[0, 0], [1, 1, 2], []],
+        ),
+        ("$A [SEP] [END]", "$A [SEP] $B:1 [SEP]:1 [END]:1", [[], [1, 2]], [[], [1], [1, 2]]),
+    ],
+)  # fmt: skip
+def test_the_tokens_around_and_between_texts_are_found(single, pair, around, between) -> None:
+    made = templated(single, pair)
+    assert [part.tolist() for part in template_of(made, "a")] == around
+    assert [part.tolist() for part in TextTokenizer(made, 9).pair_template()] == between
+
+
+@pytest.mark.parametrize(
+    ("single", "closing", "expected"),
+    [
+        ("[CLS] $A", None, [0, 3]),
+        ("[CLS] $A", "[END]", [0, 3, 2]),
+        ("[CLS] $A [SEP]", "[END]", [0, 3, 1, 2]),
+        ("[CLS] $A [END]", "[END]", [0, 3, 2]),
+        ("$A [END] [SEP]", "[END]", [3, 2, 1, 2]),
+    ],
+)
+def test_a_closing_token_is_added_where_it_is_not_there(single, closing, expected) -> None:
+    made = TextTokenizer(templated(single, "$A $B"), 9, closing=closing)
+    assert made.encode(["a"])[0].ids.tolist() == expected
+
+
+def test_what_is_in_no_vocabulary_or_changes_the_text_stops_the_start() -> None:
+    made = templated("$A", "$B $A")
+    with pytest.raises(StartupError, match=r"the vocabulary has no token \[NONE\]"):
+        TextTokenizer(made, 9, closing="[NONE]")
+    with pytest.raises(StartupError, match="changes the text itself where it adds special tokens"):
+        template_of(made, "a", "b")
+
+
+SIDES = st.sampled_from(["left", "right"])
+PROMPTS = st.sampled_from(["query: ", "Instruct: search\nQuery:", "search", " ", "検索:", "a\n"])
+
+
+@given(TEXTS)
+@settings(max_examples=60)
+def test_a_border_of_slices_changes_no_token(tokenizer: Tokenizer, text: str) -> None:
+    """Slices as short as they can be end at every border."""
+    places = [found.end() for found in re.finditer(r"[^\W_](?= [^\W_])", text)]
+    parts = [text[start:stop] for start, stop in pairwise([0, *places, len(text)])]
+    apart = [token for part in parts for token in ids_of(tokenizer, part)]
+    assert apart == ids_of(tokenizer, text)
+
+
+@given(TEXTS | ODD | st.text(), st.integers(2, 400))
+@settings(max_examples=60)
+def test_slices_are_the_text_and_bounded(tokenizer: Tokenizer, text: str, most: int) -> None:
+    slices = list(TextTokenizer(tokenizer, 100, slice_characters=most)._slices(text))
+    assert "".join(slices) == text
+    assert all(0 < len(part) <= most for part in slices)
+
+
+@pytest.mark.parametrize(
+    ("characters", "expected"),
+    [
+        (11, ["ab cd ef gh"]),  # It fits exactly.
+        (10, ["ab cd ef", " gh"]),
+        (8, ["ab cd ef", " gh"]),
+        (7, ["ab cd", " ef gh"]),
+        (1, [*"ab cd ef gh"]),  # Without a border it is cut hard.
+    ],
+)
+def test_a_slice_ends_at_its_last_border(tokenizer: Tokenizer, characters, expected) -> None:
+    sliced = TextTokenizer(tokenizer, 100, slice_characters=characters)
+    assert list(sliced._slices("ab cd ef gh")) == expected
+
+
+@given(TEXTS, st.integers(0, 60), SIDES)
+@settings(max_examples=60)
+def test_in_slices_a_text_is_truncated_as_a_whole(
+    tokenizer: Tokenizer, text: str, limit: int, side
+) -> None:
+    long = " search vector ".join([text] * 6)  # A border in every slice.
+    whole = ids_of(tokenizer, long)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "CHARACTERS_PER_TOKEN", len(long) + 1)
+        sliced = TextTokenizer(tokenizer, 100, slice_characters=4 * (len(text) + 40))
+        (tokens,) = sliced.encode_plain([long], limit, side)
+    assert tokens.ids.tolist() == (whole[:limit] if side == "right" else whole[-limit:][:limit])
+    assert (tokens.kept, tokens.total, tokens.exact) == (len(tokens.ids), len(whole), True)
+    assert (tokens.first, tokens.last) == (whole[:16], whole[-16:])
+
+
+@given(TEXTS | ODD, st.integers(1, 12), SIDES)
+@settings(max_examples=100)
+def test_a_cut_before_the_tokenizer_changes_no_token_that_is_kept(
+    tokenizer: Tokenizer, text: str, limit: int, side
+) -> None:
+    """Of texts whose kept tokens end a word before the cut; however they end, it is reported."""
+    long = " search ".join([text] * 40)
+    whole, most = ids_of(tokenizer, long), 32 * limit
+    (tokens,) = TextTokenizer(tokenizer, 100).encode_plain([long], limit, side)
+    assert tokens.exact == (len(long) <= most)
+    assert tokens.total > tokens.kept or tokens.exact
+    assert tokens.kept <= limit
+    near = long[:most] if side == "right" else long[-most:]
+    # The last place within what is tokenised where every tokenizer ends a word.
+    borders = [found.end() for found in re.finditer(r"[^\W_](?= [^\W_])", near)]
+    if tokens.exact or not borders:
+        return
+    sure = near[: borders[-1]] if side == "right" else near[borders[0] :]
+    if len(ids_of(tokenizer, sure)) >= limit:
+        assert tokens.ids.tolist() == (whole[:limit] if side == "right" else whole[-limit:])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("prompt", ["", "query: "])
+@pytest.mark.parametrize("end", [" ", "\u200d", "\U0001f468\u200d\U0001f469", "a", "\u0301"])
+def test_a_text_cut_before_the_tokenizer_is_always_reported(
+    tokenizer: Tokenizer, side, prompt: str, end: str
+) -> None:
+    """Also where fewer tokens than the limit come out of it, and where a grapheme is cut."""
+    text = f"search{end * 5000}search"
+    (plain,) = TextTokenizer(tokenizer, 100).encode_plain([text], 50, side, prompt)
+    assert not plain.exact
+    assert plain.kept < plain.total
+    (read,) = TextTokenizer(tokenizer, 50).encode([text], prompt, TruncationOptions(side=side))
+    assert (read.truncated, read.exact) == (True, False)
+
+
+def test_spaces_beyond_the_cut_count_as_one_token(tiny_m3: Path) -> None:
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 12)
+    (spaces,) = tokenizer.encode(["search" + " " * 1000])
+    assert (len(spaces.ids), spaces.original_tokens, spaces.exact) == (3, 4, False)
+    (fits,) = tokenizer.encode(["search" + " " * (320 - 6)])
+    assert (len(fits.ids), fits.original_tokens, fits.exact) == (3, 3, True)
+
+
+def test_a_cut_text_without_a_token_is_reported(tiny_m3: Path) -> None:
+    read = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
+    read.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    (text,) = TextTokenizer(read, 10).encode([" " * 1000])
+    assert (text.ids.tolist(), text.original_tokens, text.exact) == ([0], 2, False)
+
+
+@given(
+    st.tuples(st.just(""), TEXTS | ODD | st.text(), SIDES)
+    | st.tuples(PROMPTS, TEXTS | ODD, st.just("right"))
+    | st.tuples(PROMPTS, TEXTS, st.just("left")),
+    st.integers(1, 30),
+)
+@settings(max_examples=80)
+def test_a_prompt_and_its_text_are_read_as_one_text_and_a_cut_from_the_left_leaves_the_prompt(
+    tokenizer: Tokenizer, case: tuple[str, str, Side], limit: int
+) -> None:
+    prompt, text, side = case
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    whole = tokenizer.encode(prompt + text, add_special_tokens=False)
+    ids, stays = whole.ids, sum(start < len(prompt.rstrip()) for start, _ in whole.offsets)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer_module, "CHARACTERS_PER_TOKEN", len(prompt + text) + 1)
+        (tokens,) = TextTokenizer(tokenizer, 100).encode_plain([text], limit, side, prompt)
+    begun = ids[: limit if side == "right" or len(ids) <= limit else min(stays, limit)]
+    assert tokens.ids.tolist() == begun + ids[len(ids) - (min(limit, len(ids)) - len(begun)) :]
+    assert (tokens.total, tokens.exact) == (len(ids), True)
+    assert (tokens.first, tokens.last) == (ids[:16], ids[-16:])
+
+
+def test_a_prompt_of_several_slices_is_left_whole(tiny_m3: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "CHARACTERS_PER_TOKEN", 1000)
+    sliced = TextTokenizer.from_folder(tiny_m3, 100, slice_characters=40)
+    prompt, text = "search vector " * 8, "history of the music " * 8
+    (whole,) = sliced.encode_plain([prompt + text], 100)
+    (of_prompt,) = sliced.encode_plain([prompt], 100)
+    head, ids = of_prompt.total, whole.ids.tolist()
+    assert (head, of_prompt.ids.tolist()) == (16, ids[:16])
+    for limit in (1, head - 1, head, head + 3, len(ids) - 1, len(ids), len(ids) + 1):
+        (tokens,) = sliced.encode_plain([text], limit, "left", prompt)
+        begun = ids[: min(head, limit)]
+        end = ids[head:][len(ids) - limit :] if limit > head else []
+        assert tokens.ids.tolist() == (ids if limit >= len(ids) else begun + end), limit
+        assert tokens.total == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("side", "most", "kept_of_text"),
+    [
+        *(("right", most, slice(kept)) for most, kept in ((None, 8), (30, 8), (3, 3))),
+        *(("left", most, slice(-kept, None)) for most, kept in ((None, 8), (3, 3))),
+    ],
+)
+def test_special_tokens_stay_and_count_in_the_models_limit_alone(
+    tiny_m3: Path, side, most, kept_of_text
+) -> None:
+    tokenizer, long = TextTokenizer.from_folder(tiny_m3, 10), "search vector " * 20
+    whole = tokenizer.encode_plain([long], 100)[0].ids.tolist()
+    (text,) = tokenizer.encode([long], truncation=TruncationOptions(side=side, max_tokens=most))
+    assert text.ids.tolist() == [0, *whole[kept_of_text], 2]
+    assert text.truncated
+    assert text.original_tokens == 42 or not text.exact
+
+
+def test_a_long_texts_neighbours_are_counted_to_their_ends(tiny_m3: Path) -> None:
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 512)
+    texts = ["music", "search " * 200_000, "history of the music", "vector " * 2000]
+    together = tokenizer.encode(texts)
+    alone = [tokenizer.encode([text])[0] for text in texts]
+    assert [text.exact for text in together] == [True, False, True, True]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.ids.tolist() == theirs.ids.tolist()
+    assert together[3].original_tokens == 2002

@@ -1,0 +1,198 @@
+"""Reranking through the engine: scores, sharing, limits, and what is told."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from FlagEmbedding import BGEM3FlagModel
+
+from app.http_metrics import Metrics
+from smart_embedder.errors import (
+    EmptyInputError,
+    InferenceTimeoutError,
+    InvalidRequestError,
+    RerankerDisabledError,
+)
+from smart_embedder.pipelines import reranking
+from smart_embedder.pipelines.reranking import fuse, score
+from smart_embedder.requests import (
+    AnswerMemory,
+    EmbedRequest,
+    FusionWeights,
+    Outputs,
+    PartScores,
+    RerankRequest,
+    SparseVector,
+    TextEmbedding,
+)
+from tests.smart_embedder.engines import busy, engine_for, engine_on_cpu, let_go, queued
+from tests.smart_embedder.fakes import ALL, FakeM3, FakeReranker
+from tests.support.texts import varied_texts
+
+
+async def test_scores_of_one_forward_come_back_in_the_order_of_the_passages() -> None:
+    reranker = FakeReranker()
+    async with engine_for(reranker=reranker) as engine:
+        result = await engine.rerank(RerankRequest("q", ["ccc", "a", "bb", ""]))
+    assert (result.scores, result.parts) == ([3, 1, 2, 0], None)
+    assert reranker.batches == [[4, 2, 3, 1]]
+
+
+async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_logits_alone() -> (
+    None
+):
+    reranker = FakeReranker()
+    reranker.offset = -2.0
+    async with engine_for(reranker=reranker) as engine:
+        request = RerankRequest("q", ["", "aa", "a" * 99], normalize=True)
+        scores = (await engine.rerank(request)).scores
+        reranker.scores_are_logits = False
+        assert (await engine.rerank(request)).scores == [-2, 0, 97]
+    exact = np.float32(1 / (1 + np.exp(-np.float64([-2, 0, 97]))))
+    assert scores == exact.tolist()
+    assert reranking.sigmoid([-1e30, -50.0, 1e30]) == [0.0, np.float32(np.exp(-50.0)), 1.0]
+
+
+async def test_without_a_model_that_can_score_it_says_why() -> None:
+    async with engine_for() as engine:
+        with pytest.raises(RerankerDisabledError, match="RERANKER_MODEL is none"):
+            await engine.rerank(RerankRequest("q", ["a"]))
+
+
+async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> None:
+    model = FakeM3()
+    async with engine_for(model, late_interaction=True, rerank_gpu_timeout=0.4) as engine:
+        model.held = True
+        request = asyncio.create_task(engine.rerank(RerankRequest("q", ["a", "b"])))
+        for _ in range(2):  # 0.3 seconds for each of the two forwards
+            begun = asyncio.create_task(asyncio.to_thread(model.entered.acquire))
+            await asyncio.wait({request, begun}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({request}, timeout=0.3)
+            model.gate.release()
+        with pytest.raises(InferenceTimeoutError, match="longer than 0.4 seconds"):
+            await request
+        let_go(model)
+        model.entered.release()
+
+
+async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> None:
+    model, metrics = FakeM3(), Metrics()
+    async with engine_for(model, metrics, late_interaction=True) as engine:
+        await engine.rerank(RerankRequest("qu", ["ab", "bc"]))
+        assert metrics.value("rerank_inference_duration_seconds_count") == 2
+        assert metrics.value("embedding_batch_size_count") == 0
+        async with busy(engine, model):
+            reranked = asyncio.create_task(engine.rerank(RerankRequest("qu", ["ab"])))
+            embedded = asyncio.create_task(engine.embed(EmbedRequest(["b", "c"])))
+            await queued(engine, tokens=4)
+        await asyncio.gather(reranked, embedded)
+    assert model.outputs[-2] == [ALL, *[Outputs(dense=True)] * 2]
+    assert metrics.value("rerank_inference_duration_seconds_count") == 4
+    assert metrics.value("embedding_batch_size_sum") == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "passages", "message"),
+    [("q", [], "no passages"), (" \n", ["a"], "the query is blank")],
+)
+async def test_there_are_passages_and_the_query_is_not_blank(query, passages, message) -> None:
+    async with engine_for(reranker=FakeReranker()) as engine:
+        with pytest.raises(EmptyInputError, match=message):
+            await engine.rerank(RerankRequest(query, passages))
+
+
+async def test_scores_are_computed_only_where_their_tokens_may_be_held() -> None:
+    held = AnswerMemory(8 * (1 + 3 + 2))
+    async with engine_for(reranker=FakeReranker()) as engine:
+        await engine.rerank(RerankRequest("q", ["aaa", "bb"], answer=held))
+        with pytest.raises(InvalidRequestError, match="these 7 tokens need 56 bytes"):
+            await engine.rerank(RerankRequest("q", ["aaa", "bbb"], answer=held))
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_m3) -> BGEM3FlagModel:
+    return BGEM3FlagModel(str(tiny_m3), use_fp16=False, devices="cpu")
+
+
+@pytest.mark.parametrize("weights", [None, [0.4, 0.2, 0.4]])
+async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights) -> None:
+    query, passages = "hybrid search vector", varied_texts(48)
+    expected = reference.compute_score(
+        [(query, passage) for passage in passages],
+        batch_size=4,
+        max_query_length=8192,
+        max_passage_length=8192,
+        weights_for_different_modes=weights,
+    )
+    request = RerankRequest(query, passages, weights=FusionWeights(*weights or ()))
+    own = {"reranker_model": "late-interaction", "max_batch_tokens": 300}
+    async with engine_on_cpu(tiny_m3, **own) as engine:
+        result = await engine.rerank(request)
+    fused = expected["colbert+sparse+dense"]
+    np.testing.assert_allclose(result.scores, fused, rtol=0, atol=1e-5)
+    for kind in ("dense", "sparse", "colbert"):
+        parts = [getattr(part, kind) for part in result.parts]
+        np.testing.assert_allclose(parts, expected[kind], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", [(0, 0, 0), (-1, 1, 1), (float("nan"), 1, 1)])
+def test_weights_that_give_no_mean_are_refused(weights) -> None:
+    with pytest.raises(InvalidRequestError, match="weights must be at least 0"):
+        FusionWeights(*weights)
+
+
+@pytest.mark.parametrize(
+    ("parts", "mean"),
+    [((0.8, 0.4, 0.2), 2.6 / 8), ((0.8, None, 0.2), 1.8 / 6), ((None, 0.4, None), 0.4)],
+)
+def test_the_fused_score_is_the_weighted_mean_of_the_kinds_that_are_made(parts, mean) -> None:
+    assert fuse(FusionWeights(1, 2, 5), PartScores(*parts)) == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(("most", "times"), [(1, 70), (1000, 7), (1 << 20, 1)])
+def test_products_are_made_for_some_query_vectors_at_a_time_and_short_jobs_run_between(
+    monkeypatch, most: int, times: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(reranking, "run_preempting_call", lambda: asked.append(1))
+    monkeypatch.setattr(reranking, "_MOST_PRODUCTS", most)
+    generator = np.random.default_rng(0)
+    query, passage = (generator.normal(size=(n, 16)).astype(np.float32) for n in (70, 90))
+    whole = (query @ passage.T).max(axis=1).mean()
+    parts = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
+    assert parts == pytest.approx(whole, abs=1e-6)
+    assert len(asked) == times
+
+
+def sparse_of(**weights: float) -> SparseVector:
+    ids = np.array([int(name[1:]) for name in weights])
+    return SparseVector(ids, np.float32([*weights.values()]))
+
+
+def test_each_kind_that_both_have_gives_its_score() -> None:
+    query = TextEmbedding(
+        np.float32([1, 2]), sparse_of(_1=2, _5=3, _9=1), np.float32([[1, 0], [0, 1]])
+    )
+    passage = TextEmbedding(
+        np.float32([3, -1]), sparse_of(_2=5, _5=4, _9=0.5), np.float32([[0.5, 0.25], [0.75, 0]])
+    )
+    assert score(query, passage) == PartScores(dense=1.0, sparse=12.5, colbert=0.5)
+    assert score(query, replace(passage, sparse=None)).sparse is None
+    assert score(replace(query, colbert=None), passage).colbert is None
+    assert score(query, replace(passage, sparse=sparse_of(_3=1))).sparse == 0
+
+
+@pytest.mark.parametrize(
+    ("weights", "fits"), [((0, 1, 0), True), ((1, 0, 0), False), ((1, 1, 0), True)]
+)
+async def test_one_of_the_kinds_that_are_made_must_have_a_weight(weights, fits: bool) -> None:
+    model = FakeM3()
+    model.kinds = Outputs(sparse=True, colbert=True)
+    request = RerankRequest("qu", ["ab"], weights=FusionWeights(*weights))
+    async with engine_for(model, late_interaction=True) as engine:
+        if fits:
+            await engine.rerank(request)
+        else:
+            with pytest.raises(InvalidRequestError, match="one of the weights must be above 0"):
+                await engine.rerank(request)

@@ -1,0 +1,277 @@
+"""From texts to queued jobs: whose texts are tokenised when, and what happens to the jobs."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from app.http_metrics import Metrics
+from smart_embedder.errors import DrainingError, InferenceError
+from smart_embedder.requests import Stage
+from smart_embedder.scheduling.admission import (
+    Abortable,
+    Admission,
+    GivenUpError,
+    TokenizerThreads,
+    stop_if_given_up,
+    timings_of,
+)
+from smart_embedder.scheduling.batcher import Limits
+from smart_embedder.scheduling.queue import JobQueue
+from tests.smart_embedder.fakes import FakeModel
+from tests.smart_embedder.scheduling.jobs import job
+from tests.support.skipped_time import turns
+
+
+class Desk:
+    """An admission over a queue of its own."""
+
+    def __init__(self) -> None:
+        self.queue, self.metrics = JobQueue(), Metrics()
+        self.threads = TokenizerThreads(1)
+        self.admission = Admission(self.queue, self.threads, Abortable(), self.metrics)
+
+    def take(self, budget: int = 100) -> None:
+        self.batch = self.queue.take(lambda _: Limits(budget))
+
+    def complete(self) -> None:
+        assert self.batch is not None
+        self.batch.complete([7] * len(self.batch.sequences), 2.0)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    made = Desk()
+    yield made
+    made.threads.close()
+
+
+async def test_texts_are_tokenised_off_the_loop_and_the_time_is_told(desk, ticking) -> None:
+    def call() -> str:
+        ticking.time += 3
+        return threading.current_thread().name
+
+    name, stage = await desk.admission.tokenize(FakeModel(), call, USUAL, "client")
+    assert name.startswith("tokenizer")
+    assert stage == Stage("tokenize", 100, 103, "fake")
+    assert desk.metrics.value("embedder_tokenize_seconds_sum") == 3
+    assert desk.metrics.value("embedder_tokenize_seconds_count") == 1
+
+
+async def test_a_submission_is_over_when_the_device_has_taken_all_its_jobs(desk) -> None:
+    first, second = job(10), job(10)
+    submits = asyncio.create_task(desk.admission.submit(first, second))
+    for is_over in (False, True):
+        await turns()
+        desk.take(10)
+        await turns()
+        assert submits.done() is is_over
+    assert not first.resolved
+    runs = asyncio.create_task(desk.admission.run(job(4, 4)))
+    await turns()
+    desk.take()
+    await turns()
+    assert not runs.done()
+    desk.complete()
+    assert await runs == [7, 7]
+
+
+@pytest.mark.parametrize("stage", ["submit", "results"])
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_jobs_whose_caller_leaves_or_of_which_one_fails_leave_the_queue(
+    desk, stage: str, leaves: bool
+) -> None:
+    first, second = job(10), job(10)
+    waits = asyncio.create_task(getattr(desk.admission, stage)(first, second))
+    await turns()
+    if leaves:
+        waits.cancel()
+    else:
+        first.fail(InferenceError("no"))
+    with pytest.raises((asyncio.CancelledError, InferenceError)):
+        await waits
+    assert desk.queue.jobs == []
+    assert second.resolved
+
+
+async def test_the_stages_of_a_request_add_up_to_its_time(desk, ticking) -> None:
+    ticking.time = 110.0
+    waits, never = job(4), job(4)
+    desk.queue.put(waits)
+    ticking.time = 113.0
+    desk.take()
+    ticking.time = 119.0
+    desk.complete()
+    ticking.time = 120.0
+    tokenized = [Stage("tokenize", 102.0, 105.0, "fake")]
+    timings = timings_of(100.0, tokenized=tokenized, jobs=[waits, never])
+    assert (timings.tokenize, timings.inference, timings.total) == (3, 2, 20)
+    assert timings.queue == 15
+    assert timings.stages == (
+        *tokenized,
+        Stage("queue", 110.0, 113.0, "fake"),
+        Stage("forward", 113.0, 119.0, "fake", 2.0),
+    )
+    # Clocks of several forwards overlap: there is no wait below zero.
+    assert timings_of(119.0, tokenized=tokenized, jobs=[waits]).queue == 0
+
+
+# The threads of tokenizers.
+
+# Which texts have a thread of their own, as they take seconds.
+TEXTS = {
+    "a sentence": (["search vector"], False),
+    "many texts": (["search vector"] * 1024, False),
+    "a novel": (["search " * 100_000], False),
+    "Chinese": (["检索向量" * 100_000], False),
+    "a million characters": (["a" * 1_000_000], False),
+    "ligatures that become almost as many": (["ﷺ" * 55_555], False),
+    "megabytes": (["search " * 200_000], True),
+    "many long texts": (["search " * 200] * 1024, True),
+    "many texts of ligatures": (["ﷺ" * 60] * 1024, True),
+    "a character more than a million": (["a" * 500_000, "a" * 500_001], True),
+    "ligatures that become as many": (["ﷺ" * 55_556], True),
+}
+
+
+# More than what is tokenised on the event loop.
+USUAL = ["a" * 256]
+
+
+@pytest.fixture
+def threads() -> Iterator[TokenizerThreads]:
+    made = TokenizerThreads(1)
+    yield made
+    made.close()
+
+
+class Held:
+    """A call that a test lets go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        self.gate.wait()
+
+
+async def held(threads: TokenizerThreads, client: str) -> tuple[Held, "asyncio.Task[None]"]:
+    call = Held()
+    task = asyncio.create_task(threads.run(call, USUAL, client))
+    await asyncio.to_thread(call.entered.wait)
+    return call, task
+
+
+async def test_aborting_fails_what_is_accepted_and_what_comes() -> None:
+    accepted, reached = Abortable(), []
+
+    async def work() -> None:
+        async with accepted.scope():
+            reached.append(1)
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(work()) for _ in range(3)]
+    await asyncio.sleep(0)
+    for _ in range(2):
+        accepted.abort()
+    for each in (*tasks, work()):
+        with pytest.raises(DrainingError, match="stopped before"):
+            await each
+    assert len(reached) == 3
+
+
+async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client(threads) -> None:
+    order: list[str] = []
+    call, first = await held(threads, "alice")
+    waiting = [
+        asyncio.create_task(threads.run(lambda c=client: order.append(c), USUAL, client))
+        for client in ["alice"] * 5 + ["bob"]
+    ]
+    await asyncio.sleep(0)
+    call.gate.set()
+    await asyncio.gather(first, *waiting)
+    assert order == ["bob"] + ["alice"] * 5
+
+
+@pytest.mark.parametrize(
+    ("count", "cores", "expected"), [(3, 1, 3), (None, 2, 2), (None, 64, 8), (None, None, 1)]
+)
+async def test_so_many_calls_run_at_once(monkeypatch, count, cores, expected) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    threads, entered, gate = TokenizerThreads(count), threading.Semaphore(0), threading.Event()
+    active, most = [], []
+
+    def call() -> None:
+        active.append(1)
+        most.append(len(active))
+        entered.release()
+        gate.wait()
+        active.pop()
+
+    calls = [asyncio.create_task(threads.run(call, USUAL, "alice")) for _ in range(12)]
+    for _ in range(expected):
+        await asyncio.to_thread(entered.acquire)
+    gate.set()
+    await asyncio.gather(*calls)
+    threads.close()
+    assert max(most) == expected
+
+
+@pytest.mark.parametrize("name", ["many texts", "megabytes"])
+async def test_no_thread_is_started_once_they_are_closed(name: str) -> None:
+    threads = TokenizerThreads(1)
+    threads.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await threads.run(lambda: None, TEXTS[name][0], "alice")
+
+
+@pytest.mark.parametrize(
+    ("texts", "on_loop"), [(["a" * 255], True), (["a" * 256], False), ([""] * 257, False)]
+)
+async def test_the_shortest_texts_are_tokenised_on_the_loop(threads, texts, on_loop: bool) -> None:
+    ran_on = await threads.run(threading.current_thread, texts, "alice")
+    assert (ran_on is threading.current_thread()) == on_loop
+
+
+async def test_no_more_than_one_call_each_turn_runs_on_the_loop(threads) -> None:
+    for _ in range(2):
+        calls = (threads.run(threading.current_thread, ["a"], "alice") for _ in range(3))
+        ran_on = await asyncio.gather(*calls)
+        assert [each is threading.current_thread() for each in ran_on] == [True, False, False]
+
+
+@pytest.mark.parametrize(("texts", "is_huge"), TEXTS.values(), ids=TEXTS)
+async def test_what_takes_seconds_has_a_thread_of_its_own_and_usual_texts_share_some(
+    texts: list[str], is_huge: bool
+) -> None:
+    threads = TokenizerThreads(2)
+    name = await threads.run(lambda: threading.current_thread().name, texts, "alice")
+    threads.close()
+    assert name.startswith("tokenizer-huge") == is_huge
+
+
+async def test_a_call_whose_caller_has_left_ends_at_its_next_step(threads) -> None:
+    entered, gate, given_up = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        stop_if_given_up()
+        entered.set()
+        gate.wait()
+        try:
+            stop_if_given_up()
+        except GivenUpError:
+            given_up.set()
+            raise
+
+    task = asyncio.create_task(threads.run(call, USUAL, "alice"))
+    await asyncio.to_thread(entered.wait)
+    task.cancel()
+    await asyncio.wait({task})
+    gate.set()
+    assert await asyncio.to_thread(given_up.wait, 60)
+    # The thread is free again, and a call that is wanted goes on.
+    await threads.run(stop_if_given_up, USUAL, "bob")

@@ -1,0 +1,271 @@
+"""A batch: which it is, by budget, fairness and order, and whose results are whose."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smart_embedder.errors import InferenceError
+from smart_embedder.requests import Outputs, TextEmbedding
+from smart_embedder.scheduling.batcher import (
+    BULK_WEIGHT,
+    INTERACTIVE_WEIGHT,
+    Batch,
+    Limits,
+    Node,
+    Path,
+    form_batch,
+)
+from smart_embedder.scheduling.job import Job
+from tests.smart_embedder.fakes import FakeModel
+from tests.smart_embedder.scheduling.jobs import MODEL, OTHER, batch_of, job
+
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
+
+
+ROOT = Node(0)
+CLASSES = {False: Node(0, INTERACTIVE_WEIGHT), True: Node(1, BULK_WEIGHT)}
+
+
+def served(*counts: float) -> list[Node]:
+    """Nodes of clients or jobs, in order of arrival, that were served so many tokens."""
+    return [Node(order, served=count) for order, count in enumerate(counts)]
+
+
+def paths(jobs: list[Job], counts: list[Node] | None = None) -> dict[Job, Path]:
+    """Where jobs of one client wait, in order of arrival."""
+    clients, nodes = {False: Node(0), True: Node(1)}, counts or served(*[0.0] * len(jobs))
+    return {
+        job: Path(ROOT, CLASSES[job.is_bulk], clients[job.is_bulk], node)
+        for job, node in zip(jobs, nodes, strict=True)
+    }
+
+
+def choose(jobs: list[Job], limits: Limits, counts: list[Node] | None = None) -> Batch:
+    """The batch that `form_batch` makes of jobs of one client."""
+    return form_batch(paths(jobs, counts), lambda _: limits, most_lead=1000)
+
+
+def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
+    return [(jobs.index(part.job), part.start, part.stop) for part in batch.slices]
+
+
+CHOICES = {
+    "everything that fits": ([job(2, 3), job(4)], [0, 0], 9, [(0, 0, 2), (1, 0, 1)]),
+    "a part of what is larger than the budget": ([job(4, 4, 4)], [0], 9, [(0, 0, 2)]),
+    "alone what is longer than the budget": ([job(50), job(1)], [0, 32], 9, [(0, 0, 1)]),
+    "who was served less": ([job(9), job(9), job(9)], [13, 11, 12], 9, [(1, 0, 1)]),
+    "a long one whatever its length": ([job(8192), job(5)], [11, 12], 9, [(0, 0, 1)]),
+    "two long ones evenly": (
+        [job(*[2] * 10), job(*[2] * 10)],
+        [0, 0],
+        8,
+        [(0, 0, 2), (1, 0, 2)],
+    ),
+    "smaller ones in place of what does not fit": (
+        [job(5), job(8), job(3)],
+        [0, 0, 6],
+        9,
+        [(0, 0, 1), (2, 0, 1)],
+    ),
+    "the model of whoever is next": (
+        [job(2), job(2, model=OTHER), job(2)],
+        [5, 0, 5],
+        9,
+        [(1, 0, 1)],
+    ),
+    "an interactive one before bulk that came first": (
+        [job(4, bulk=True), job(4)],
+        [0, 0],
+        8,
+        [(1, 0, 1), (0, 0, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_a_batch_holds(case: str) -> None:
+    jobs, counts, budget, expected = CHOICES[case]
+    nodes = served(*counts)
+    batch = choose(jobs, Limits(budget), nodes)
+    assert taken(batch, jobs) == expected
+    assert batch.model is jobs[expected[0][0]].model
+    assert taken(choose(jobs, Limits(budget), nodes), jobs) == expected, "it changes nothing"
+
+
+def test_the_client_that_was_served_less_is_first_however_many_jobs_the_other_has() -> None:
+    alice, bob = served(100, 50)
+    jobs = [*(job(4) for _ in range(9)), job(4)]
+    clients = [alice] * 9 + [bob]
+    waiting = {
+        each: Path(ROOT, CLASSES[False], client, Node(order))
+        for order, (each, client) in enumerate(zip(jobs, clients, strict=True))
+    }
+    assert form_batch(waiting, lambda _: Limits(4), 4).slices[0].job is jobs[-1]
+
+
+@pytest.mark.parametrize(("lead", "is_taken"), [(53, True), (54, True), (55, False)])
+def test_beside_one_that_was_passed_over_nobody_is_ahead_by_more_than_a_forward(
+    lead: int, is_taken: bool
+) -> None:
+    """The rest of a forward of 64 tokens, in which 100 do not fit, is no gift."""
+    jobs = [job(40), job(100), job(10)]
+    batch = form_batch(paths(jobs, served(0, 0, lead)), lambda _: Limits(64), 64)
+    assert [part.job for part in batch.slices] == [jobs[0], *([jobs[2]] if is_taken else [])]
+
+
+def test_a_batch_may_be_limited_in_requests_and_in_sequences_also_by_its_model() -> None:
+    jobs = [job(1, 1), job(1, 1), job(1, 1)]
+    assert taken(choose(jobs, Limits(9, max_requests=2)), jobs) == [(0, 0, 2), (1, 0, 2)]
+    assert len(choose(jobs, Limits(9, max_sequences=4)).sequences) == 4
+    limited = FakeModel()
+    limited.max_batch_sequences = 3
+    jobs = [job(1, 1, 1, model=limited), job(1, 1, model=limited)]
+    assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
+
+
+@given(
+    st.lists(LENGTHS, min_size=1, max_size=6),
+    st.integers(1, 4000),
+    st.sampled_from([1, 20]),
+    st.sampled_from([7, 10_000]),
+)
+def test_a_batch_is_as_large_as_the_limits_allow_and_no_larger(
+    requests, budget, times, sequences
+) -> None:
+    jobs = [job(*lengths * times) for lengths in requests]
+    batch = choose(jobs, Limits(budget, max_sequences=sequences))
+    assert batch.tokens <= budget or len(batch.sequences) == 1
+    all_sequences = sum(len(each.sequences) for each in jobs)
+    assert len(batch.sequences) == min(sequences, all_sequences) or batch.tokens > budget - 30
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sequences", "expected"),
+    [
+        ([1] * 30, 15, [10, 5]),
+        ([1] * 30, 25, [15, 10]),
+        ([3] * 30, 4, [3, 1]),  # A fourth would make 12 tokens.
+        ([4, 6, 1], 2, [2, 0]),  # Exactly 10.
+        ([4, 7, 1], 2, [1, 1]),
+        ([20, 1, 1], 2, [1, 1]),  # One that is longer than a turn is a turn.
+    ],
+)
+def test_a_turn_holds_as_many_sequences_as_fit_a_64th_of_the_budget(
+    lengths, sequences, expected
+) -> None:
+    jobs = [job(*lengths), job(*lengths)]
+    batch = choose(jobs, Limits(64 * 10, max_sequences=sequences))
+    count = {part.job: part.stop - part.start for part in batch.slices}
+    assert [count.get(each, 0) for each in jobs] == expected
+
+
+class Watched(list):
+    """Sequences that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place):
+        self.looks += 1
+        return super().__getitem__(place)
+
+
+def test_thousands_of_short_sequences_are_taken_in_few_steps() -> None:
+    sequences = Watched([np.zeros(1, np.int64)] * 6400)
+    many = Job(MODEL, sequences, Outputs(dense=True))
+    form_batch(paths([many]), lambda _: Limits(6400), 6400)
+    assert sequences.looks <= 3 * 64
+
+
+@given(st.permutations("abc"), st.integers(1, 6), st.integers(1, 6))
+def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences) -> None:
+    models = {name: FakeModel() for name in "abc"}
+    limits = {
+        models["a"]: Limits(tokens),
+        models["b"]: Limits(99, max_sequences=sequences),
+        models["c"]: Limits(99),
+    }
+    jobs = [job(*[1] * 8, model=models[name]) for name in order]
+    batch = form_batch(paths(jobs), limits.__getitem__, 99)
+    assert batch.model is models[order[0]]
+    assert batch.tokens == {"a": tokens, "b": sequences, "c": 8}[order[0]]
+
+
+# Whose results are whose.
+
+
+async def test_each_job_gets_the_results_of_its_own_sequences() -> None:
+    first, second = job(1, 2, 3), job(4, 5)
+    whole = batch_of((first, 1, 3), (second, 0, 2))
+    assert [len(ids) for ids in whole.sequences] == [2, 3, 4, 5]
+    whole.complete(["b", "c", "d", "e"], 2.0)
+    assert await second.result() == ["d", "e"]
+    assert not first.resolved
+    batch_of((first, 0, 1)).complete(["a"], 1.0)
+    assert await first.result() == ["a", "b", "c"]
+    assert (first.inference_seconds, second.inference_seconds) == (3, 2)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_halves_hold_every_sequence_once_the_first_as_many_as_the_second_or_one_less(counts):
+    jobs = [job(*range(1, count + 1)) for count in counts]
+    whole = batch_of(*jobs)
+    first, second = whole.halves()
+    assert len(second.sequences) - len(first.sequences) in {0, 1}
+    places = [
+        (part.job, place)
+        for half in (first, second)
+        for part in half.slices
+        for place in range(part.start, part.stop)
+    ]
+    assert places == [(each, place) for each in jobs for place in range(len(each.sequences))]
+    assert all(part.count for half in (first, second) for part in half.slices)
+
+
+def test_who_has_left_is_left_out_and_the_rest_fails_together() -> None:
+    here, gone = job(1), job(1)
+    whole = replace(batch_of(gone, here), handed_over=True)
+    gone.cancel()
+    assert [each.job for each in whole.unresolved().slices] == [here]
+    assert whole.unresolved().handed_over
+    whole.fail(InferenceError("no"))
+    assert here.resolved
+
+
+class Shared(FakeModel):
+    """Its results are views of one array, as those of a device are."""
+
+    def launch(self, sequences, outputs):
+        self.sequences = [list(ids) for ids in sequences]
+        self.outputs.append(list(outputs))
+        whole = np.arange(float(len(sequences)), dtype=np.float32)[:, None]
+        return lambda: [TextEmbedding(dense=row) for row in whole]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_results_are_reduced_by_their_job_and_keep_no_other_jobs_alive(shared: bool) -> None:
+    model = Shared()
+    reduced, plain = job(1, 1, 1, model=model), job(1, model=model)
+    reduced.reduce = lambda result: float(result.dense[0]) * 10
+    slices = [(reduced, 1, 3), *([(plain, 0, 1)] if shared else [])]
+    results = batch_of(*slices).launch(model)()
+    assert results[:2] == [0.0, 10.0]
+    if shared:
+        assert results[2].dense[0] == 2
+        assert results[2].dense.base.size == 1, "no view of what the other job has"
+    kept = batch_of((plain, 0, 1)).launch(model)()
+    assert kept[0].dense.base is not None, "a batch of one job is not copied"
+
+
+async def test_an_error_in_place_of_a_result_is_not_reduced() -> None:
+    class Fails(Shared):
+        def launch(self, sequences, outputs):
+            return lambda: [InferenceError("not finite"), TextEmbedding()]
+
+    failing = job(1, 1, model=Fails())
+    failing.reduce = lambda _result: 7
+    results = batch_of((failing, 0, 2)).launch(failing.model)()
+    assert isinstance(results[0], InferenceError)
+    assert results[1] == 7

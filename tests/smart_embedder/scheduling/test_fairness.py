@@ -1,0 +1,200 @@
+"""Permits, divided fairly between the clients that want them."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smart_embedder.errors import QueueFullError
+from smart_embedder.scheduling.fairness import (
+    ConcurrencyLimit,
+    FairSemaphore,
+    failing_with,
+)
+from tests.support.skipped_time import in_skipped_time, now, turns
+
+
+def limit_of(capacity: int, acquire_timeout: float = 0.01) -> ConcurrencyLimit:
+    return ConcurrencyLimit(capacity, acquire_timeout, "the queue is full", lambda: 7)
+
+
+class Holder:
+    """A request inside the limit, until it is let go."""
+
+    def __init__(self, limit: ConcurrencyLimit, client: str) -> None:
+        self._gate = asyncio.Event()
+        self.inside = asyncio.Event()
+        self.task = asyncio.create_task(self._run(limit, client))
+
+    async def _run(self, limit: ConcurrencyLimit, client: str) -> str:
+        async with limit.hold(client):
+            self.inside.set()
+            await self._gate.wait()
+        return client
+
+    async def let_go(self) -> str:
+        self._gate.set()
+        return await self.task
+
+
+async def holders(limit: ConcurrencyLimit, clients: str) -> list[Holder]:
+    made = [Holder(limit, client) for client in clients]
+    for each in made:
+        await each.inside.wait()
+    return made
+
+
+@pytest.mark.parametrize(("capacity", "most"), [(1, 1), (2, 1), (4, 3), (32, 24), (200, 150)])
+async def test_a_client_holds_at_most_three_times_what_is_free_and_a_newcomer_finds_room(
+    capacity: int, most: int
+) -> None:
+    limit = FairSemaphore(capacity, times_free=3)
+    while limit.try_acquire("a"):
+        pass
+    assert limit.held_by("a") == most
+    assert limit.try_acquire("b") == (capacity > 1)
+
+
+async def test_a_client_that_may_have_no_more_waits_until_there_is_room_again() -> None:
+    limit = limit_of(4, acquire_timeout=30)
+    alices = await holders(limit, "aaa")
+    waiting = Holder(limit, "a")
+    (bob,) = await holders(limit, "b")
+    await bob.let_go()
+    await turns()
+    assert not waiting.inside.is_set(), "the last place is for somebody else"
+    await alices[0].let_go()
+    await waiting.inside.wait()
+    for each in (*alices[1:], waiting):
+        await each.let_go()
+    assert limit.held == 0
+
+
+async def test_who_returns_its_only_permit_and_waits_goes_before_one_that_holds_another() -> None:
+    limit = limit_of(2, acquire_timeout=60)
+    a, b = await holders(limit, "ab")
+    waiting = [Holder(limit, client) for client in "bab"]
+    await turns()
+    await a.let_go()
+    await waiting[1].inside.wait()
+    assert (limit.held_by("a"), limit.held_by("b")) == (1, 1)
+    for each in (b, *waiting):
+        await each.let_go()
+
+
+async def test_a_permit_handed_to_someone_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
+    permits = FairSemaphore(1)
+    await permits.acquire("a")
+    waiting = asyncio.create_task(permits.acquire("b"))
+    await asyncio.sleep(0)
+    permits.release("a")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert permits.held == 0
+    assert permits.try_acquire("c")
+
+
+@in_skipped_time
+async def test_a_refusal_comes_when_the_time_is_over_and_not_before() -> None:
+    limit, began = limit_of(1, acquire_timeout=5), now()
+    (held,) = await holders(limit, "a")
+    with pytest.raises(QueueFullError) as refused:
+        await Holder(limit, "a").task
+    assert refused.value.retry_after == 7
+    assert now() - began == pytest.approx(5, abs=0.01)
+    assert (limit.held, limit.held_by("a"), limit.held_by("b")) == (1, 1, 0)
+    await held.let_go()
+    assert (limit.held, limit.held_by("a")) == (0, 0)
+
+
+async def test_a_request_that_fails_gives_its_place_back() -> None:
+    limit = limit_of(1)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            async with limit.hold("a"):
+                raise ZeroDivisionError
+    assert limit.held == 0
+
+
+@given(
+    capacity=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.sampled_from(["acquire", "cancel", "release"]), st.integers(0, 5))),
+)
+async def test_no_permit_is_lost_or_given_twice_and_nobody_waits_beside_a_free_one(
+    capacity, steps
+) -> None:
+    permits = FairSemaphore(capacity)
+    waiting: list[tuple[str, asyncio.Task[None]]] = []
+    holding: list[str] = []
+    for step, number in steps:
+        if step == "acquire":
+            client = "abc"[number % 3]
+            waiting.append((client, asyncio.create_task(permits.acquire(client))))
+        elif step == "cancel" and waiting:
+            waiting[number % len(waiting)][1].cancel()
+        elif step == "release" and holding:
+            permits.release(holding.pop(number % len(holding)))
+        await turns(4)
+        holding += [client for client, task in waiting if task.done() and not task.cancelled()]
+        waiting = [each for each in waiting if not each[1].done()]
+        assert permits.held == len(holding) <= capacity
+        assert not waiting or permits.held == capacity
+        assert {client: permits.held_by(client) for client in "abc"} == {
+            client: holding.count(client) for client in "abc"
+        }
+    for _, task in waiting:
+        task.cancel()
+    await turns(4)
+    assert not permits._waiters, "who leaves leaves no trace"
+
+
+async def test_clients_that_hold_equally_many_alternate() -> None:
+    permits, order = FairSemaphore(1), list[str]()
+
+    async def work(client: str) -> None:
+        await permits.acquire(client)
+        order.append(client)
+        await asyncio.sleep(0)
+        permits.release(client)
+
+    await permits.acquire("c")
+    tasks = [asyncio.create_task(work(client)) for client in "aaabbb"]
+    await turns()
+    permits.release("c")
+    await asyncio.gather(*tasks)
+    assert order == list("ababab")
+
+
+@pytest.mark.parametrize(
+    ("ends", "is_cancelled", "expected"),
+    [
+        (["inner"], False, KeyError),
+        (["outer"], False, ValueError),
+        (["outer", "inner", "inner"], False, ValueError),
+        (["inner"], True, asyncio.CancelledError),
+        ([], False, TimeoutError),
+    ],
+)
+async def test_a_block_that_is_ended_raises_its_error_unless_more_is_ended(
+    ends: list[str], is_cancelled: bool, expected: type[BaseException]
+) -> None:
+    scopes: dict[str, asyncio.Timeout] = {}
+
+    async def work() -> None:
+        async with failing_with(ValueError) as outer, failing_with(KeyError) as inner:
+            scopes.update(outer=outer, inner=inner)
+            if not ends:
+                raise TimeoutError("of the work itself")
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await turns()
+    for name in ends:
+        scopes[name].reschedule(0)
+    if is_cancelled:
+        task.cancel()
+    with pytest.raises(expected):
+        await task
+    assert task.cancelling() == int(is_cancelled)

@@ -1,0 +1,406 @@
+"""The queue over time: whose state is kept, who is woken, and what is handed over."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from smart_embedder.errors import DeviceFailedError, UnhealthyError
+from smart_embedder.scheduling.batcher import Batch, Limits
+from smart_embedder.scheduling.job import Job, Purpose
+from smart_embedder.scheduling.queue import JobQueue, Preemption, split_short
+from tests.smart_embedder.fakes import FakeModel
+from tests.smart_embedder.scheduling.jobs import MODEL, OTHER, batch_of, job, queue_of, take
+from tests.support.skipped_time import turns
+
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
+
+
+def serves(*models: FakeModel) -> Callable[[FakeModel], bool]:
+    return lambda model: model in models
+
+
+def jobs_of(batch: Batch) -> list[Job]:
+    return [each.job for each in batch.slices]
+
+
+# Shares of jobs over time.
+
+
+@given(st.lists(st.tuples(LENGTHS, st.booleans()), min_size=1, max_size=6), st.integers(1, 60))
+def test_every_sequence_is_taken_exactly_once_and_in_order_whatever_its_class(
+    requests, budget
+) -> None:
+    jobs = [job(*lengths, bulk=bulk) for lengths, bulk in requests]
+    queue, places = queue_of(*jobs), {each: list[int]() for each in jobs}
+    while (batch := queue.take(lambda _: Limits(budget))) is not None:
+        for part in batch.slices:
+            places[part.job] += range(part.start, part.stop)
+    assert list(places.values()) == [list(range(len(each.sequences))) for each in jobs]
+
+
+def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> None:
+    queue = queue_of(*(job(*[4] * 500) for _ in range(3)))
+    for _ in range(50):
+        take(queue)
+    queue.put(newcomer := job(4))
+    assert newcomer in jobs_of(take(queue))
+
+
+def test_bulk_gets_a_fifth_of_the_device_while_interactive_work_waits() -> None:
+    jobs = [job(*[4] * 4000), job(*[4] * 4000, bulk=True)]
+    queue = queue_of(*jobs)
+    for _ in range(400):
+        take(queue)
+    assert [each.taken / 1600 for each in jobs] == pytest.approx([0.8, 0.2], abs=0.005)
+
+
+def test_a_long_bulk_text_is_taken_though_short_ones_fit_beside_interactive_work() -> None:
+    queue = queue_of(long := job(100, bulk=True))
+    for number in range(100):
+        queue.put(job(5 + 3 * (number % 4)))
+        queue.put(job(4, bulk=True, client="b"))
+        queue.put(job(4, bulk=True))
+        take(queue)
+        if not long.waiting:
+            break
+    assert not long.waiting
+
+
+def test_a_long_job_beside_its_own_clients_short_ones_gets_its_share() -> None:
+    queue = queue_of(long := job(*[16] * 100))
+    for _ in range(100):
+        while len(queue.jobs) < 20:
+            queue.put(job(2))
+        take(queue)
+    # A twentieth of the tokens, as each of the others.
+    assert long.taken in {4, 5}
+
+
+# Shares of clients over time.
+
+
+def test_a_client_with_one_request_at_a_time_is_always_in_the_next_batch() -> None:
+    queue = queue_of(*(job(*[20] * 64, client="alice") for _ in range(300)))
+    for _ in range(50):
+        queue.put(bob := job(20, client="bob"))
+        take(queue, 512)
+        assert not bob.waiting
+        queue.put(job(*[20] * 64, client="alice"))
+
+
+def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it() -> None:
+    """Alice's requests fill the batches that hold all of Bob's, too; then Carol sends a bulk load.
+
+    Bob always has a request that waits, as two clients with two connections each would have.
+    """
+    queue = queue_of(job(10, client="bob"))
+    for _ in range(200):
+        queue.put(job(*[100] * 9, client="alice"))
+        queue.put(job(10, client="bob"))
+        take(queue, 1000)
+    queue.put(job(*[100] * 3000, client="carol"))
+    queue.put(own := job(*[100] * 9, client="alice"))
+    for _ in range(4):
+        take(queue, 1000)
+    assert not own.waiting
+
+
+@settings(max_examples=40)
+@given(
+    length=st.integers(1, 30),
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    budget=st.integers(4, 40),
+)
+def test_clients_that_always_have_work_get_equal_shares_however_they_send_it(
+    length, sizes, budget
+) -> None:
+    """In jobs of any size; of each client, so much waits that it could fill a batch."""
+    queue, taken = JobQueue(), Counter[str]()
+    for _ in range(60):
+        waiting = Counter[str]()
+        for each in queue.jobs:
+            waiting[each.client] += each.waiting_tokens
+        for number, size in enumerate(sizes):
+            client = str(number)
+            while waiting[client] < budget:
+                queue.put(job(*[length] * size, client=client))
+                waiting[client] += length * size
+        taken.update(take(queue, budget).client_tokens)
+    assert max(taken.values()) - min(taken.values()) <= budget + length
+
+
+def test_work_that_another_device_did_for_a_client_is_forgiven_up_to_a_forward() -> None:
+    """Without the bound Alice would wait until Bob has caught up."""
+    queue = JobQueue()
+    for _ in range(100):
+        queue.put(job(100, client="alice", model=OTHER))
+        take(queue, 100, serves=serves(OTHER))
+        queue.put(job(1, client="bob", model=MODEL))
+    queue.put(own := job(50, client="alice", model=MODEL))
+    queue.put(job(*[50] * 100, client="carol", model=MODEL))
+    for _ in range(6):
+        take(queue, 100, serves=serves(MODEL))
+    assert not own.waiting
+
+
+def test_who_waits_for_nothing_is_forgotten_and_who_waits_is_not() -> None:
+    queue = queue_of(*(job(4, client=str(number)) for number in range(50)))
+    queue.put(job(*[4] * 500, client="stays"))
+    for _ in range(100):
+        take(queue)
+    assert queue._clients.keys() == {(False, "stays")}
+    queue = queue_of(leaving := job(4, client="alice"))
+    leaving.cancel()
+    assert not queue._clients
+    assert queue._root.clock == 0, "nobody waits"
+
+
+# Who waits, and how much.
+
+
+def test_tokens_that_wait_are_counted_in_and_out() -> None:
+    first, second = job(4, 4, 4), job(5)
+    queue = queue_of(first, second)
+    assert (queue.waiting_tokens, queue.jobs) == (17, [first, second])
+    batch = take(queue, 8)
+    assert queue.waiting_tokens == 17 - batch.tokens
+    queue.hand_over(batch)
+    assert queue.waiting_tokens == 17
+    first.cancel()
+    assert (queue.waiting_tokens, queue.jobs) == (5 + batch.tokens, [second])
+    second.cancel()
+    assert queue.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "tokens"),
+    [
+        ([], 0),
+        ([job(5, 6, 7)], 18),
+        ([job(5, purpose=Purpose.RERANKING)], 0),
+        ([job(*[5] * 9), job(5, 5)], 20),
+        ([job(5, 5, 5), job(3, purpose=Purpose.RERANKING)], 18),
+        ([job(9, purpose=Purpose.RERANKING), job(4, client="a"), job(4, client="b")], 12),
+    ],
+)
+def test_before_the_shortest_job_leaves_each_other_job_is_served_as_much(jobs, tokens) -> None:
+    queue = queue_of(*jobs)
+    assert queue.tokens_before_place(Purpose.EMBEDDING) == tokens
+    for each in jobs:
+        each.cancel()
+
+
+# Devices.
+
+
+async def test_a_device_that_waits_is_woken_by_what_it_serves_and_is_left_to_it() -> None:
+    queue = JobQueue()
+    consumer = queue.consumer(serves(MODEL))
+    waits = asyncio.create_task(consumer.wait())
+    await turns()
+    queue.put(job(4, model=OTHER))
+    await turns()
+    assert not waits.done()
+    queue.put(job(4))
+    take(queue, serves=serves(MODEL))  # By another device, before it runs.
+    await turns()
+    assert (waits.done(), consumer.idle) == (False, True)
+    queue.put(job(4))
+    await turns()
+    assert (waits.done(), consumer.idle) == (True, False)
+
+
+async def test_busy_devices_are_told_of_what_arrives_unless_an_idle_one_takes_it() -> None:
+    queue, told = JobQueue(), list[tuple[str, Job]]()
+    busy, unfit, idle = (queue.consumer(serves(*each)) for each in ([MODEL], [OTHER], [MODEL]))
+
+    busy.on_arrival = lambda job: told.append(("busy", job))
+    unfit.on_arrival = lambda job: told.append(("unfit", job))
+    queue.put(first := job(4))
+    assert told == [("busy", first)]
+    take(queue)
+    waits = asyncio.create_task(idle.wait())
+    await turns()
+    queue.put(job(4))
+    await turns()
+    assert waits.done()
+    assert told == [("busy", first)]
+
+
+def test_each_device_takes_the_jobs_of_its_models() -> None:
+    queue = queue_of(first := job(4), second := job(4, model=OTHER), third := job(4))
+    assert jobs_of(take(queue, serves=serves(MODEL), among=[second, third])) == [third]
+    assert jobs_of(take(queue, serves=serves(MODEL))) == [first]
+    assert queue.take(lambda _: Limits(16), serves(MODEL)) is None
+    assert jobs_of(take(queue, serves=serves(OTHER))) == [second]
+
+
+async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_serves_it() -> None:
+    queue = queue_of(job(4))
+    given = replace(take(queue), handed_over=True)
+    served, other = (
+        asyncio.create_task(queue.consumer(serves(model)).wait()) for model in (MODEL, OTHER)
+    )
+    await turns()
+    queue.hand_over(given)
+    await turns()
+    assert (served.done(), other.done()) == (True, False)
+    other.cancel()
+    queue.put(job(4))
+    assert queue.take(lambda _: Limits(16), serves(OTHER)) is None
+    assert take(queue, among=queue.jobs).slices != given.slices, "what preempts is no such batch"
+    assert take(queue).slices == given.slices
+    assert queue.take(lambda _: Limits(16)) is None
+
+
+@pytest.mark.parametrize("stays", [1, 0])
+async def test_of_a_batch_that_is_handed_over_only_what_someone_waits_for_is_taken(stays) -> None:
+    queue = queue_of(gone := job(4), *(here := [job(4)] * stays))
+    queue.hand_over(take(queue))
+    gone.cancel()
+    batch = queue.take(lambda _: Limits(16))
+    assert (batch and jobs_of(batch)) == (here or None)
+    assert not queue.has_work(serves(MODEL))
+
+
+# Failures.
+
+
+async def error_of(failed: Job) -> Exception:
+    with pytest.raises(UnhealthyError) as raised:
+        await failed.result()
+    return raised.value
+
+
+async def test_the_jobs_of_a_model_without_devices_fail_wherever_they_wait() -> None:
+    handed = [job(16, model=model) for model in (MODEL, OTHER)]
+    queue = queue_of(*handed)
+    for batch in [take(queue) for _ in handed]:
+        queue.hand_over(batch)
+    queue.put(waiting := job(4))
+    queue.put(other := job(4, model=OTHER))
+    queue.fail(DeviceFailedError("gone"), serves(MODEL))
+    for each in (handed[0], waiting):
+        assert str(await error_of(each)) == "gone"
+    assert queue.waiting_tokens == 16 + 4
+    assert [jobs_of(take(queue)) for _ in range(2)] == [[handed[1]], [other]]
+
+
+async def test_a_closed_queue_fails_what_waits_and_all_that_comes_later() -> None:
+    queue = queue_of(taken := job(16), handed := job(16), waiting := job(4))
+    batch = take(queue)
+    queue.hand_over(take(queue))
+    queue.close(UnhealthyError("closed"))
+    queue.hand_over(batch)
+    queue.put(late := job(4))
+    for each in (taken, handed, waiting, late):
+        assert str(await error_of(each)) == "closed"
+    assert (queue.jobs, queue.waiting_tokens) == ([], 0)
+    assert not queue.has_work(lambda _: True)
+
+
+# Short jobs that preempt a long forward.
+
+
+def preemption(
+    queue: JobQueue, *jobs: Job, seconds: float = 10.0, budget: int = 9999
+) -> tuple[Preemption, list[Batch]]:
+    """One of a forward of these jobs, and the batches that it starts."""
+    started, consumer = list[Batch](), queue.consumer(serves(MODEL, OTHER))
+    made = Preemption(batch_of(*jobs), seconds, consumer, lambda _: Limits(budget), started.append)
+    return made, started
+
+
+ARRIVALS = {
+    "a short one of the same client": (job(12, client="bulk"), True),
+    "a short one of another client": (job(5, 7), True),
+    "one of another model": (job(12, model=OTHER), True),
+    "one of like length": (job(13), False),
+    "bulk beside interactive": (job(12, bulk=True), False),
+    "one of whose client the forward has as much": (job(3, client="same"), False),
+}
+
+
+@pytest.mark.parametrize("case", ARRIVALS)
+def test_what_is_an_eighth_of_what_another_has_and_of_no_lower_class_preempts(case: str) -> None:
+    arrived, preempts = ARRIVALS[case]
+    queue = queue_of(arrived)
+    offered, started = preemption(queue, job(96, client="bulk"), job(20, client="same"))
+    offered.offer([arrived])
+    assert [jobs_of(batch) for batch in started] == ([[arrived]] if preempts else [])
+    arrived.cancel()
+
+
+@pytest.mark.parametrize(("length", "preempts"), [(95, False), (96, True)])
+def test_the_shortest_job_does_not_preempt_what_reads_the_weights_no_longer(
+    length: int, preempts: bool
+) -> None:
+    """Clients of single words would make those of questions wait for all of them."""
+    queue = queue_of(arrived := job(3))
+    offered, started = preemption(queue, job(length, client="bulk"))
+    offered.offer([arrived])
+    assert bool(started) is preempts
+
+
+@pytest.mark.parametrize(
+    ("length", "budget", "preempts"), [(256, 9999, True), (257, 9999, False), (8, 7, False)]
+)
+def test_what_preempts_is_within_256_tokens_and_the_budget(length, budget, preempts) -> None:
+    queue = queue_of(arrived := job(length))
+    offered, started = preemption(queue, job(8192, client="bulk"), budget=budget)
+    offered.offer([arrived])
+    assert bool(started) is preempts
+
+
+def test_of_what_was_taken_in_part_or_waits_no_longer_nothing_preempts() -> None:
+    queue = queue_of(begun := job(4, 4), gone := job(4))
+    take(queue, 4, among=[begun])
+    gone.cancel()
+    offered, started = preemption(queue, job(96, client="bulk"))
+    offered.offer([begun, gone])
+    assert started == []
+
+
+def test_one_batch_preempts_at_a_time_and_all_together_no_longer_than_the_forward() -> None:
+    queue = queue_of(first := job(6))
+    offered, started = preemption(queue, job(96, client="bulk"), seconds=10.0)
+    offered.offer([first])
+    later = [job(3), job(3), job(50)]
+    for each in later:
+        queue.put(each)
+        offered.offer([each])
+    assert len(started) == 1
+    offered.ended(4.0)
+    assert [jobs_of(batch) for batch in started] == [[first], later[:2]]
+    queue.put(job(1))
+    offered.ended(6.0)
+    assert len(started) == 2, "its time is used up"
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(1, 90), min_size=1, max_size=6), st.sampled_from("abc")),
+        min_size=1,
+        max_size=8,
+    )
+)
+# Short jobs of two clients: without that of "b", the rest is less than eight times that of "a".
+@example([([8], "b"), ([27], "b"), ([1, 1, 1, 22, 90, 90], "b"), ([30], "a")])
+def test_a_batch_is_split_into_its_short_jobs_and_a_rest_that_is_never_empty(requests) -> None:
+    jobs = [job(*lengths, client=client) for lengths, client in requests]
+    batch = batch_of(*jobs)
+    short, rest = split_short(batch)
+    assert rest.slices
+    assert sorted(map(id, short.slices + rest.slices)) == sorted(map(id, batch.slices))
+    assert 8 * max((part.tokens for part in short.slices), default=0) <= batch.tokens
+
+
+def test_more_short_jobs_than_one_batch_may_hold_stay_with_the_long_ones() -> None:
+    batch = batch_of(job(8192, client="bulk"), *(job(60, client=client) for client in "abcde"))
+    short, rest = split_short(batch)
+    assert (short.slices, rest.slices) == ([], batch.slices)

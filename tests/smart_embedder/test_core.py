@@ -1,0 +1,235 @@
+"""The engine without HTTP: results, batches, who waits, failures and closing."""
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from smart_embedder.core import EngineCore
+from smart_embedder.errors import (
+    DrainingError,
+    EmptyInputError,
+    InferenceError,
+    LoadingError,
+    OutOfMemoryError,
+    QueueFullError,
+    StartupError,
+    UnhealthyError,
+)
+from smart_embedder.interface import DefaultModels, Measured, ModelInfo, ModelState
+from smart_embedder.pipelines.reranking import RerankRequest
+from smart_embedder.requests import EmbedRequest
+from smart_embedder.settings import EngineSettings
+from tests.smart_embedder.engines import engine_for, entered, hold, let_go, queued
+from tests.smart_embedder.fakes import ALL, FakeModel, FakeReranker, loaded, loading, settings_of
+
+
+async def test_no_texts_is_an_error() -> None:
+    async with engine_for(FakeModel()) as engine:
+        with pytest.raises(EmptyInputError):
+            await engine.embed(EmbedRequest([]))
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_token", "least", "most"), [(0.001, 1, 1), (3.0, 2, 13), (1000.0, 30, 30)]
+)
+async def test_a_refused_caller_is_told_when_to_come_back_which_is_not_later_than_clients_do(
+    seconds_per_token, least, most, monkeypatch
+) -> None:
+    """A place is free when one that waits is taken, or when one that is scored has its scores."""
+    monkeypatch.setattr("smart_embedder.core._ACQUIRE_TIMEOUT", 0.01)
+    model, reranker = FakeModel(), FakeReranker()
+    settings = {"max_queue_size": 1, "rerank_max_queue": 1, "seconds_per_token": seconds_per_token}
+    async with engine_for(model, reranker=reranker, **settings) as engine:
+        held = await hold(engine, model)
+        waits = asyncio.create_task(engine.embed(EmbedRequest(["waits"])))
+        await queued(engine, 5)
+        scored = asyncio.create_task(engine.rerank(RerankRequest("q", ["a" * 4])))
+        await queued(engine, 5 + 5)
+        with pytest.raises(QueueFullError, match="1 embedding requests wait") as refused:
+            await engine.embed(EmbedRequest(["refused"]))
+        with pytest.raises(QueueFullError, match="1 rerank requests are in work") as not_scored:
+            await engine.rerank(RerankRequest("q", ["refused"]))
+        let_go(model)
+        await asyncio.gather(held, waits, scored)
+    assert least <= refused.value.retry_after <= most
+    assert least <= not_scored.value.retry_after <= 3 * most
+
+
+async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    engine = engine_for(FakeModel())
+    await engine.start()
+    monkeypatch.setattr("smart_embedder.scheduling.queue.JobQueue.take", broken)
+    # Who waits for it is told, and so is whoever comes later.
+    with capture_logs() as log:
+        for _ in range(2):
+            with pytest.raises(UnhealthyError, match="consumer has ended"):
+                await engine.embed(EmbedRequest(["a"]))
+    assert [each["event"] for each in log] == ["consumer_ended"]
+    assert engine.failure is not None
+    await engine.close()
+
+
+async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(caplog) -> None:
+    both = embedder, dense = FakeModel(), FakeModel()
+    for model in both:
+        model.asynchronous = model.held = True
+    async with engine_for(embedder, dense=dense) as engine:
+        embedder.failures.append(RuntimeError("one"))
+        dense.failures.append(RuntimeError("other"))
+        request = asyncio.create_task(engine.embed(EmbedRequest(["a"], ALL)))
+        for model in both:  # Else the second is not launched, as nobody waits for it.
+            await entered(model)
+        for model in both:
+            let_go(model)
+        with pytest.raises(InferenceError):
+            await request
+        result = await engine.embed(EmbedRequest(["a"]))
+    gc.collect()
+    assert result.embeddings[0].dense == np.float32([97])
+    assert "never retrieved" not in caplog.text
+
+
+async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() -> None:
+    def broken(_: EngineSettings):
+        raise StartupError("no such model in /home/me/models")
+
+    engine = EngineCore(EngineSettings(), loader=broken)
+    with pytest.raises(LoadingError):
+        await engine.embed(EmbedRequest(["a"]))
+    with pytest.raises(StartupError, match="no such model"):
+        await engine.start()
+    with pytest.raises(UnhealthyError, match="could not be loaded; the log says") as caught:
+        await engine.embed(EmbedRequest(["a"]))
+    with pytest.raises(UnhealthyError, match="could not be loaded; the log says"):
+        engine.loaded()
+    assert "no such model" in str(caught.value.__cause__)
+    assert "/home/me" not in f"{engine.failure} {caught.value}"
+    await engine.close()
+
+
+async def test_closing_ends_a_start_that_is_under_way() -> None:
+    models = loaded(FakeModel())
+    entered, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def held(settings: EngineSettings) -> DefaultModels:
+        loop.call_soon_threadsafe(entered.set)
+        gate.wait()
+        return loading(models)(settings)
+
+    engine = EngineCore(settings_of(models), held)
+    starting = asyncio.create_task(engine.start())
+    await entered.wait()
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    gate.set()
+    await closing
+    assert starting.cancelled()
+    assert not [each for each in threading.enumerate() if each.name.startswith("device")]
+
+
+async def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
+    model, reranker = FakeModel(), FakeReranker()
+    model.name, reranker.name = "a/one", "b"
+    infos = (ModelInfo("a/one", "bfloat16", {}), ModelInfo("b", "int8", {}))
+    models = replace(loaded(model, reranker=reranker), infos=infos)
+    names = {"embedding_model": "a/one", "dense_embedding_model": "a/one"}
+    engine = EngineCore(settings_of(models, reranker_model="b", **names), loading(models))
+
+    def shown() -> list[tuple[object, ...]]:
+        return [
+            (each.name, each.task, each.state, each.info and each.info.dtype, bool(each.makes))
+            for each in engine.statuses
+        ]
+
+    assert [each[2:] for each in shown()] == [(ModelState.LOADING, None, False)] * 2
+    async with engine:
+        assert shown() == [
+            ("a/one", "embed", ModelState.READY, "bfloat16", True),
+            ("b", "rerank", ModelState.READY, "int8", True),
+        ]
+        assert all(each.pinned for each in engine.statuses)
+    for name in ("none", "late-interaction"):
+        alone = EngineCore(EngineSettings(reranker_model=name, **names), loading(models))
+        assert [each.name for each in alone.statuses] == ["a/one"]
+
+
+@pytest.mark.parametrize("error", [MemoryError, OutOfMemoryError])
+async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread(error) -> None:
+    embedder, reranker = FakeModel(), FakeReranker()
+    models = loaded(embedder, reranker=reranker)
+
+    def with_broken_reranker(settings: EngineSettings) -> DefaultModels:
+        made = loading(models)(settings)
+        first, last = made.models
+        copy = replace(last.models[0], measure=lambda _: out_of_memory())
+        return replace(made, models=(first, replace(last, models=(copy,))))
+
+    def out_of_memory() -> Iterator[Measured | None]:
+        yield None
+        raise error("20 GiB are missing")
+
+    engine = EngineCore(settings_of(models), with_broken_reranker)
+    with pytest.raises(StartupError, match="does not fit the memory .*: 20 GiB are missing"):
+        await engine.start()
+    assert [each.state for each in engine.statuses] == [ModelState.FAILED] * 2
+    await engine.close()
+    assert not [each for each in threading.enumerate() if each.name.startswith("device")]
+
+
+async def test_aborting_waits_for_no_tokenizer() -> None:
+    """Texts that a tokenizer thread has, that wait for it, and that come later."""
+    reads, gate = threading.Event(), threading.Event()
+
+    class Slow(FakeModel):
+        def tokenize(self, *arguments, **options):
+            reads.set()
+            assert gate.wait(60)
+            return super().tokenize(*arguments, **options)
+
+    model = Slow()
+    engine = engine_for(model, shutdown_timeout=0.05, tokenizer_threads=1)
+    await engine.start()
+    tasks = [asyncio.create_task(engine.embed(EmbedRequest(["text " * 99]))) for _ in range(5)]
+    while not reads.is_set():  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    await engine.close()
+    assert not gate.is_set()
+    for task in tasks:
+        with pytest.raises(DrainingError):
+            await task
+    engine.abort()
+    assert not model.batches
+    gate.set()
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+async def test_closing_waits_for_a_forward_that_nobody_waits_for_but_not_for_ever(is_stuck) -> None:
+    model = FakeModel()
+    engine = engine_for(model, shutdown_timeout=0.05 if is_stuck else 30)
+    await engine.start()
+    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(EmbedRequest(["a"])))]
+    if not is_stuck:
+        for task in tasks:
+            task.cancel()
+    closing = asyncio.create_task(engine.close())
+    for task in tasks:
+        with pytest.raises(DrainingError if is_stuck else asyncio.CancelledError):
+            await task
+    if is_stuck:
+        await closing
+    assert closing.done() == is_stuck
+    let_go(model)
+    await closing
+    if not is_stuck:
+        names = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in names if name.startswith("device")]

@@ -1,0 +1,84 @@
+"""What a set of loaded models tells of itself."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.interface import MemoryUsage, ModelAbilities, ModelInfo
+from smart_embedder.requests import UNLIMITED, AnswerMemory, Outputs
+from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
+
+GIGABYTE = 2**30
+
+
+@pytest.mark.parametrize(
+    ("used", "own", "of_others"),
+    [(8, 3, 4), (8, None, 0), (3, 3, 0), (2, 3, 0), (10, 0, 9)],
+)
+def test_what_other_programs_hold_is_what_is_left_apart_from_the_system(used, own, of_others):
+    usage = MemoryUsage(used * GIGABYTE, 64 * GIGABYTE, None if own is None else own * GIGABYTE)
+    assert usage.of_others == of_others * GIGABYTE
+
+
+def test_of_a_small_memory_a_tenth_is_the_systems() -> None:
+    assert MemoryUsage(900, 1000, 100).of_others == 700
+
+
+def test_dense_vectors_come_from_their_own_model_and_the_rest_from_the_embedder() -> None:
+    embedder, dense, reranker = FakeModel(), FakeModel(), FakeReranker()
+    embedder.kinds = Outputs(dense=True, sparse=True)
+    dense.kinds = Outputs(dense=True, colbert=True)
+    alone = loaded(embedder)
+    assert (alone.dense_model, alone.kinds) == (embedder, Outputs(dense=True, sparse=True))
+    both = replace(alone, dense=dense, reranker=reranker)
+    assert both.dense_model is dense
+    assert both.kinds == Outputs(dense=True, sparse=True)
+
+
+def test_the_format_of_a_model_is_its_own_or_that_of_its_device() -> None:
+    models = loaded(FakeModel())
+    infos = (ModelInfo("other", "float16", {}),)
+    assert replace(models, infos=infos).dtype_of(models.embedder) == "float32"
+    infos = (ModelInfo("fake", "int8", {}),)
+    assert replace(models, infos=infos).dtype_of(models.embedder) == "int8"
+
+
+def test_memory_is_that_of_all_devices_that_tell_it() -> None:
+    models = loaded(FakeModel())
+    told = {"free": 5, "total": 9}
+    device = replace(models.device, read_memory=told.__getitem__)
+    both = replace(models, devices=(models.device, device, device))
+    assert (models.read_memory("free"), both.read_memory("total")) == (0, 18)
+
+
+def test_an_answer_holds_the_most_that_it_was_ever_known_to_need() -> None:
+    answer = AnswerMemory(100)
+    assert answer.allowed == 100
+    for size in (60, 40):
+        answer.need(size, "vectors", "less")
+    answer.need_more(40, "tokens", "less")
+    with pytest.raises(
+        InvalidRequestError, match="tokens need 101 bytes, and this answer may hold"
+    ):
+        answer.need_more(1, "tokens", "less")
+    with pytest.raises(InvalidRequestError):
+        answer.check(101, "vectors", "less")
+    UNLIMITED.check(10**15, "vectors", "less")
+
+
+def test_an_embedder_makes_its_kinds_and_reads_the_types_that_change_something() -> None:
+    model = FakeModel()
+    model.kinds = Outputs(dense=True, colbert=True)
+    made = ModelAbilities.of(model, "embed")
+    assert (made.kinds, made.input_types, made.max_length) == (("dense", "colbert"), (), 100)
+    model.prompts = MappingProxyType({"passage": "p: "})
+    assert ModelAbilities.of(model, "embed").input_types == ("document",)
+    model.reads_input_type = True
+    assert ModelAbilities.of(model, "embed").input_types == ("query", "document")
+
+
+def test_a_reranker_makes_scores() -> None:
+    made = ModelAbilities.of(FakeReranker(), "rerank")
+    assert (made.kinds, made.input_types) == (("scores",), ())

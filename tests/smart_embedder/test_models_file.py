@@ -1,0 +1,164 @@
+"""The file of MODELS: each mistake is one sentence with its line."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models_file import read_model_entries
+from smart_embedder.settings import ModelEntry
+from tests.support.no_settings import empty_environment  # noqa: F401 - used by each test
+
+
+def read(folder: Path, text: str) -> tuple[ModelEntry, ...]:
+    path = folder / "models.yaml"
+    path.write_text(text, "utf-8")
+    return read_model_entries(path)
+
+
+def test_a_model_needs_a_name_alone(tmp_path: Path) -> None:
+    (entry,) = read(tmp_path, "- name: acme/encoder\n")
+    assert entry == ModelEntry(name="acme/encoder", location="models.yaml, line 1")
+    assert (entry.task, entry.load, entry.pinned) == ("embed", "first_use", False)
+
+
+def test_every_field_is_read(tmp_path: Path) -> None:
+    fields = {
+        "name": "acme/judge", "task": "rerank", "aliases": ("judge", "j2"), "revision": "3",
+        "device": "cuda:1", "dtype": "bfloat16", "max_length": 512, "pooling": "mean",
+        "normalize": False, "query_prompt": "query: ", "document_prompt": "", "load": "start",
+        "pinned": True,
+    }  # fmt: skip
+    text = """
+# Further models.
+- name: acme/judge
+  task: rerank
+  aliases: [judge, "j2"]
+  revision: "3"
+  device: cuda:1
+  dtype: bfloat16
+  max_length: 512
+  pooling: mean
+  normalize: false
+  query_prompt: "query: "
+  document_prompt: ""
+  load: start
+  pinned: true
+- name: acme/other
+  aliases: other-one
+"""
+    judge, other = read(tmp_path, text)
+    assert judge.model_dump(exclude={"location"}) == fields
+    assert (judge.location, other.location) == ("models.yaml, line 3", "models.yaml, line 16")
+    assert other.aliases == ("other-one",)
+
+
+OF_B = "- name: a/b\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("", 1, "this is no list of models, of which each has a name"),
+        ("models: 3", 1, "this is no list of models, of which each has a name"),
+        (f"\n{OF_B}  task: \x07\n", 3, "there is a character that YAML does not allow"),
+        ("- a\n", 1, "a model needs a name, as in `- name: my/model`"),
+        (f"{OF_B}- load: start\n", 2, "this model has no name"),
+        (f"{OF_B}  dtype: float4\n", 2, "dtype=float4 is not allowed: auto, float16, bfloat16, fl"),
+        (f"{OF_B}  pooling: median\n", 2, "pooling=median is not allowed: cls, last_token, max, m"),
+        (f"{OF_B}\n  load: later\n", 3, "load=later is not allowed: start or first_use"),
+        (f"{OF_B}  pinned: 1\n", 2, "pinned=1 is not allowed: true or false"),
+        (f"{OF_B}  max_length: 0\n", 2, "max_length=0 is not allowed: a number of tokens, at leas"),
+        (f"{OF_B}  revision: 3\n", 2, "revision=3 is not allowed: a branch, tag or commit, in quo"),
+        (f"{OF_B}  aliases: [1]\n", 2, "aliases=[1] is not allowed: a name, or a list of names"),
+        (f"{OF_B}  alias: c\n", 2, "alias is nothing that a model has: the nearest is aliases"),
+        (f"{OF_B}  name: c/d\n", 2, "name is there twice for this model"),
+        (f"{OF_B}- name: c/d\n  aliases: A/B\n", 2, "A/B is a name of the model of models.yaml, l"),
+        ("- name: https://u:p@host\n", 1, "name=**********"),
+        ("- name: [a\n", 2, "expected ',' or ']'"),
+        ("- name: !!python/object:os.system a\n", 1, "YAML knows no such value"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(
+    tmp_path: Path, text: str, line: int, message: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(f"models.yaml, line {line}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def read_toml(folder: Path, text: str) -> tuple[ModelEntry, ...]:
+    path = folder / "models.toml"
+    path.write_text(text, "utf-8")
+    return read_model_entries(path)
+
+
+def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
+    in_toml = read_toml(
+        tmp_path,
+        """
+[[models]]
+name = "acme/judge"
+task = "rerank"
+aliases = ["judge", "j2"]
+max_length = 512
+pinned = true
+
+[[models]]
+name = "acme/other"
+aliases = "other-one"
+""",
+    )
+    in_yaml = read(
+        tmp_path,
+        "- {name: acme/judge, task: rerank, aliases: [judge, j2], max_length: 512, pinned: true}\n"
+        "- {name: acme/other, aliases: other-one}\n",
+    )
+    fields = {"exclude": {"location"}}
+    assert [each.model_dump(**fields) for each in in_toml] == [
+        each.model_dump(**fields) for each in in_yaml
+    ]
+    assert in_toml[1].location == "models.toml, model 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "models.toml: this is no list of models, each a table [[models]]"),
+        ("models = 3", "models.toml: this is no list of models, each a table [[models]]"),
+        ("models = [3]", "models.toml, model 1: a model is a table [[models]]"),
+        ("[[models]]\nname = a", "models.toml: Invalid value (at line 2, column 8)"),
+        ("[[models]]\nload = 'start'", "models.toml, model 1: this model has no name"),
+        (
+            "[[models]]\nname = 'a/b'\nload = 'later'",
+            "models.toml, model 1: load=later is not allowed: start or first_use",
+        ),
+        (
+            "[[models]]\nname = 'a/b'\n[[models]]\nname = 'c/d'\nalias = 'e'",
+            "models.toml, model 2: alias is nothing that a model has: the nearest is aliases",
+        ),
+        (
+            "[[models]]\nname = 'a/b'\n[[models]]\nname = 'A/B'",
+            "models.toml, model 2: A/B is a name of the model of models.toml, model 1, too",
+        ),
+    ],
+)
+def test_a_mistake_in_toml_is_told_with_its_model_or_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        read_toml(tmp_path, text)
+    assert str(caught.value) == message
+
+
+@given(st.text())
+def test_whatever_the_file_holds_is_models_or_an_error_of_the_start(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    for each in (read, read_toml):
+        with suppress(StartupError):
+            assert each(tmp_path_factory.getbasetemp(), text)

@@ -1,0 +1,58 @@
+"""The names that other servers have for settings: each leads to a setting of ours, or says why not.
+
+What is said at the start: test_service.py.
+"""
+
+from itertools import chain
+
+import pytest
+
+from app.settings import Settings, unknown_names
+from smart_embedder.other_servers import NAMES, advice
+from smart_embedder.settings import LIBRARY_VARIABLES
+from tests.support.no_settings import empty_environment  # noqa: F401 - used by each test
+
+
+def test_each_name_leads_to_settings_and_is_none_itself() -> None:
+    assert not NAMES.keys() & Settings.model_fields.keys()
+    libraries = {name.lower() for name in LIBRARY_VARIABLES}
+    settings = [found for found in NAMES.values() if isinstance(found, tuple)]
+    assert {*chain.from_iterable(settings)} <= Settings.model_fields.keys() | libraries
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        # text-embeddings-inference and embedding-server
+        ("--model-id", "here it is embedding_model or reranker_model"),
+        ("--hostname", "here it is host"),
+        ("--payload-limit", "here it is max_body_bytes"),
+        ("HF_API_TOKEN", "here it is hf_token"),
+        ("--auto-truncate", "texts are cut and reported, unless a request has truncate=false"),
+        # infinity
+        ("--batch-size", "here it is max_batch_sequences"),
+        ("INFINITY_MODEL_ID", "here it is embedding_model or reranker_model"),
+        ("--engine", "there is one engine"),
+        # SIE
+        ("--models-dir", "here it is models"),
+        ("SIE_LOCAL_CACHE", "here it is hf_home"),
+        # vLLM
+        ("--model", "here it is embedding_model or reranker_model"),
+        ("--max-queu-size", None),
+    ],
+)
+def test_a_name_of_another_server_is_known(name: str, said: str | None) -> None:
+    assert advice(name, str.lower, Settings.model_fields) == said
+
+
+def test_a_variable_of_another_server_in_the_environment_is_warned_about() -> None:
+    known = {
+        "API_KEY": "API_TOKEN",
+        "INFINITY_BATCH_SIZE": "MAX_BATCH_SEQUENCES",
+        "MODEL": "EMBEDDING_MODEL or RERANKER_MODEL",
+        "MODEL_ID": "EMBEDDING_MODEL or RERANKER_MODEL",
+        "SIE_DEVICE": "DEVICE",
+    }
+    # Set by a system, by anything, without a setting here, or by programs of SIE's clients.
+    others = ["HOSTNAME", "BATCH_SIZE", "COMPILE", "AUTO_TRUNCATE", "SIE_BASE_URL"]
+    assert dict(unknown_names(dict.fromkeys([*known, *others], "x"))) == known

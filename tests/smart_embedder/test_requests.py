@@ -1,0 +1,59 @@
+"""The records of a request: sizes, copies, and sequences in two parts; a download in words."""
+
+import numpy as np
+import pytest
+
+from smart_embedder.interface import Download, human_size
+from smart_embedder.requests import (
+    JoinedIds,
+    SparseVector,
+    TextEmbedding,
+    TokenizedPair,
+    in_own_memory,
+    join,
+)
+
+IDS = np.arange(5)
+
+
+def test_embeddings_know_their_size_and_copies_share_no_memory_with_a_batch() -> None:
+    batch = np.arange(60, dtype=np.float32)
+    sparse = SparseVector(np.arange(3), batch[5:8])
+    whole = TextEmbedding(batch[:8], sparse, batch[8:20].reshape(3, 4))
+    assert whole.nbytes == 8 * 4 + 3 * (8 + 4) + 12 * 4
+    assert TextEmbedding(sparse=sparse).nbytes == 36
+    copy, shorter = in_own_memory([whole, TextEmbedding(dense=batch[4:9])])
+    pairs = [(copy.dense, whole.dense), (copy.colbert, whole.colbert)]
+    pairs += [(copy.sparse.indices, sparse.indices), (copy.sparse.values, sparse.values)]
+    pairs += [(shorter.dense, batch[4:9])]
+    for ours, theirs in pairs:
+        np.testing.assert_array_equal(ours, theirs)
+        assert not np.shares_memory(ours, theirs)
+    assert shorter == TextEmbedding(dense=shorter.dense)
+    assert in_own_memory([]) == []
+    assert TextEmbedding().nbytes == 0
+
+
+def test_a_sequence_in_two_parts_is_read_as_one() -> None:
+    joined = JoinedIds(IDS, IDS[:2])
+    assert len(joined) == 7
+    assert join(joined).tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert join(IDS) is IDS
+    pair = TokenizedPair(joined, 3, 3, 4, 4)
+    assert pair.ids.tolist() == join(joined).tolist()
+    assert pair.query_exact
+    assert pair.passage_exact
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "said"),
+    [
+        (0, 999_999_999, "0 MB of 1000 MB (0 %)"),
+        (999_999_999, 10**9, "1000 MB of 1.0 GB (99 %)"),
+        (10**9, 10**9, "1.0 GB of 1.0 GB (100 %)"),
+        (1_500_000, 2_300_000_000, "2 MB of 2.3 GB (0 %)"),
+    ],
+)
+def test_a_download_is_told_in_numbers_that_people_read(done: int, total: int, said: str) -> None:
+    assert str(Download("m3", done, total)) == f"m3 is being downloaded: {said}"
+    assert human_size(done) == said.partition(" of ")[0]

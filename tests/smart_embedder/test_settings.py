@@ -1,0 +1,376 @@
+"""Each setting: its default, which values are taken and kept, and which refused."""
+
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import Settings, load_settings
+from smart_embedder.errors import StartupError
+from smart_embedder.settings import (
+    EngineSettings,
+    ModelEntry,
+    allowed_in,
+    public_name,
+    shown,
+)
+from tests.support.no_settings import empty_environment  # noqa: F401 - used by each test
+
+DEFAULTS = {
+    "host": "127.0.0.1", "port": 8000,
+    "embedding_model": "BAAI/bge-m3", "dense_embedding_model": None, "dense_model": "BAAI/bge-m3",
+    "reranker_model": "BAAI/bge-reranker-v2-m3", "model_revision": None,
+    "dense_model_revision": None, "reranker_model_revision": None, "hf_hub_offline": False,
+    "device": "auto", "dtype": "auto", "attention": "auto",
+    "max_input_length": 8192, "embed_max_length": 8192, "qwen_embed_max_length": 32768,
+    "bge_rerank_max_length": 8192, "qwen_rerank_max_length": 32768, "qwen_rerank_batch_size": 16,
+    "max_batch_tokens": "auto", "max_requests_in_batch": None, "max_batch_sequences": None,
+    "batch_wait_ms": 0, "tokenizer_threads": "auto",
+    "max_queue_size": 200, "rerank_max_queue": 32, "request_timeout": 90, "rerank_gpu_timeout": 60,
+    "gpu_process_timeout": None, "shutdown_timeout": 30, "max_sentences_per_request": 1024,
+    "max_rerank_passages": 1024, "max_body_bytes": 16_777_216,
+    "api_token": None, "api_tokens_file": None, "protect_metrics": False,
+    "rate_limit_requests_per_minute": 3600, "rate_limit_burst_size": 120,
+    "embedding_cache_bytes": 0,
+    "trusted_proxies": None, "cors_origins": None,
+    "log_format": "console", "log_level": "info",
+    "otlp_endpoint": None,
+}  # fmt: skip
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    settings = Settings()
+    assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"device": "cpu", "dtype": "float16"}, "DTYPE=float16 is for GPUs"),
+        ({"device": "cpu:0,cpu:1", "dtype": "float16"}, "DTYPE=float16 is for GPUs"),
+        *(
+            ({"device": gpu, "dtype": "INT8"}, f"DTYPE=int8 is for CPUs; with DEVICE={gpu} use")
+            for gpu in ("cuda", "cuda:1", "mps")
+        ),
+        *(
+            (
+                {"device": other, "dtype": "float8"},
+                f"DTYPE=float8 is for NVIDIA GPUs; .*{other} use",
+            )
+            for other in ("cpu", "cpu:0,cpu:1", "mps")
+        ),
+        ({"rerank_gpu_timeout": 90}, "RERANK_GPU_TIMEOUT=90 must be below REQUEST_TIMEOUT=90"),
+        ({"max_queu_size": 1}, "max_queu_size"),
+    ],
+)
+def test_values_that_contradict_each_other_and_names_of_nothing_are_refused(
+    values, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Settings(**values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"device": "auto", "dtype": "float16"},
+        {"device": "cuda", "dtype": "float16"},
+        {"device": "mps", "dtype": "bfloat16"},
+        {"device": "cpu", "dtype": "int8"},
+        {"device": "auto", "dtype": "int8"},
+        {"rerank_gpu_timeout": 89.9},
+    ],
+)
+def test_values_that_go_together_are_taken(values) -> None:
+    settings = Settings(**values)
+    assert {name: getattr(settings, name) for name in values} == values
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "meant"),
+    [
+        ({"max_input_length": 512}, "embed_max_length", 512),
+        ({"max_input_length": 512, "bge_embed_max_length": 1024}, "embed_max_length", 1024),
+        ({"reranker_model": "late-interaction"}, "reranker_name", "BAAI/bge-m3"),
+        ({"reranker_model": "none"}, "reranker_name", "none"),
+        ({"reranker_model": "own/reranker"}, "reranker_name", "own/reranker"),
+        ({"embedding_model": "own/m3"}, "dense_model", "own/m3"),
+        ({"embedding_model": "own/m3", "dense_embedding_model": "a/b"}, "dense_model", "a/b"),
+        ({"device": "cuda:1, cuda:0,cuda:1"}, "devices", ["cuda:1", "cuda:0"]),
+        ({"device": "CPU"}, "devices", ["cpu"]),
+        ({"device": "cpu:0, CPU:1"}, "devices", ["cpu:0", "cpu:1"]),
+        ({"hf_home": "~/models"}, "hub_cache", Path("/home/me/models/hub")),
+    ],
+)
+def test_what_follows_from_several_settings(monkeypatch, values, name: str, meant: object) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert getattr(Settings(**values), name) == meant
+
+
+def test_a_user_without_a_home_folder_is_told_to_name_one() -> None:
+    nobody = Settings(hf_home=Path("~nobody-of-this-name/models"))
+    with pytest.raises(StartupError, match=r"^HF_HOME=\S+ cannot be found: .* set HF_HOME"):
+        _ = nobody.hub_cache
+
+
+# What is told of a setting.
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("dtype", "auto, float16, bfloat16, float32, int8 or float8"),
+        ("reproducible", "true or false"),
+        ("port", "a number from 0 to 65535"),
+        ("bge_embed_max_length", "a number of tokens, at least 1"),
+        ("trusted_proxies", "addresses and networks separated by commas, such as 10.0.0.1,"),
+        ("pooling", "cls, last_token, max, mean, mean_sqrt_length or weighted_mean"),
+        ("host", ""),
+    ],
+)
+def test_what_is_allowed_is_told_by_the_type(name: str, text: str) -> None:
+    assert allowed_in(Settings.model_fields[name]).startswith(text)
+
+
+def test_what_a_model_of_the_file_may_have_is_told_by_the_type_too() -> None:
+    fields = ModelEntry.model_fields
+    names = ("task", "dtype", "revision", "pinned")
+    assert [allowed_in(fields[name]) for name in names] == [
+        "embed or rerank",
+        "auto, float16, bfloat16, float32, int8 or float8",
+        "a branch, tag or commit, in quotes",
+        "true or false",
+    ]
+    assert allowed_in(fields["location"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_shown"),
+    [
+        ("PORT", "eighty", True),
+        ("API_TOKEN", "x", False),
+        ("EMBEDDING_MODEL", "user:key@hub/m3", False),
+        ("EMBEDDING_MODEL", "own/m3?x", True),
+        ("EMBEDDING_MODEL", "https://hub.example/m3", False),
+        ("CORS_ORIGINS", "https://app.example.com:port", True),
+        ("OTLP_ENDPOINT", "collector:4318", True),
+        ("OTLP_ENDPOINT", "collector:4318/key", False),
+        ("OTLP_ENDPOINT", "ftp://collector.example/", True),
+        ("QUERY_PROMPT", "a/b", True),
+    ],
+)
+def test_a_value_is_shown_unless_it_may_hold_a_password_or_a_key(
+    name: str, value: str, is_shown: bool
+) -> None:
+    assert shown(value, Settings.model_fields[name.lower()]) == (
+        value if is_shown else "**********"
+    )
+
+
+def test_settings_of_a_program_come_from_it_alone(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float64\n")
+    monkeypatch.setenv("MAX_QUEUE_SIZE", "none")
+    settings = EngineSettings(device="cpu")
+    assert (settings.device, settings.dtype, settings.max_queue_size) == ("cpu", "auto", 200)
+
+
+# Values.
+
+# What is wrong for each of these.
+WRONG = {
+    "0": (
+        *("MODEL_MEMORY_THRESHOLD", "GPU_PROCESS_TIMEOUT", "MAX_BATCH_TOKENS"),
+        *("MAX_REQUESTS_IN_BATCH", "TOKENIZER_THREADS", "MAX_QUEUE_SIZE", "REQUEST_TIMEOUT"),
+        *("MAX_SENTENCES_PER_REQUEST", "QWEN_RERANK_BATCH_SIZE", "MAX_RERANK_PASSAGES"),
+        "RATE_LIMIT_REQUESTS_PER_MINUTE",
+    ),
+    "-1": (
+        *("PORT", "BATCH_WAIT_MS", "SHUTDOWN_DELAY", "MAX_INPUT_LENGTH", "RATE_LIMIT_BURST_SIZE"),
+        *("RERANK_MAX_QUEUE", "EMBEDDING_CACHE_BYTES"),
+    ),
+    "inf": ("SHUTDOWN_DELAY", "REQUEST_TIMEOUT"),
+    "many": (
+        *("MAX_BATCH_TOKENS", "PORT", "MAX_BATCH_SEQUENCES", "RATE_LIMIT_REQUESTS_PER_MINUTE"),
+        *("SHUTDOWN_TIMEOUT", "REPRODUCIBLE", "HF_HUB_OFFLINE", "PROTECT_METRICS"),
+        *("DTYPE", "ATTENTION", "LOG_FORMAT", "LOG_LEVEL", "MODEL_ALIASES", "DEVICE"),
+        *("TRUSTED_PROXIES", "CORS_ORIGINS", "OTLP_ENDPOINT"),
+    ),
+    "   ": ("EMBEDDING_MODEL", "RERANKER_MODEL"),
+}
+WRONG_ONES = {
+    "PORT": ["65536"],
+    "BATCH_WAIT_MS": ["1000.1"],
+    "MODEL_MEMORY_THRESHOLD": ["1.01"],
+    "BGE_EMBED_MAX_LENGTH": ["1.5"],
+    "MAX_BODY_BYTES": ["32M"],
+    "DTYPE": ["float64"],
+    "ATTENTION": ["flash"],
+    "MODEL_ALIASES": ["small=,large=BAAI/bge-m3"],
+    "DEVICE": ["gpu", "cuda:x", "cuda:0,cpu", "cpu:0,cuda:0", "cpu,cpu:0"],
+    "TRUSTED_PROXIES": ["10.0.0.1/8", "10.0.0.256"],
+    "CORS_ORIGINS": ["null"],
+    "OTLP_ENDPOINT": ["collector:4318", "http://", "http://collector:port", "grpc://a:4317"],
+}
+
+ZERO_OR_MORE = ("PORT", "BATCH_WAIT_MS", "SHUTDOWN_DELAY", "EMBEDDING_CACHE_BYTES")
+AT_LEAST_1 = (
+    *("MODEL_MEMORY_THRESHOLD", "MAX_INPUT_LENGTH", "MAX_BATCH_TOKENS", "MAX_REQUESTS_IN_BATCH"),
+    *("MAX_BATCH_SEQUENCES", "TOKENIZER_THREADS", "QWEN_RERANK_BATCH_SIZE", "MAX_QUEUE_SIZE"),
+    *("MAX_SENTENCES_PER_REQUEST", "MAX_BODY_BYTES"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for value, names in WRONG.items() for name in names),
+        *((name, value) for name, values in WRONG_ONES.items() for value in values),
+    ],
+)
+def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
+    monkeypatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert str(caught.value).startswith(f"{name}={value} is not allowed: ")
+    assert not str(caught.value).endswith(f"see {name} in .env.example")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        *((name, "0", 0) for name in ZERO_OR_MORE),
+        *((name, "1", 1) for name in AT_LEAST_1),
+        ("PORT", "65535", 65_535),
+        ("BATCH_WAIT_MS", "1000", 1000),
+        ("QUERY_PROMPT", "a" * 4096, "a" * 4096),
+        ("DTYPE", "BFloat16", "bfloat16"),
+        ("DEVICE", "CPU", "cpu"),
+        ("MODEL_ALIASES", " small = own/bge ,b=c=d", {"small": "own/bge", "b": "c=d"}),
+        (
+            "TRUSTED_PROXIES",
+            "10.0.0.1, 172.16.0.0/12,fd00::/8",
+            tuple(map(ip_network, ("10.0.0.1/32", "172.16.0.0/12", "fd00::/8"))),
+        ),
+        (
+            "CORS_ORIGINS",
+            "https://App.example.com/, http://localhost:3000,https://a.example:443,*",
+            ("https://app.example.com", "http://localhost:3000", "https://a.example", "*"),
+        ),
+        ("OTLP_ENDPOINT", " http://collector:4318 ", "http://collector:4318"),
+        ("OTLP_ENDPOINT", "https://collector/v1/traces", "https://collector/v1/traces"),
+        ("EMBEDDING_MODEL", " own/m3 ", "own/m3"),
+        ("EMBEDDING_MODEL", "./models/m3@2:1", "./models/m3@2:1"),
+        ("RERANKER_MODEL", "None", "none"),
+        ("RERANKER_MODEL", "Late-Interaction ", "late-interaction"),
+        ("RERANKER_MODEL", "Own/Reranker", "Own/Reranker"),
+    ],
+)
+def test_a_value_is_taken_up_to_its_limits_and_kept_as_it_is_meant(
+    monkeypatch, name: str, value: str, kept: object
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert getattr(load_settings(), name.lower()) == kept
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("QUERY_PROMPT", "a" * 4097, "QUERY_PROMPT=aaa.* is not allowed: a text of at most 4,096"),
+        # Of several the wrong one is named.
+        ("TRUSTED_PROXIES", "10.0.0.1,any", "TRUSTED_PROXIES=any is not allowed: addresses and"),
+        *(
+            ("CORS_ORIGINS", f"https://a.example,{wrong}", r"CORS_ORIGINS=\S+ is not .*: origins")
+            for wrong in (
+                "https://a.example/page",
+                "https://user@a.example",
+                "https://a.example:port",
+                "null",
+                "https:",
+            )
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_text_or_a_list_is_refused(monkeypatch, name, value, message) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StartupError, match=f"^{message}"):
+        load_settings()
+
+
+def test_aliases_are_a_dictionary_in_a_program() -> None:
+    assert Settings(model_aliases={"small": "own/bge"}).model_aliases == {"small": "own/bge"}
+
+
+@pytest.mark.parametrize(
+    ("names", "value"),
+    [
+        *(
+            (["OTLP_ENDPOINT"], address)
+            for address in (
+                *("http://user:hush@collector:4318", "http://collector:4318?token=hush"),
+                *("collector:4318/hush", "http://collector:4318#hush", "http://a:4318/ hush"),
+            )
+        ),
+        (["EMBEDDING_MODEL"], "https://user:hush@hub.example/m3"),
+        (["EMBEDDING_MODEL"], "user:hush@hub.example/m3"),
+        (["DENSE_EMBEDDING_MODEL"], "https://hub.example/m3?token=hush"),
+        (["RERANKER_MODEL"], "https://hub.example/hush/m3"),
+        (["PORT"], "http://:hush@localhost"),
+    ],
+)
+def test_a_password_or_key_in_an_address_is_refused_and_never_shown(
+    monkeypatch, names: list[str], value: str
+) -> None:
+    for name in names:
+        monkeypatch.setenv(name, value)
+        with pytest.raises(StartupError) as caught:
+            load_settings()
+        monkeypatch.delenv(name)
+        assert str(caught.value).startswith(f"{name}=********** is not allowed: ")
+        values: dict[str, Any] = {name.lower(): value}
+        with pytest.raises(ValueError, match=name.lower()) as raised:
+            Settings(**values)
+        assert "hush" not in f"{caught.value} {raised.value}"
+
+
+# What a model is called in public: where its folder lies is never told.
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        *((name, name) for name in ("BAAI/bge-m3", "bge-m3", "late-interaction", "none")),
+        *(
+            (folder, "bge-m3")
+            for folder in (
+                *("/home/me/models/bge-m3", "/home/me/models/bge-m3/", "/home/me/models/bge-m3//"),
+                *("/home/me/models/other/../bge-m3", "./bge-m3", "../models/bge-m3/"),
+                *("~/models/bge-m3", "models/of/mine/bge-m3", "C:\\models\\bge-m3"),
+                "https://user:secret@hub.example/models/bge-m3",
+            )
+        ),
+    ],
+)
+def test_a_hub_id_is_its_own_name_and_a_folder_is_called_by_the_end_of_its_path(name, told) -> None:
+    assert public_name(name) == told
+
+
+def test_a_folder_is_one_though_it_looks_like_a_hub_id_and_has_a_name_where_one_stands_in_it(
+    tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "there" / "my-bge").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert public_name("there/my-bge") == "my-bge"
+    assert public_name("there/another") == "there/another"
+    monkeypatch.chdir(tmp_path / "there" / "my-bge")
+    public_name.cache_clear()
+    assert public_name(".") == "my-bge"
+    assert public_name("/") == "model"
+    public_name.cache_clear()

@@ -1,0 +1,96 @@
+"""What the loader tells libraries before they are imported."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import smart_embedder
+from smart_embedder import startup as loading
+from smart_embedder.models import loader
+from smart_embedder.settings import EngineSettings
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": "/bin"})
+
+
+@pytest.mark.parametrize(
+    ("already", "name", "value"),
+    [
+        ({}, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "x:64"}, "PYTORCH_CUDA_ALLOC_CONF", "x:64"),
+        # PyTorch's own newer name wins.
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, "PYTORCH_CUDA_ALLOC_CONF", None),
+        # Threads sleep soon unless the user says how they wait.
+        ({}, "GOMP_SPINCOUNT", "2000"),
+        ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT", "7"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "GOMP_SPINCOUNT", None),
+    ],
+)
+def test_libraries_are_told_what_users_say(already, name, value) -> None:
+    os.environ.update(already)
+    loading._prepare_libraries()
+    assert os.environ.get(name) == value
+
+
+def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.getswitchinterval()
+    monkeypatch.setattr(loading, "read_ahead", lambda *_: None)
+    monkeypatch.setattr(loader.EntryLoader, "load_defaults", lambda _: None)
+    try:
+        for interval, expected in (0.005, 1e-4), (2e-5, 2e-5):
+            sys.setswitchinterval(interval)
+            loading.load_models(EngineSettings())
+            assert sys.getswitchinterval() == pytest.approx(expected)
+    finally:
+        sys.setswitchinterval(before)
+
+
+START = """
+import json, sys, threading
+from pathlib import Path
+import app.main
+app.main.app
+from smart_embedder.models import load
+load.link_ahead()
+[each.join() for each in threading.enumerate() if each.name == "link"]
+print(json.dumps('torch' in sys.modules))
+print(json.dumps('libtorch_cpu' in Path('/proc/self/maps').read_text()))
+_, embedder, reranker = sys.argv
+settings = load.EngineSettings(embedding_model=embedder, reranker_model=reranker, device='cpu')
+load.load_models(settings)
+import torch
+print(json.dumps((Path(torch.__file__).parent / 'lib/libtorch_cuda.so').exists()))
+print(json.dumps([name for name in ('torch._dynamo', 'huggingface_hub') if name in sys.modules]))
+"""
+
+
+def test_at_a_start_pytorchs_library_is_linked_before_its_import_and_nothing_needless_imported(
+    tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
+) -> None:
+    """A start from local folders, of the app's modules and the loader."""
+    done = subprocess.run(
+        [sys.executable, "-c", START, tiny_m3, tiny_qwen],
+        env={
+            "OMP_DISPLAY_ENV": "VERBOSE",
+            "PYTHONPATH": str(Path(smart_embedder.__file__).parents[1]),
+        },
+        cwd=tmp_path,  # Our own folder may hold an .env.
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    imported, linked, for_cuda, needless = map(json.loads, done.stdout.splitlines())
+    # Neither PyTorch's compiler nor the hub's library.
+    assert needless == []
+    if sys.platform == "linux":
+        assert not imported
+        assert linked or for_cuda
+        # OpenMP reads the process's environment when it is linked, after the app was created.
+        assert "GOMP_SPINCOUNT = '2000'" in done.stderr
