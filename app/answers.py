@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from smart_embedder.requests import (
+from smart_embedder.results import (
     EmbeddingResult,
     RerankResult,
     SparseVector,

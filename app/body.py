@@ -28,10 +28,11 @@ from starlette.requests import ClientDisconnect
 
 from app.context import NATIVE, preference
 from app.error_responses import not_json
+from app.errors import ClientGoneError, UnsupportedMediaError
 from app.logs import escape_text
 from app.schemas import OPENAI_TEXTS, RequestModel, invalid_body
 from app.settings import Settings
-from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
+from smart_embedder.errors import InvalidRequestError
 from smart_embedder.surrogates import parse_with_surrogates
 
 _VALUES_BESIDES_TEXTS = 1024

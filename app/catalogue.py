@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from app.errors import UnknownModelError
 from app.logs import escape_text
 from app.settings import Settings
-from smart_embedder.errors import StartupError, UnknownModelError
+from smart_embedder.errors import StartupError
 from smart_embedder.settings import LATE_INTERACTION
 
 _MAX_QUOTED = 100

@@ -11,8 +11,8 @@ from starlette.types import Scope
 
 from app.http_metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.middleware.tokens import DEFAULT_NAME
-from smart_embedder.requests import AnswerMemory, Stage
-from smart_embedder.scheduling.job import Purpose
+from smart_embedder.requests import AnswerMemory, Purpose
+from smart_embedder.results import Stage
 
 # The paths that PROTECT_METRICS protects.
 COUNTERS = ("/stats", "/metrics")

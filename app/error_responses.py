@@ -20,6 +20,17 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from app.context import ErrorFacts, context_of
+from app.errors import (
+    BodyStalledError,
+    BodyTooLargeError,
+    ClientGoneError,
+    ForeignOriginError,
+    NotOperatorError,
+    RateLimitedError,
+    UnauthorizedError,
+    UnknownModelError,
+    UnsupportedMediaError,
+)
 from app.logs import escape_text
 from app.schemas import MAX_PROBLEMS, RequestModel, invalid_body
 from smart_embedder import errors
@@ -30,17 +41,17 @@ log = structlog.get_logger(__name__)
 STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.EmptyInputError: 400,
     errors.KindNotMadeError: 400,
-    errors.UnauthorizedError: 401,
-    errors.ForeignOriginError: 403,
-    errors.UnknownModelError: 404,
-    errors.BodyStalledError: 408,
+    UnauthorizedError: 401,
+    ForeignOriginError: 403,
+    UnknownModelError: 404,
+    BodyStalledError: 408,
     errors.VectorSpaceDiffersError: 412,
-    errors.BodyTooLargeError: 413,
-    errors.UnsupportedMediaError: 415,
+    BodyTooLargeError: 413,
+    UnsupportedMediaError: 415,
     errors.InvalidRequestError: 422,
-    errors.NotOperatorError: 403,
-    errors.RateLimitedError: 429,
-    errors.ClientGoneError: 499,
+    NotOperatorError: 403,
+    RateLimitedError: 429,
+    ClientGoneError: 499,
     # Clients that send it again by themselves would fail one device after the other.
     errors.DeviceCrashedError: 500,
     errors.UnavailableError: 503,
@@ -77,11 +88,11 @@ def status_of(error: SmartEmbedderError) -> int:
 def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
     """The response for `error`; records its code for logs and metrics."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    if isinstance(error, errors.UnauthorizedError):
+    if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, errors.UnsupportedMediaError):
+    if isinstance(error, UnsupportedMediaError):
         headers |= {"Accept": "application/json", "Accept-Encoding": "identity"}
-    if isinstance(error, errors.BodyStalledError):
+    if isinstance(error, BodyStalledError):
         headers["Connection"] = "close"
     problems = error.problems if isinstance(error, errors.InvalidRequestError) else None
     facts = ErrorFacts(_sentence(str(error)), error.code, status_of(error), problems)

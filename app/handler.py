@@ -20,6 +20,7 @@ from starlette.responses import Response
 from app.answers import JSON, Chunk, ChunkedResponse, timings_as_json
 from app.catalogue import ModelCatalogue, Role, ServedModel
 from app.context import RequestContext, context_of, preference
+from app.errors import ClientGoneError
 from app.http_metrics import Metrics
 from app.middleware.rate_limit import TokenBuckets
 from app.schemas import check_passages, check_rerank_options, check_texts
@@ -27,22 +28,11 @@ from app.server import Drain
 from app.settings import Settings
 from smart_embedder.core import EngineCore
 from smart_embedder.devices.memory import SHARE_FOR_LOADING
-from smart_embedder.errors import (
-    ClientGoneError,
-    InferenceTimeoutError,
-    InvalidRequestError,
-    TextTooLongError,
-)
+from smart_embedder.errors import InferenceTimeoutError, InvalidRequestError, TextTooLongError
 from smart_embedder.interface import DownloadStatus, LoadedModels, ModelStatus
-from smart_embedder.pipelines.reranking import sigmoid
-from smart_embedder.requests import (
-    EmbeddingResult,
-    EmbedRequest,
-    RerankRequest,
-    RerankResult,
-    Stage,
-)
-from smart_embedder.scheduling.fairness import failing_with
+from smart_embedder.requests import EmbedRequest, RerankRequest
+from smart_embedder.results import EmbeddingResult, RerankResult, Stage, sigmoid
+from smart_embedder.scheduling.admission import failing_with
 from smart_embedder.vector_space import require_spaces
 
 Result = TypeVar("Result")

@@ -13,6 +13,13 @@ import orjson
 from app import answers as rendering
 from app.answers import report
 from smart_embedder import requests as records
+from smart_embedder.results import (
+    EmbeddingResult,
+    FloatArray,
+    SparseVector,
+    TextEmbedding,
+    TokenStrings,
+)
 from smart_embedder.vectors import (
     MUVERA_WIDTH,
     QuantizedVectors,
@@ -31,7 +38,7 @@ _BASE64_BYTES = 3 << 16
 
 
 def hold_rendering(
-    embeddings: Sequence[records.TextEmbedding],
+    embeddings: Sequence[TextEmbedding],
     request: records.EmbedRequest,
     memory: records.AnswerMemory,
     *,
@@ -54,10 +61,10 @@ class TextVectors:
     """The post-processed vectors of one text; None for a kind not asked for."""
 
     dense: QuantizedVectors | None
-    sparse: records.SparseVector | None
+    sparse: SparseVector | None
     colbert: QuantizedVectors | None
-    muvera: records.FloatArray | None
-    tokens: records.TokenStrings | None
+    muvera: FloatArray | None
+    tokens: TokenStrings | None
 
     @property
     def nbytes(self) -> int:
@@ -72,7 +79,7 @@ class EmbeddingAnswer:
     """An answer before it is rendered; `made_by` tells what made each kind of vectors."""
 
     request: records.EmbedRequest
-    result: records.EmbeddingResult
+    result: EmbeddingResult
     made_by: Mapping[str, Any]
 
     def vectors(self) -> Iterator[TextVectors]:
@@ -87,9 +94,9 @@ class EmbeddingAnswer:
 
 
 def vectors_of(
-    embedding: records.TextEmbedding,
+    embedding: TextEmbedding,
     request: records.EmbedRequest,
-    tokens: records.TokenStrings | None = None,
+    tokens: TokenStrings | None = None,
 ) -> TextVectors:
     """Post-process the vectors of one text."""
     dense, colbert, muvera = embedding.dense, embedding.colbert, None

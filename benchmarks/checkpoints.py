@@ -34,7 +34,7 @@ from transformers import (
 from benchmark import WORDS
 from benchmarks.workload import SYLLABLES
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.cross_encoder import PREFIX, SUFFIX
+from smart_embedder.models.rerankers.llm import PREFIX, SUFFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,14 @@ from smart_embedder.metrics import EngineMetrics
 from smart_embedder.pipelines.cache import CachedPipeline
 from smart_embedder.pipelines.embedding import EmbeddingPipeline
 from smart_embedder.pipelines.reranking import ScoringPipeline
-from smart_embedder.requests import (
-    EmbeddingResult,
-    EmbedRequest,
-    RerankRequest,
-    RerankResult,
+from smart_embedder.requests import EmbedRequest, Purpose, RerankRequest
+from smart_embedder.results import EmbeddingResult, RerankResult
+from smart_embedder.scheduling.admission import (
+    Abortable,
+    Admission,
+    ConcurrencyLimit,
+    TokenizerThreads,
 )
-from smart_embedder.scheduling.admission import Abortable, Admission, TokenizerThreads
-from smart_embedder.scheduling.fairness import ConcurrencyLimit
-from smart_embedder.scheduling.job import Purpose
 from smart_embedder.scheduling.queue import JobQueue
 from smart_embedder.settings import EngineSettings
 

@@ -25,12 +25,11 @@ from smart_embedder.requests import (
     NO_OPTIONS,
     EmbeddingOptions,
     EmbedRequest,
-    FloatArray,
     FusionWeights,
     Outputs,
     RerankRequest,
-    Truncation,
 )
+from smart_embedder.results import FloatArray, Truncation
 from smart_embedder.settings import NO_RERANKER, EngineSettings, explain
 from smart_embedder.startup import load_models
 from smart_embedder.surrogates import without_surrogates

@@ -15,14 +15,10 @@ from smart_embedder.requests import (
     InputType,
     Outputs,
     RerankRequest,
-    SpecialToken,
-    TokenIds,
-    TokenizedPair,
-    TokenizedText,
-    TokenSpans,
     TruncationOptions,
 )
 from smart_embedder.settings import EngineSettings, ModelEntry
+from smart_embedder.tokens import SpecialToken, TokenIds, TokenizedPair, TokenizedText, TokenSpans
 from smart_embedder.vector_space import SCORE, VECTORS, VectorSpace
 
 # The names of prompts that sentence-transformers' encode_query and encode_document look for.

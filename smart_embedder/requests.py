@@ -1,52 +1,23 @@
 """The records that carry a request from stage to stage."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from enum import Enum, auto
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import MuveraSide, OutputDtype
 
 Side = Literal["left", "right"]
 InputType = Literal["query", "document"]
-FloatArray = npt.NDArray[np.float32]
-TokenIds = npt.NDArray[np.int64]
 
 # What an answer may hold, beside so much for each byte of its request's body. The texts themselves
 # and what reading them takes may hold as much again.
 ANSWER_BYTES = 36 << 20
 BYTES_PER_BODY_BYTE = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage of a request, from `began` to `ended` by `time.perf_counter`.
-
-    `name` is `tokenize`, `queue`, `forward` or `render`, and `model` the model it was for. A
-    `forward` lasts from the first batch that held a part of the request to the last; of that the
-    device worked for `device_seconds`.
-    """
-
-    name: str
-    began: float
-    ended: float
-    model: str | None = None
-    device_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds that a request spent in each stage; `queue` is all waiting outside a forward."""
-
-    tokenize: float
-    queue: float
-    inference: float
-    total: float
-    stages: tuple[Stage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,223 +207,38 @@ class RerankRequest:
         return [self.query, *self.passages]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizedText:
-    """A text as the model reads it: `ids` with special tokens, cut to the model's limit.
+class Purpose(Enum):
+    """Which metrics count a request and its forwards."""
 
-    `original_tokens` is its number of tokens uncut, or a lower bound where not `exact`.
+    EMBEDDING = auto()
+    RERANKING = auto()
+    TOKENIZING = auto()
+
+
+def check_rendering(request: EmbedRequest) -> None:
+    """Raise `InvalidRequestError` where what is made of the vectors has no effect.
+
+    This needs no model, so it is known before one is waited for.
     """
-
-    ids: TokenIds
-    original_tokens: int
-    exact: bool = True
-
-    @property
-    def truncated(self) -> bool:
-        """Whether tokens were cut off."""
-        return self.original_tokens > len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class SparseVector:
-    """Lexical weights: `values[i]` float32 > 0 for the token id `indices[i]`, ids ascending."""
-
-    indices: npt.NDArray[np.int64]
-    values: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
-class TextEmbedding:
-    """The vectors of one text; a kind not asked for is None.
-
-    All are float32: `dense` is `[width]`, `colbert` `[tokens - 1, colbert width]`.
-    """
-
-    dense: FloatArray | None = None
-    sparse: SparseVector | None = None
-    colbert: FloatArray | None = None
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """All arrays that it holds, or None, in the order in which `in_own_memory` takes them."""
-        sparse = self.sparse
-        return (self.dense, sparse and sparse.indices, sparse and sparse.values, self.colbert)
-
-    @property
-    def nbytes(self) -> int:
-        """Their size in bytes."""
-        return sum([each.nbytes for each in self.arrays if each is not None])
-
-
-def in_own_memory(results: Sequence[TextEmbedding]) -> list[TextEmbedding]:
-    """The same in memory of their own, and no views of the results of a whole batch.
-
-    It is one block for each kind: many small ones would be new pages for the system each time.
-    """
-    blocks = map(_in_one_block, zip(*(each.arrays for each in results), strict=True))
-    return [
-        TextEmbedding(dense, before.sparse and SparseVector(indices, weights), colbert)
-        for before, dense, indices, weights, colbert in zip(results, *blocks, strict=True)
-    ]
-
-
-def _in_one_block(arrays: Sequence[Any]) -> list[Any]:
-    """Copies that are neighbours in memory; None where there is none."""
-    present = [each for each in arrays if each is not None]
-    if not present:
-        return [None] * len(arrays)
-    block, copies, start = np.concatenate(present), list[Any](), 0
-    for each in arrays:
-        copies.append(None if each is None else block[start : start + len(each)])
-        start += 0 if each is None else len(each)
-    return copies
-
-
-class JoinedIds:
-    """Token ids in two parts, joined where a model reads them.
-
-    The pairs of one query share the first part, which would be copied for each passage otherwise.
-    """
-
-    __slots__ = ("_first", "_length", "_second")
-
-    def __init__(self, first: TokenIds, second: TokenIds) -> None:
-        self._first = first
-        self._second = second
-        self._length = len(first) + len(second)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def join(self) -> TokenIds:
-        """All of them, `[tokens]`."""
-        return np.concatenate((self._first, self._second))
-
-
-TokenSequence = TokenIds | JoinedIds
-
-
-def join(sequence: TokenSequence) -> TokenIds:
-    """The ids of a sequence as one array, `[tokens]`."""
-    return sequence.join() if isinstance(sequence, JoinedIds) else sequence
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizedPair:
-    """A query and a passage as a reranker reads them together, and how much of each it reads.
-
-    Where not `query_exact` or `passage_exact`, its number of tokens is a lower bound.
-    """
-
-    sequence: TokenSequence
-    query_tokens: int
-    query_kept: int
-    passage_tokens: int
-    passage_kept: int
-    query_exact: bool = True
-    passage_exact: bool = True
-
-    @property
-    def ids(self) -> TokenIds:
-        """The ids of both with special tokens, joined anew each time."""
-        return join(self.sequence)
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """A text of the request had `original_tokens`; `model` read only `max_tokens` of them.
-
-    `field` is `sentences`, `query` or `passages`; `index` is the place in a list, 0 for a query.
-    The text was cut from `side`. Where not `exact`, `original_tokens` is a lower bound.
-    """
-
-    field: str
-    index: int
-    model: str
-    max_tokens: int
-    original_tokens: int
-    side: Side = "right"
-    exact: bool = True
-
-    @property
-    def pointer(self) -> str:
-        """The place in the request, as a JSON pointer."""
-        return "/query" if self.field == "query" else f"/{self.field}/{self.index}"
-
-    @property
-    def truncated_tokens(self) -> int:
-        """How many tokens the model did not read."""
-        return self.original_tokens - self.max_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class TokenSpans:
-    """Tokens of a text without special ones: token `i` is `ids[i]`.
-
-    It stands for the characters of the text from `starts[i]` to `stops[i]`. All are `[tokens]`
-    int64.
-    """
-
-    ids: TokenIds
-    starts: TokenIds
-    stops: TokenIds
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialToken:
-    """A token that a model reads before or after every text."""
-
-    id: int
-    string: str
-
-
-@dataclass(frozen=True, slots=True)
-class TokenStrings:
-    """The vocabulary's strings for the tokens behind vectors; None for a kind not asked for.
-
-    `sparse[i]` belongs to the weight `values[i]`, `colbert[i]` to row `i`.
-    """
-
-    sparse: list[str] | None
-    colbert: list[str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingResult:
-    """What `EngineCore.embed` returns: one `TextEmbedding` for each text, in the order given.
-
-    `token_strings` has one entry for each text where `return_tokens` is set. `replaced` are JSON
-    pointers to the strings of the request whose lone surrogates were read as U+FFFD.
-    """
-
-    embeddings: list[TextEmbedding]
-    truncations: list[Truncation]
-    tokens: int
-    timings: Timings
-    token_strings: list[TokenStrings] | None = None
-    replaced: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PartScores:
-    """The scores of one passage for one query; None for a kind that is not made."""
-
-    dense: float | None
-    sparse: float | None
-    colbert: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class RerankResult:
-    """What `EngineCore.rerank` returns: one score for each passage, in the order given.
-
-    `parts` holds the scores behind each one where the embedding model itself was the reranker.
-    `replaced` is as in `EmbeddingResult`.
-    """
-
-    scores: list[float]
-    parts: list[PartScores] | None
-    truncations: list[Truncation]
-    tokens: int
-    timings: Timings
-    replaced: tuple[str, ...] = ()
+    if request.output_dtype != "float32" and not (request.outputs.dense or request.outputs.colbert):
+        raise InvalidRequestError(
+            "the option output_dtype has no effect without dense and ColBERT vectors: leave it "
+            "out, or ask for one of them"
+        )
+    if request.colbert_pool_factor is None:
+        return
+    if not request.outputs.colbert:
+        raise InvalidRequestError(
+            "the option colbert_pool_factor has no effect without ColBERT vectors: leave it "
+            "out, or set return_colbert to true"
+        )
+    if "query" in {request.input_type, request.muvera}:
+        raise InvalidRequestError(
+            "the option colbert_pool_factor is for documents, and these are queries, which "
+            "need all of their vectors: leave it out"
+        )
+    if request.return_tokens:
+        raise InvalidRequestError(
+            "the options return_tokens and colbert_pool_factor exclude each other, because no "
+            "single token stands behind a pooled vector: send one"
+        )

@@ -13,7 +13,7 @@ import torch
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.proof import Target
 from smart_embedder.kernels.target import choose_backend
-from smart_embedder.models.heads.embedder import M3Embedder
+from smart_embedder.models.heads.m3 import M3Embedder
 from tests.support.server import REPOSITORY
 
 CPU = torch.device("cpu")

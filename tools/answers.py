@@ -9,7 +9,7 @@ import numpy.typing as npt
 from safetensors.numpy import load
 
 from app.vector_answers import METADATA_KEY
-from smart_embedder.requests import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 
 SIGNS = ("binary", "ubinary")
 

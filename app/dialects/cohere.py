@@ -33,13 +33,8 @@ from app.response_schemas import Usage
 from app.routing import Router
 from app.schemas import ForeignRequest
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.requests import (
-    EmbeddingResult,
-    EmbedRequest,
-    FloatArray,
-    RerankRequest,
-    RerankResult,
-)
+from smart_embedder.requests import EmbedRequest, RerankRequest
+from smart_embedder.results import EmbeddingResult, FloatArray, RerankResult
 from smart_embedder.vectors import quantize
 
 _DOCUMENTS_OF_A_UNIT = 100

@@ -12,7 +12,7 @@ from app.dialects import tei, tei_schemas
 from app.handler import Call
 from app.response_schemas import Usage
 from app.routing import Router
-from smart_embedder.requests import EmbeddingResult
+from smart_embedder.results import EmbeddingResult
 
 _TAG = {"name": "embedding-server"}
 

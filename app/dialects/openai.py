@@ -26,6 +26,7 @@ from app.catalogue import ServedModel
 from app.context import Dialect, Endpoint, ErrorFacts, context_of
 from app.dialects import fields
 from app.error_responses import NO_422
+from app.errors import NotOperatorError, UnknownModelError
 from app.handler import Call, Service, ServiceDep, embed, embedder_of
 from app.middleware.tokens import DEFAULT_NAME, OPERATOR_NAME
 from app.response_schemas import (
@@ -41,9 +42,9 @@ from app.vector_answers import (
     render_vectors,
     vectors_of,
 )
-from smart_embedder.errors import InvalidRequestError, NotOperatorError, UnknownModelError
-from smart_embedder.pipelines.validation import check_rendering
-from smart_embedder.requests import EmbeddingResult, EmbedRequest, Outputs, TruncationOptions
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.requests import EmbedRequest, Outputs, TruncationOptions, check_rendering
+from smart_embedder.results import EmbeddingResult
 from smart_embedder.vectors import (
     MAX_POOL_FACTOR,
     MuveraSide,

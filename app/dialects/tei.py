@@ -44,6 +44,8 @@ from smart_embedder import requests as records
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.interface import LoadedModels, Model
 from smart_embedder.requests import RerankRequest
+from smart_embedder.results import EmbeddingResult, RerankResult
+from smart_embedder.tokens import SpecialToken, TokenSpans
 
 _ROOT_TAG, _MODEL_TAG = TEI.name, f"{TEI.name}, one model"
 _TAGS = (
@@ -83,7 +85,7 @@ async def embed(body: EmbedRequest, call: handler.Call) -> Response:
     return await _answer(call, body.inputs, result, lambda: render_list(vectors))
 
 
-async def embed_dense(body: EmbedRequest, call: handler.Call) -> records.EmbeddingResult:
+async def embed_dense(body: EmbedRequest, call: handler.Call) -> EmbeddingResult:
     """One dense vector for each text, of the model in the request's path or the default one."""
     request = replace(
         body.request(body.inputs),
@@ -166,7 +168,7 @@ def _reranker_of(call: handler.Call) -> ServedModel | None:
 async def _answer(
     call: handler.Call,
     texts: list[str],
-    result: records.EmbeddingResult | records.RerankResult,
+    result: EmbeddingResult | RerankResult,
     render: Callable[[], Iterable[bytes]],
 ) -> Response:
     """The response with TEI's headers: what was computed, and the milliseconds of each stage."""
@@ -206,7 +208,7 @@ async def tokenize_texts(body: TokenizeRequest, call: handler.Call) -> Response:
             "send fewer texts or shorter ones",
         )
 
-    def split(models: LoadedModels) -> tuple[Model, list[str], list[list[records.TokenSpans]], int]:
+    def split(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
         tokenizer = _loaded(model, models)
         prompt = ""
         if body.prompt_name is not None:
@@ -218,7 +220,7 @@ async def tokenize_texts(body: TokenizeRequest, call: handler.Call) -> Response:
                 )
             prompt = prompts[body.prompt_name]
         texts = [prompt + text for text in body.inputs]
-        spans: list[list[records.TokenSpans]] = [[] for _ in texts]
+        spans: list[list[TokenSpans]] = [[] for _ in texts]
         tokens = 0
         for text, own in zip(texts, spans, strict=True):
             for part in tokenizer.token_spans(text):
@@ -249,8 +251,8 @@ def _loaded(model: ServedModel, models: LoadedModels) -> Model:
 
 def _render_tokens(
     texts: list[str],
-    spans: list[list[records.TokenSpans]],
-    frame: tuple[list[records.SpecialToken], list[records.SpecialToken]],
+    spans: list[list[TokenSpans]],
+    frame: tuple[list[SpecialToken], list[SpecialToken]],
 ) -> Iterator[bytes]:
     before, after = (
         [
@@ -269,7 +271,7 @@ def _render_tokens(
     )
 
 
-def _plain(text: str, parts: list[records.TokenSpans]) -> Iterator[list[dict[str, Any]]]:
+def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]:
     """The tokens of a text that are not special, in pieces."""
     for tokens in parts:
         for begin in range(0, len(tokens.ids), _TOKENS_PER_CHUNK):

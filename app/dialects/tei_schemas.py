@@ -10,8 +10,7 @@ from app.context import RERANK, Dialect, Endpoint, ErrorFacts
 from app.dialects.fields import AnyCase, TextsOrText
 from app.schemas import ForeignRequest
 from smart_embedder import requests as records
-from smart_embedder.requests import DENSE, Outputs, TruncationOptions
-from smart_embedder.scheduling.job import Purpose
+from smart_embedder.requests import DENSE, Outputs, Purpose, TruncationOptions
 
 _ERROR_TYPES = {
     "empty_input": "Empty",

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.context import COUNTERS, RequestContext, context_of, working_endpoint
 from app.error_responses import error_response
+from app.errors import ForeignOriginError, RateLimitedError, UnauthorizedError
 from app.logs import escape_text
 from app.middleware.rate_limit import TokenBuckets
 from app.middleware.tokens import DEFAULT_NAME, ApiTokens
@@ -64,7 +65,7 @@ class CheckOrigin:
                 and headers.get("sec-fetch-site") != "same-origin"
                 and not _is_own(origin, headers.get("host", ""))
             ):
-                error = errors.ForeignOriginError(
+                error = ForeignOriginError(
                     f"a web page of {escape_text(origin)} may not ask: CORS_ORIGINS does not name "
                     "its origin"
                 )
@@ -160,7 +161,7 @@ class RequireTokenAndLimitRate:
                 token, fault = _authorization(scope)
                 context.token_name = self._tokens.name_of(token)
                 if context.token_name is None:
-                    error = errors.UnauthorizedError(f"{fault}: {_HOW}")
+                    error = UnauthorizedError(f"{fault}: {_HOW}")
             if error is not None:
                 wait = self._buckets.take(context.client)
                 wait = max(wait, self._buckets.take(failures))
@@ -173,7 +174,7 @@ class RequireTokenAndLimitRate:
                 wait = self._buckets.peek(failures)
             if wait:
                 seconds = math.ceil(wait)
-                error = errors.RateLimitedError(
+                error = RateLimitedError(
                     f"too many requests: {self._allowed}; try again in {seconds} s",
                     retry_after=seconds,
                 )

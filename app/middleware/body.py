@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.context import context_of
 from app.error_responses import error_response
-from smart_embedder.errors import BodyTooLargeError
+from app.errors import BodyTooLargeError
 
 
 class LimitBody:

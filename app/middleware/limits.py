@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.context import context_of
-from smart_embedder.errors import BodyStalledError, BodyTooLargeError, QueueFullError
+from app.errors import BodyStalledError, BodyTooLargeError
+from smart_embedder.errors import QueueFullError
 from smart_embedder.requests import ANSWER_BYTES, BYTES_PER_BODY_BYTE, AnswerMemory
 
 BODY_SECONDS = 10.0

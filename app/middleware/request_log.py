@@ -23,6 +23,7 @@ from app.client_address import (
 )
 from app.context import Endpoint, RequestContext, context_of, working_endpoint
 from app.error_responses import unforeseen_error_response
+from app.errors import ClientGoneError
 from app.http_metrics import (
     EMBEDDING_ENDPOINT,
     REASON_OF,
@@ -31,8 +32,7 @@ from app.http_metrics import (
 )
 from app.logs import escape_text
 from app.routing import Paths
-from smart_embedder.errors import ClientGoneError
-from smart_embedder.scheduling.job import Purpose
+from smart_embedder.requests import Purpose
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 log = structlog.get_logger(__name__)

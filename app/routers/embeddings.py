@@ -23,13 +23,13 @@ from app.routing import Router
 from app.schemas import EmbeddingFields, EmbeddingRequest, RerankBody
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.interface import LoadedModels
-from smart_embedder.pipelines.validation import check_rendering
 from smart_embedder.requests import (
     EmbedRequest,
     FusionWeights,
     Outputs,
     RerankRequest,
     TruncationOptions,
+    check_rendering,
 )
 from smart_embedder.settings import public_name
 from smart_embedder.vector_space import VECTORS

@@ -8,7 +8,8 @@ import numpy as np
 
 from benchmarks.adapters import Setting, Vectors
 from smart_embedder.core import EngineCore
-from smart_embedder.requests import EmbeddingResult, EmbedRequest, Outputs
+from smart_embedder.requests import EmbedRequest, Outputs
+from smart_embedder.results import EmbeddingResult
 from smart_embedder.settings import EngineSettings
 from smart_embedder.startup import limit_spins, load_models
 

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from qdrant_client import QdrantClient, models
 
-from smart_embedder.requests import Outputs, TextEmbedding
+from smart_embedder.requests import Outputs
+from smart_embedder.results import TextEmbedding
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "smart-embedder/ray")
 _POINTS_AT_ONCE = 128

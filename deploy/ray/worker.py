@@ -25,7 +25,8 @@ from deploy.ray.outputs import (
 )
 from smart_embedder.core import EngineCore
 from smart_embedder.errors import SmartEmbedderError, UnavailableError
-from smart_embedder.requests import EmbedRequest, Outputs, TextEmbedding
+from smart_embedder.requests import EmbedRequest, Outputs
+from smart_embedder.results import TextEmbedding
 from smart_embedder.startup import load_models
 
 Result = TypeVar("Result")

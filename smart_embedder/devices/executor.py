@@ -16,14 +16,11 @@ from smart_embedder.devices import forward_limits as limits
 from smart_embedder.devices.thread import DeviceThread, guarded
 from smart_embedder.interface import Model
 from smart_embedder.metrics import EngineMetrics
+from smart_embedder.requests import Purpose
 from smart_embedder.scheduling.batcher import Batch, Limits
-from smart_embedder.scheduling.job import Job, Purpose
-from smart_embedder.scheduling.queue import (
-    WORTH_PREEMPTING,
-    JobQueue,
-    Preemption,
-    split_short,
-)
+from smart_embedder.scheduling.job import Job
+from smart_embedder.scheduling.preemption import WORTH_PREEMPTING, Preemption, split_short
+from smart_embedder.scheduling.queue import JobQueue
 
 log = structlog.get_logger(__name__)
 

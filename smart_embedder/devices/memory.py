@@ -44,8 +44,7 @@ from smart_embedder.interface import (
     human_size,
 )
 from smart_embedder.metrics import EngineMetrics
-from smart_embedder.scheduling.admission import Abortable
-from smart_embedder.scheduling.fairness import failing_with
+from smart_embedder.scheduling.admission import Abortable, failing_with
 from smart_embedder.settings import LATE_INTERACTION, EngineSettings, ModelEntry
 
 log = structlog.get_logger(__name__)

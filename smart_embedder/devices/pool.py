@@ -17,7 +17,7 @@ from smart_embedder.interface import (
     PlacedModels,
 )
 from smart_embedder.metrics import EngineMetrics
-from smart_embedder.scheduling.job import Purpose
+from smart_embedder.requests import Purpose
 from smart_embedder.scheduling.queue import JobQueue
 from smart_embedder.settings import EngineSettings
 

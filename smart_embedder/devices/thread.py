@@ -20,33 +20,12 @@ from smart_embedder.errors import (
     InferenceError,
     OutOfMemoryError,
 )
+from smart_embedder.interrupts import _current, run_preempting_call
 
 log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 _Work = SimpleQueue[Callable[[], object] | None]
-
-
-# Of each thread, `preempting`: the calls that may preempt its current one.
-_current = threading.local()
-
-
-def run_preempting_call() -> bool:
-    """Run one waiting call that preempts the current one; return whether there was one.
-
-    A model calls this between two layers of a forward. It does nothing in a thread that is not a
-    device thread, and within a call that itself preempts another.
-    """
-    waiting: deque[Callable[[], None]] | None = getattr(_current, "preempting", None)
-    if not waiting:
-        return False
-    answer = waiting.popleft()
-    _current.preempting = None
-    try:
-        answer()
-    finally:
-        _current.preempting = waiting
-    return True
 
 
 class DeviceThread:

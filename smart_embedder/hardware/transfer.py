@@ -14,7 +14,7 @@ from torch import Tensor
 
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.hardware.cpu import empty_in_large_pages
-from smart_embedder.requests import FloatArray
+from smart_embedder.results import FloatArray
 
 # In bytes: the alignment of a result in pinned memory, and the smallest buffer.
 _ALIGNMENT = 64

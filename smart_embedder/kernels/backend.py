@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from smart_embedder.kernels.attention import Attention, eager, matmul, sdpa
 from smart_embedder.kernels.build import MAX_INT8, MAX_INT8_IN_PAIRS
+from smart_embedder.models.files.weights import _parameters
 
 # The name of the kernels in C.
 NATIVE = "native"
@@ -479,3 +480,10 @@ def _linear_by_onednn(layers: Sequence[nn.Linear], activation: str | None = None
 def cpu_features() -> set[str]:
     """What the processor can do, by PyTorch's names."""
     return {name for name, has in torch.cpu.get_capabilities().items() if has is True}
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with these tensors, which are not copied."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    linear.load_state_dict(_parameters(weight, bias), assign=True)
+    return linear

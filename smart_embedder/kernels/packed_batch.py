@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from smart_embedder.requests import TokenIds
+from smart_embedder.tokens import TokenIds
 
 Indices = npt.NDArray[np.int64]
 # The one token of a sequence whose state is read.

@@ -30,11 +30,11 @@ from smart_embedder.kernels.backend import (
     RmsNorm,
     RotaryEmbedding,
     float8_rows,
+    linear_of,
     torch_backend,
 )
 from smart_embedder.kernels.build import MAX_INT8
 from smart_embedder.kernels.packed_batch import PackedBatch, pack
-from smart_embedder.models.files.weights import linear_of
 from smart_embedder.settings import FLOAT8, INT8
 
 log = structlog.get_logger(__name__)

@@ -24,7 +24,7 @@ from smart_embedder.kernels.packed_batch import (
     PackedBatch,
 )
 from smart_embedder.kernels.proof import Proof, try_path, warn_of_refused
-from smart_embedder.requests import TokenIds
+from smart_embedder.tokens import TokenIds
 
 # Each computes at most half as much again as the smallest batch that it takes, or the weights cost
 # more than the tokens; larger forwards take longer than their launches on every GPU.

@@ -6,13 +6,12 @@ measured, is the engine's affair.
 
 import gc
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import structlog
 import torch
@@ -47,15 +46,24 @@ from smart_embedder.models.families.registry import (
 )
 from smart_embedder.models.files import config
 from smart_embedder.models.files.digest import noting
+from smart_embedder.models.files.hub import locate_model, locate_models
 from smart_embedder.models.files.reading import reading, trim_heap
 from smart_embedder.models.files.weights import count_parameters
 from smart_embedder.models.heads import embedder as embedders
 from smart_embedder.models.heads.colbert import ColbertEmbedder, is_colbert
 from smart_embedder.models.heads.dense import DenseEmbedder
+from smart_embedder.models.heads.m3 import HEADS, M3Embedder
 from smart_embedder.models.heads.splade import SpladeEmbedder
-from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, QwenReranker, is_classifier
+from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, is_classifier
+from smart_embedder.models.rerankers.llm import QwenReranker
+from smart_embedder.models.runner import DeviceModel
 from smart_embedder.models.warmup import named_or_chosen, probe
-from smart_embedder.settings import FLOAT8, INT8, EngineSettings, ModelEntry, public_name
+from smart_embedder.settings import (
+    FLOAT8,
+    INT8,
+    EngineSettings,
+    ModelEntry,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -69,52 +77,6 @@ _LONGEST_RUN = 0.1
 _SPARSE_ALONE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
 
 Result = TypeVar("Result")
-
-
-class ModelFolders(NamedTuple):
-    """The folders of the models; None for a model that is not separate."""
-
-    embedding: Path
-    dense: Path | None
-    reranker: Path | None
-
-
-def locate_models(settings: EngineSettings, status: DownloadStatus | None = None) -> ModelFolders:
-    """Find the default models, each in its own revision; download those that are not there."""
-    status = status or DownloadStatus()
-    embedder, dense, reranker = settings.default_entries
-
-    def find(entry: ModelEntry | None, name: str, revision: str | None) -> Path | None:
-        if entry is not None:
-            return locate_model(name, revision, settings, status)
-        _warn_of_revision(name, revision)
-        return None
-
-    return ModelFolders(
-        locate_model(embedder.name, embedder.revision, settings, status),
-        find(dense, settings.dense_model, settings.dense_model_revision),
-        find(reranker, settings.reranker_model, settings.reranker_model_revision),
-    )
-
-
-def locate_model(
-    name: str, revision: str | None, settings: EngineSettings, status: DownloadStatus
-) -> Path:
-    """Find a model by its name in a setting; download it if it is not on the disk."""
-    # Unlike pathlib's, this one does not raise where there is no home folder.
-    folder = Path(os.path.expanduser(name))  # noqa: PTH111
-    if folder.is_dir():
-        _warn_of_revision(name, revision)
-        return folder
-    # Only here: a local folder needs no library of the hub, and without a home there is no cache.
-    from smart_embedder.models.files.hub import Hub, locate  # noqa: PLC0415
-
-    return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline, status))
-
-
-def _warn_of_revision(name: str, revision: str | None) -> None:
-    if revision is not None:
-        log.warning("revision_not_used", model=public_name(name), revision=revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +153,10 @@ def _make_embedder(
         every = ("pooling", "normalize", "query_prompt", "document_prompt")
         overrides.refuse(*every, for_model=f"{name}, a ColBERT model")
         return ColbertEmbedder(name, folder, max_length, target)
-    if any((folder / head).is_file() for head in embedders.HEADS):
+    if any((folder / head).is_file() for head in HEADS):
         kind = f"{name}, which is of bge-m3's kind"
         overrides.refuse("pooling", "normalize", for_model=kind)
-        return embedders.M3Embedder(name, folder, max_length, target)
+        return M3Embedder(name, folder, max_length, target)
     return DenseEmbedder(name, folder, max_length, target, overrides)
 
 
@@ -288,7 +250,7 @@ class EntryLoader:
                 raise StartupError(f"DENSE_EMBEDDING_MODEL={model.name} makes no dense vectors")
         # Before a budget is measured: graphs take of the memory that batches of all models have.
         for copy in (copy for each in loaded for copy in each.models):
-            cast(embedders.DeviceModel[Any], copy.model).capture_graphs()
+            cast(DeviceModel[Any], copy.model).capture_graphs()
         return DefaultModels(tuple(loaded), self)
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
@@ -333,7 +295,7 @@ class EntryLoader:
         self, entry: ModelEntry, folder: Path, placements: Sequence[_Placement]
     ) -> PlacedModels:
         """Load it on each device; those on one memory node share a copy."""
-        copies: dict[tuple[str, int], embedders.DeviceModel[Any]] = {}
+        copies: dict[tuple[str, int], DeviceModel[Any]] = {}
         measured: dict[tuple[str, int], Measured] = {}
         with reading():
             for each in placements:
@@ -347,12 +309,10 @@ class EntryLoader:
             config.read_config(folder).get(config.DEMO_KEY),
         )
 
-    def _load_on(
-        self, placement: _Placement, entry: ModelEntry, folder: Path
-    ) -> embedders.DeviceModel[Any]:
+    def _load_on(self, placement: _Placement, entry: ModelEntry, folder: Path) -> DeviceModel[Any]:
         settings, is_qwen = self._settings, is_qwen3(folder)
         target = self._target_of(entry, folder, placement)
-        model: embedders.DeviceModel[Any]
+        model: DeviceModel[Any]
         if entry.task == "embed":
             usual = settings.qwen_embed_max_length if is_qwen else settings.embed_max_length
             length = entry.max_length or usual
@@ -386,7 +346,7 @@ class EntryLoader:
     def _placed(
         self,
         placement: _Placement,
-        model: embedders.DeviceModel[Any],
+        model: DeviceModel[Any],
         measured: dict[tuple[str, int], Measured],
     ) -> PlacedModel:
         """The model on a device; each copy of it is `measured` once, by its node."""

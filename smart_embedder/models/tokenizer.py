@@ -23,6 +23,7 @@ from tokenizers import Encoding, Tokenizer, normalizers
 from xxhash import xxh3_128_digest
 
 from smart_embedder.errors import StartupError
+from smart_embedder.interrupts import stop_if_given_up
 from smart_embedder.models.files.config import read_config, read_optional
 from smart_embedder.models.files.reading import read_file
 from smart_embedder.models.tokenizer_contradictions import (
@@ -30,16 +31,8 @@ from smart_embedder.models.tokenizer_contradictions import (
     require_unknown_words,
     template_of,
 )
-from smart_embedder.requests import (
-    CUT_AT_END,
-    Side,
-    SpecialToken,
-    TokenIds,
-    TokenizedText,
-    TokenSpans,
-    TruncationOptions,
-)
-from smart_embedder.scheduling.admission import stop_if_given_up
+from smart_embedder.requests import CUT_AT_END, Side, TruncationOptions
+from smart_embedder.tokens import SpecialToken, TokenIds, TokenizedText, TokenSpans
 
 log = structlog.get_logger(__name__)
 

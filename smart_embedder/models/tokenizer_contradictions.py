@@ -18,7 +18,7 @@ from tokenizers.models import BPE, Unigram, WordPiece
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.files.config import read_optional
-from smart_embedder.requests import TokenIds
+from smart_embedder.tokens import TokenIds
 
 log = structlog.get_logger(__name__)
 

@@ -25,7 +25,7 @@ from smart_embedder.hardware.device import (
 from smart_embedder.hardware.transfer import never_finite
 from smart_embedder.interface import Model, human_size
 from smart_embedder.models.files.reading import trim_heap
-from smart_embedder.models.heads.embedder import DeviceModel
+from smart_embedder.models.runner import DeviceModel
 from smart_embedder.requests import Outputs
 
 # The longest forward in seconds, because new requests wait for the one that runs; it also keeps the

@@ -22,16 +22,10 @@ from smart_embedder.pipelines.embedding import (
     truncations_of,
 )
 from smart_embedder.pipelines.validation import check_truncations
-from smart_embedder.requests import (
-    EmbedRequest,
-    Outputs,
-    TextEmbedding,
-    TokenizedText,
-    TruncationOptions,
-    in_own_memory,
-)
-from smart_embedder.scheduling.admission import Admission
-from smart_embedder.scheduling.fairness import ConcurrencyLimit
+from smart_embedder.requests import EmbedRequest, Outputs, TruncationOptions
+from smart_embedder.results import TextEmbedding, in_own_memory
+from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
+from smart_embedder.tokens import TokenizedText
 from smart_embedder.vector_space import VECTORS
 
 # To copy them takes a millisecond; more are copied off the event loop.

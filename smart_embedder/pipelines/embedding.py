@@ -10,21 +10,11 @@ import numpy as np
 from smart_embedder.errors import EmptyInputError
 from smart_embedder.interface import Embedder, LoadedModels
 from smart_embedder.pipelines.validation import check_embedding, check_truncations, text_truncations
-from smart_embedder.requests import (
-    AnswerMemory,
-    EmbeddingResult,
-    EmbedRequest,
-    InputType,
-    Outputs,
-    Stage,
-    TextEmbedding,
-    TokenizedText,
-    TokenStrings,
-    Truncation,
-)
-from smart_embedder.scheduling.admission import Admission, timings_of
-from smart_embedder.scheduling.fairness import ConcurrencyLimit
-from smart_embedder.scheduling.job import Job
+from smart_embedder.requests import AnswerMemory, EmbedRequest, InputType, Outputs
+from smart_embedder.results import EmbeddingResult, Stage, TextEmbedding, TokenStrings, Truncation
+from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
+from smart_embedder.scheduling.job import Job, timings_of
+from smart_embedder.tokens import TokenizedText
 
 _FLOAT_BYTES = 4
 # A token id and a weight.

@@ -5,9 +5,9 @@ from functools import partial
 
 import numpy as np
 
-from smart_embedder.devices.thread import run_preempting_call
 from smart_embedder.errors import InvalidRequestError, RerankerDisabledError
 from smart_embedder.interface import Embedder, LoadedModels, Reranker
+from smart_embedder.interrupts import run_preempting_call
 from smart_embedder.pipelines.embedding import TOKEN_ID_BYTES, vector_bytes
 from smart_embedder.pipelines.validation import (
     check_reranking,
@@ -15,18 +15,16 @@ from smart_embedder.pipelines.validation import (
     pair_truncations,
     text_truncations,
 )
-from smart_embedder.requests import (
+from smart_embedder.requests import FusionWeights, Outputs, Purpose, RerankRequest
+from smart_embedder.results import (
     FloatArray,
-    FusionWeights,
-    Outputs,
     PartScores,
-    RerankRequest,
     RerankResult,
     TextEmbedding,
+    sigmoid,
 )
-from smart_embedder.scheduling.admission import Admission, timings_of
-from smart_embedder.scheduling.fairness import ConcurrencyLimit
-from smart_embedder.scheduling.job import Job, Purpose
+from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
+from smart_embedder.scheduling.job import Job, timings_of
 
 # 4 MiB of them.
 _MOST_PRODUCTS = 1 << 20
@@ -173,10 +171,3 @@ class ScoringPipeline:
 def _tokens_needed(tokens: int) -> tuple[str, str]:
     """What needs memory in a request of so many tokens, and what to do about it."""
     return f"these {tokens} tokens", "send fewer texts or shorter ones"
-
-
-def sigmoid(logits: list[float]) -> list[float]:
-    """Probabilities in float32, without overflow for large values of either sign."""
-    exact = np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
-    probabilities: list[float] = exact.astype(np.float32).tolist()
-    return probabilities

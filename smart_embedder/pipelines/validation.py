@@ -18,12 +18,11 @@ from smart_embedder.requests import (
     Outputs,
     RerankRequest,
     Side,
-    TokenizedPair,
-    TokenizedText,
-    Truncation,
     TruncationOptions,
 )
+from smart_embedder.results import Truncation
 from smart_embedder.settings import MAX_PROMPT_CHARACTERS
+from smart_embedder.tokens import TokenizedPair, TokenizedText
 
 _KINDS = {
     "dense": "dense vectors",
@@ -32,35 +31,6 @@ _KINDS = {
 }
 # Texts that an error names.
 _MOST_NAMED = 10
-
-
-def check_rendering(request: EmbedRequest) -> None:
-    """Raise `InvalidRequestError` where what is made of the vectors has no effect.
-
-    This needs no model, so it is known before one is waited for.
-    """
-    if request.output_dtype != "float32" and not (request.outputs.dense or request.outputs.colbert):
-        raise InvalidRequestError(
-            "the option output_dtype has no effect without dense and ColBERT vectors: leave it "
-            "out, or ask for one of them"
-        )
-    if request.colbert_pool_factor is None:
-        return
-    if not request.outputs.colbert:
-        raise InvalidRequestError(
-            "the option colbert_pool_factor has no effect without ColBERT vectors: leave it "
-            "out, or set return_colbert to true"
-        )
-    if "query" in {request.input_type, request.muvera}:
-        raise InvalidRequestError(
-            "the option colbert_pool_factor is for documents, and these are queries, which "
-            "need all of their vectors: leave it out"
-        )
-    if request.return_tokens:
-        raise InvalidRequestError(
-            "the options return_tokens and colbert_pool_factor exclude each other, because no "
-            "single token stands behind a pooled vector: send one"
-        )
 
 
 def check_embedding(models: LoadedModels, request: EmbedRequest) -> str:

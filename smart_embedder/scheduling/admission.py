@@ -7,19 +7,23 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from typing import Any, TypeVar
 
-from smart_embedder.errors import DrainingError
+from smart_embedder.errors import DrainingError, QueueFullError
 from smart_embedder.interface import Model
+from smart_embedder.interrupts import _given_up
 from smart_embedder.metrics import EngineMetrics
-from smart_embedder.requests import Stage, Timings
-from smart_embedder.scheduling.fairness import FairSemaphore, failing_with
+from smart_embedder.results import Stage
 from smart_embedder.scheduling.job import Job
 from smart_embedder.scheduling.queue import JobQueue
+
+# A client may hold at most this many times what is free, and always one: a newcomer finds room.
+_TIMES_FREE = 3
 
 Result = TypeVar("Result")
 
@@ -31,20 +35,6 @@ _GROWING = {"\ufdfa": 18, "\ufdfb": 8}
 # With the number of texts. A tokenizer takes a quarter of a millisecond for these, which is about
 # what a change to another thread and back takes.
 _FEW_CHARACTERS = 256
-
-# Set when nobody waits any longer for the result of the call that runs on this thread.
-_given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
-
-
-class GivenUpError(Exception):
-    """Nobody waits for the result of this call any longer; seen only on its thread."""
-
-
-def stop_if_given_up() -> None:
-    """Raise `GivenUpError` where nobody waits any longer for the call that runs on this thread."""
-    given_up = _given_up.get()
-    if given_up is not None and given_up.is_set():
-        raise GivenUpError
 
 
 class Abortable:
@@ -209,20 +199,123 @@ async def _all(waits: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     return [await waits[0]] if len(waits) == 1 else await asyncio.gather(*waits)
 
 
-def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
-    """Seconds in each stage until now; `queue` is all time outside tokenizing and forwards.
+class FairSemaphore:
+    """`capacity` permits; a freed one goes to the waiting client that holds the fewest.
 
-    The stages of a job are its wait for the first forward, and from there to the end of the last.
+    With `times_free` a client may hold at most that many times what is free, and always one.
     """
-    total = time.perf_counter() - started
-    stages, inference = [*tokenized], 0.0
-    tokenize = sum(stage.ended - stage.began for stage in stages)
-    for job in jobs:
-        inference += job.inference_seconds
-        taken, completed, model = job.first_taken_at, job.last_completed_at, job.model.name
-        if taken is not None:
-            stages.append(Stage("queue", job.enqueued_at, taken, model))
-            if completed is not None:
-                stages.append(Stage("forward", taken, completed, model, job.inference_seconds))
-    queue = max(0.0, total - tokenize - inference)
-    return Timings(tokenize, queue, inference, total, tuple(stages))
+
+    def __init__(self, capacity: int, times_free: int | None = None) -> None:
+        self._capacity = capacity
+        self._times_free = times_free
+        self._free = capacity
+        self._held: dict[str, int] = {}
+        self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def held(self) -> int:
+        """How many permits are held."""
+        return self._capacity - self._free
+
+    def held_by(self, client: str) -> int:
+        """How many permits one client holds."""
+        return self._held.get(client, 0)
+
+    def may_acquire(self, client: str) -> bool:
+        """Whether this client may have a permit."""
+        held = self.held_by(client)
+        if not self._free or not held or self._times_free is None:
+            return self._free > 0
+        return held + 1 <= self._times_free * (self._free - 1)
+
+    def try_acquire(self, client: str) -> bool:
+        """Take a permit if the client may have one."""
+        if not self.may_acquire(client):
+            return False
+        self._free -= 1
+        self._held[client] = self._held.get(client, 0) + 1
+        return True
+
+    async def acquire(self, client: str) -> None:
+        """Wait for a permit and take it."""
+        if self.try_acquire(client):
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(client, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # It was handed over in the same moment.
+                self.release(client)
+            raise
+        finally:
+            waiters = self._waiters[client]
+            waiters.remove(turn)
+            if not waiters:
+                del self._waiters[client]
+
+    def release(self, client: str) -> None:
+        """Return a permit; the next waiting client gets it at once."""
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        self._free += 1
+        waiting = {
+            name: turn
+            for name, turns in self._waiters.items()
+            if (turn := next((turn for turn in turns if not turn.done()), None)) is not None
+            and self.may_acquire(name)
+        }
+        if waiting:
+            # Who holds the fewest; of equals another one than `client`, so that two alternate.
+            chosen = min(waiting, key=lambda name: (self.held_by(name), name == client))
+            self.try_acquire(chosen)
+            waiting[chosen].set_result(None)
+            # Last in the order, so that clients that hold equally many alternate.
+            self._waiters[chosen] = self._waiters.pop(chosen)
+
+
+@asynccontextmanager
+async def failing_with(
+    error: Callable[[], Exception], seconds: float | None = None
+) -> AsyncIterator[asyncio.Timeout]:
+    """A block that raises what `error` makes after `seconds`.
+
+    Whoever has the timeout that it yields can `reschedule` that, such as to 0: at once.
+    """
+    try:
+        async with asyncio.timeout(seconds) as timeout:
+            yield timeout
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise error() from None
+
+
+class ConcurrencyLimit(FairSemaphore):
+    """At most `capacity` requests at once, of one client at most three times what is free.
+
+    A request that may have no permit waits for `acquire_timeout` seconds at most, and is refused
+    with `full` as the message. `seconds_to_place` gives the Retry-After of a refusal.
+    """
+
+    def __init__(
+        self, capacity: int, acquire_timeout: float, full: str, seconds_to_place: Callable[[], int]
+    ) -> None:
+        super().__init__(capacity, _TIMES_FREE)
+        self._acquire_timeout = acquire_timeout
+        self._full = full
+        self._seconds_to_place = seconds_to_place
+
+    @asynccontextmanager
+    async def hold(self, client: str) -> AsyncIterator[None]:
+        """Hold a permit; raise `QueueFullError` if there is none in time."""
+        async with failing_with(self._error, self._acquire_timeout):
+            await self.acquire(client)
+        try:
+            yield
+        finally:
+            self.release(client)
+
+    def _error(self) -> QueueFullError:
+        return QueueFullError(self._full, retry_after=self._seconds_to_place())

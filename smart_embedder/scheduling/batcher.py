@@ -21,7 +21,9 @@ import numpy as np
 
 from smart_embedder import requests as records
 from smart_embedder.interface import Model
+from smart_embedder.results import TextEmbedding, in_own_memory
 from smart_embedder.scheduling.job import Job
+from smart_embedder.tokens import TokenSequence, join
 
 INTERACTIVE_WEIGHT, BULK_WEIGHT = 4, 1
 # The event loop waits meanwhile: thousands of short sequences are taken in about so many steps.
@@ -59,9 +61,9 @@ class Batch:
     handed_over: bool = False
 
     @cached_property
-    def sequences(self) -> list[records.TokenSequence]:
+    def sequences(self) -> list[TokenSequence]:
         """The token ids of every sequence, slice after slice."""
-        sequences: list[records.TokenSequence] = []
+        sequences: list[TokenSequence] = []
         for each in self.slices:
             sequences += each.job.sequences[each.start : each.stop]
         return sequences
@@ -87,7 +89,7 @@ class Batch:
         outputs: list[records.Outputs] = []
         for each in self.slices:
             outputs += [each.job.outputs] * each.count
-        collect = model.launch(list(map(records.join, self.sequences)), outputs)
+        collect = model.launch(list(map(join, self.sequences)), outputs)
         return partial(self._collect, collect)
 
     def complete(self, results: Sequence[Any], seconds: float) -> None:
@@ -140,11 +142,11 @@ class Batch:
 
 def _without_others(results: Sequence[Any]) -> list[Any]:
     """The results of one job as no views of what others have, too."""
-    embeddings = [each for each in results if isinstance(each, records.TextEmbedding)]
-    copies = iter(records.in_own_memory(embeddings))
+    embeddings = [each for each in results if isinstance(each, TextEmbedding)]
+    copies = iter(in_own_memory(embeddings))
     kept: list[Any] = []
     for each in results:
-        if isinstance(each, records.TextEmbedding):
+        if isinstance(each, TextEmbedding):
             kept.append(next(copies))
         else:
             kept.append(each.copy() if isinstance(each, np.ndarray) else each)

@@ -2,22 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from typing import Any
 
 from smart_embedder.errors import InferenceError, SmartEmbedderError
 from smart_embedder.interface import Model
-from smart_embedder.requests import Outputs, TokenSequence
-
-
-class Purpose(Enum):
-    """Which metrics count a request and its forwards."""
-
-    EMBEDDING = auto()
-    RERANKING = auto()
-    TOKENIZING = auto()
+from smart_embedder.requests import Outputs, Purpose
+from smart_embedder.results import Stage, Timings
+from smart_embedder.tokens import TokenSequence
 
 
 class JobState(Enum):
@@ -155,3 +149,22 @@ class Job:
         if leave is not None:
             leave(self)
         self._dequeued.set()
+
+
+def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
+    """Seconds in each stage until now; `queue` is all time outside tokenizing and forwards.
+
+    The stages of a job are its wait for the first forward, and from there to the end of the last.
+    """
+    total = time.perf_counter() - started
+    stages, inference = [*tokenized], 0.0
+    tokenize = sum(stage.ended - stage.began for stage in stages)
+    for job in jobs:
+        inference += job.inference_seconds
+        taken, completed, model = job.first_taken_at, job.last_completed_at, job.model.name
+        if taken is not None:
+            stages.append(Stage("queue", job.enqueued_at, taken, model))
+            if completed is not None:
+                stages.append(Stage("forward", taken, completed, model, job.inference_seconds))
+    queue = max(0.0, total - tokenize - inference)
+    return Timings(tokenize, queue, inference, total, tuple(stages))

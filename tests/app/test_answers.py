@@ -25,7 +25,7 @@ from app.answers import (
     truncation_as_json,
     vector_as_json,
 )
-from smart_embedder.requests import (
+from smart_embedder.results import (
     PartScores,
     RerankResult,
     SparseVector,

@@ -24,9 +24,10 @@ from app import body
 from app.body import JsonValueCounter
 from app.dialects.cohere import CohereEmbedRequest, DocumentsRequest
 from app.dialects.openai import OpenAIEmbeddingRequest
+from app.errors import ClientGoneError, UnsupportedMediaError
 from app.schemas import EmbeddingRequest, RequestModel, RerankBody
 from app.settings import Settings
-from smart_embedder.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
+from smart_embedder.errors import InvalidRequestError
 from tests.support import bodies
 from tests.support.bodies import validate
 

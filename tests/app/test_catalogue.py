@@ -3,8 +3,9 @@
 import pytest
 
 from app.catalogue import ModelCatalogue, Role
+from app.errors import UnknownModelError
 from app.settings import Settings
-from smart_embedder.errors import StartupError, UnknownModelError
+from smart_embedder.errors import StartupError
 from smart_embedder.settings import ModelEntry
 
 BGE, QWEN = "BAAI/bge-m3", "Qwen/Qwen3-Embedding-0.6B"

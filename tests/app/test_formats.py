@@ -11,10 +11,9 @@ import pytest
 from app import formats as binary
 from app import vector_answers as json_answer
 from app.vector_answers import EmbeddingAnswer
-from smart_embedder.requests import (
+from smart_embedder.requests import EmbedRequest, Outputs
+from smart_embedder.results import (
     EmbeddingResult,
-    EmbedRequest,
-    Outputs,
     SparseVector,
     TextEmbedding,
     Timings,

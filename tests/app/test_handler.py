@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from app import main
 from app.context import Dialect, Endpoint, ErrorFacts, RequestContext
+from app.errors import ClientGoneError
 from app.handler import (
     LARGE_ANSWER_BYTES,
     Call,
@@ -28,21 +29,10 @@ from app.main import create_app
 from app.routing import Router
 from app.schemas import ForeignRequest
 from app.settings import Settings
-from smart_embedder.errors import (
-    ClientGoneError,
-    InferenceTimeoutError,
-    StartupError,
-    UnavailableError,
-)
+from smart_embedder.errors import InferenceTimeoutError, StartupError, UnavailableError
 from smart_embedder.interface import LoadedModels
-from smart_embedder.requests import (
-    EmbedRequest,
-    Outputs,
-    RerankRequest,
-    RerankResult,
-    Stage,
-    Timings,
-)
+from smart_embedder.requests import EmbedRequest, Outputs, RerankRequest
+from smart_embedder.results import RerankResult, Stage, Timings
 from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
 from tests.smart_embedder.further_models import FakeLoader, entries
 from tests.support.in_process import served

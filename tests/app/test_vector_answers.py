@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from app.handler import LARGE_ANSWER_BYTES
 from app.vector_answers import EmbeddingAnswer, hold_rendering, vectors_of
-from smart_embedder.requests import (
-    AnswerMemory,
+from smart_embedder.requests import AnswerMemory, EmbedRequest, Outputs
+from smart_embedder.results import (
     EmbeddingResult,
-    EmbedRequest,
-    Outputs,
     SparseVector,
     TextEmbedding,
     Timings,

@@ -16,13 +16,8 @@ from transformers import BertModel
 from app import schemas
 from app.vector_answers import hold_rendering
 from smart_embedder.pipelines.embedding import vector_bytes
-from smart_embedder.requests import (
-    ANSWER_BYTES,
-    AnswerMemory,
-    EmbedRequest,
-    Outputs,
-    TextEmbedding,
-)
+from smart_embedder.requests import ANSWER_BYTES, AnswerMemory, EmbedRequest, Outputs
+from smart_embedder.results import TextEmbedding
 from tests.support.server import run_server
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import save_colbert

@@ -7,6 +7,7 @@ import torch
 from transformers import Qwen3Config, Qwen3Model, XLMRobertaConfig, XLMRobertaModel
 
 from app.error_responses import status_of
+from app.errors import ClientGoneError
 from app.schemas import EmbeddingRequest, RerankBody
 from launcher.gpu import (
     CPU_LIMITS,
@@ -16,7 +17,6 @@ from launcher.gpu import (
 )
 from scripts.metrics_docs import PAGE as METRICS
 from scripts.metrics_docs import with_table
-from smart_embedder import errors
 from smart_embedder.errors import SmartEmbedderError, StartupError, UnavailableError
 from tests.support.server import REPOSITORY
 
@@ -24,7 +24,7 @@ CONFIGURATION = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="u
 DOCKER = (REPOSITORY / "docs" / "docker.md").read_text(encoding="utf-8")
 API = (REPOSITORY / "docs" / "api.md").read_text(encoding="utf-8")
 # No client receives these: one has no reader, one ends the start, one is a base class.
-NEVER_ANSWERED = {errors.ClientGoneError, StartupError, UnavailableError}
+NEVER_ANSWERED = {ClientGoneError, StartupError, UnavailableError}
 
 
 def subclasses(kind: type[SmartEmbedderError]):

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from smart_embedder.core import EngineCore
 from smart_embedder.errors import RerankerDisabledError
-from smart_embedder.requests import EmbedRequest, Outputs, RerankRequest, TextEmbedding
+from smart_embedder.requests import EmbedRequest, Outputs, RerankRequest
+from smart_embedder.results import TextEmbedding
 from tests.oracle.cases import draw_text, log_uniform
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)

@@ -20,16 +20,17 @@ from smart_embedder.devices.executor import DeviceExecutor
 from smart_embedder.devices.forward_limits import CPU_SECONDS, GPU_SECONDS
 from smart_embedder.errors import InferenceTimeoutError
 from smart_embedder.interface import Model
-from smart_embedder.requests import JoinedIds, TokenSequence, join
+from smart_embedder.requests import Purpose
+from smart_embedder.scheduling.admission import ConcurrencyLimit
 from smart_embedder.scheduling.batcher import (
     BULK_WEIGHT,
     INTERACTIVE_WEIGHT,
     Batch,
     LimitsOf,
 )
-from smart_embedder.scheduling.fairness import ConcurrencyLimit
-from smart_embedder.scheduling.job import Job, JobState, Purpose
+from smart_embedder.scheduling.job import Job, JobState
 from smart_embedder.scheduling.queue import JobQueue
+from smart_embedder.tokens import JoinedIds, TokenSequence, join
 from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
 from tests.simulation.virtual_time import VirtualLoop
 

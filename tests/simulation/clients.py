@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.catalogue import Role, ServedModel
 from app.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
 from app.error_responses import status_of
+from app.errors import ClientGoneError
 from app.handler import Call, Service, cancel_on_disconnect, time_limit
 from app.http_metrics import REASON_OF, Metrics
 from app.middleware.limits import HeldMemory, MemoryBudget
@@ -28,7 +29,6 @@ from app.settings import Settings
 from smart_embedder.core import EngineCore
 from smart_embedder.errors import (
     LONGEST_RETRY_AFTER,
-    ClientGoneError,
     DrainingError,
     InferenceError,
     InferenceTimeoutError,
@@ -39,15 +39,14 @@ from smart_embedder.interface import LoadedModels
 from smart_embedder.pipelines.reranking import fuse, score
 from smart_embedder.requests import (
     DENSE,
-    EmbeddingResult,
     EmbedRequest,
     FusionWeights,
     Outputs,
+    Purpose,
     RerankRequest,
-    TextEmbedding,
     TruncationOptions,
 )
-from smart_embedder.scheduling.job import Purpose
+from smart_embedder.results import EmbeddingResult, TextEmbedding
 from tests.simulation.auditor import OWNER, Auditor, RequestBook
 from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
 from tests.simulation.virtual_time import Moments, VirtualLoop

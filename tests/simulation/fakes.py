@@ -25,20 +25,11 @@ from smart_embedder.interface import (
     PlacedModel,
     PlacedModels,
 )
-from smart_embedder.requests import (
-    CUT_AT_END,
-    InputType,
-    JoinedIds,
-    Outputs,
-    SparseVector,
-    TextEmbedding,
-    TokenIds,
-    TokenizedPair,
-    TokenizedText,
-    TruncationOptions,
-)
-from smart_embedder.scheduling.admission import stop_if_given_up
+from smart_embedder.interrupts import stop_if_given_up
+from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOptions
+from smart_embedder.results import SparseVector, TextEmbedding
 from smart_embedder.settings import EngineSettings, ModelEntry
+from smart_embedder.tokens import JoinedIds, TokenIds, TokenizedPair, TokenizedText
 from tests.simulation.plain import AcceleratorError, PlainEmbedder, PlainModel
 from tests.simulation.virtual_time import Effect, Moments
 

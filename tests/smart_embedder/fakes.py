@@ -19,16 +19,9 @@ from smart_embedder.interface import (
     PlacedModel,
     PlacedModels,
 )
-from smart_embedder.requests import (
-    CUT_AT_END,
-    InputType,
-    Outputs,
-    SparseVector,
-    TextEmbedding,
-    TokenizedPair,
-    TokenizedText,
-    TruncationOptions,
-)
+from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOptions
+from smart_embedder.results import SparseVector, TextEmbedding
+from smart_embedder.tokens import TokenizedPair, TokenizedText
 from tests.simulation.plain import PlainEmbedder, PlainModel
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)

@@ -4,14 +4,8 @@ import numpy as np
 import pytest
 
 from smart_embedder.interface import Download, human_size
-from smart_embedder.requests import (
-    JoinedIds,
-    SparseVector,
-    TextEmbedding,
-    TokenizedPair,
-    in_own_memory,
-    join,
-)
+from smart_embedder.results import SparseVector, TextEmbedding, in_own_memory
+from smart_embedder.tokens import JoinedIds, TokenizedPair, join
 
 IDS = np.arange(5)
 

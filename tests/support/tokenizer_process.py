@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.cross_encoder import QwenTemplate
+from smart_embedder.models.rerankers.llm import QwenTemplate
 from smart_embedder.models.tokenizer import TextTokenizer
 from tests.support.memory import forget_peak, status_bytes
 

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 from tqdm import tqdm
 
-from smart_embedder.requests import InputType, TextEmbedding
+from smart_embedder.requests import InputType
+from smart_embedder.results import TextEmbedding
 from tools.evaluate import quality
 from tools.evaluate.dataset import Dataset
 from tools.evaluate.models import Models

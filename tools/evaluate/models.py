@@ -4,7 +4,8 @@ from http import HTTPStatus
 from typing import Any
 
 from app.formats import SAFETENSORS
-from smart_embedder.requests import InputType, TextEmbedding
+from smart_embedder.requests import InputType
+from smart_embedder.results import TextEmbedding
 from smart_embedder.settings import NO_RERANKER
 from tools.answers import embeddings_in
 from tools.evaluate.representations import COLBERT, KINDS, SPARSE

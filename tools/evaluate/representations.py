@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from smart_embedder.requests import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.vectors import (
     OUTPUT_DTYPES,
     OutputDtype,

@@ -9,7 +9,8 @@ import numpy as np
 from FlagEmbedding import BGEM3FlagModel, FlagReranker
 
 from smart_embedder.models.files.config import read_pooling, read_prompts
-from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
+from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions
+from smart_embedder.results import SparseVector, TextEmbedding
 from tools.references.reference import BATCH, prompt_of
 
 

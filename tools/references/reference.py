@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions, TextEmbedding
+from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions
+from smart_embedder.results import TextEmbedding
 
 # Texts of one padded forward, where a package's own default would need gigabytes.
 BATCH = 8

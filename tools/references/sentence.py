@@ -16,7 +16,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize
 
 from smart_embedder.models.files.config import NO_OVERRIDES, POOLINGS, SentenceOverrides
 from smart_embedder.models.rerankers.cross_encoder import find_ranking_label
-from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
+from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions
+from smart_embedder.results import SparseVector, TextEmbedding
 
 PACKAGE = "sentence-transformers"
 _NO_LIMIT = 2**31

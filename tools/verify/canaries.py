@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smart_embedder.requests import FloatArray, SparseVector, TextEmbedding, TokenIds
+from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.tokens import TokenIds
 
 # In many scripts, with numbers, code and marks. They never change: a file with vectors of other
 # texts is not compared.

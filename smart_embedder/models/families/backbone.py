@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from smart_embedder.devices.thread import run_preempting_call
 from smart_embedder.errors import StartupError
 from smart_embedder.hardware.cpu import cat_in_large_pages, set_threads
+from smart_embedder.interrupts import run_preempting_call
 from smart_embedder.kernels.attention import Attention, QueryKeyValue, excluding_unattended
 from smart_embedder.kernels.backend import NATIVE
 from smart_embedder.kernels.native import by_rows
@@ -32,7 +32,7 @@ from smart_embedder.models.cuda_graphs import (
     GraphTrial,
     make_buckets,
 )
-from smart_embedder.requests import TokenIds
+from smart_embedder.tokens import TokenIds
 
 # The cost of all layers is measured with one in so many of them.
 _DEPTH_RATIO = 12

@@ -46,7 +46,7 @@ from smart_embedder.models.families.bert import (
 from smart_embedder.models.families.qwen3 import Decoder, DecoderConfig, read_ends
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.tokenizer import TextTokenizer
-from smart_embedder.requests import TokenIds
+from smart_embedder.tokens import TokenIds
 
 log = structlog.get_logger(__name__)
 

@@ -24,9 +24,9 @@ from smart_embedder.kernels.backend import (
     RmsNorm,
     RotaryEmbedding,
     activate,
+    linear_of,
 )
 from smart_embedder.models.families.backbone import attend_by_heads, in_row_blocks
-from smart_embedder.models.files.weights import linear_of
 
 # Names that the layers of an attention have: what projects its input, and what its output.
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("Wqkv",), ("q_lin", "k_lin", "v_lin"))

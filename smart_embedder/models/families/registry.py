@@ -28,7 +28,7 @@ from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
 from smart_embedder.models.files.config import TextOptions, read_config
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.tokenizer import TextTokenizer
-from smart_embedder.requests import TokenIds
+from smart_embedder.tokens import TokenIds
 
 # Types whose states stay within the range of float16.
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}

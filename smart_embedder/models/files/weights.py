@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
+from smart_embedder.kernels.backend import linear_of
 from smart_embedder.models.files.config import read_optional
 from smart_embedder.models.files.digest import Content, TensorDigest, copy_by_one, noted
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
@@ -375,13 +376,6 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
         )
     read = (replace(each, name=f"{path.stem}.{each.name}") for each in (weight, bias))
     return linear_of(*(each.read(each.dtype) for each in read))
-
-
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer with these tensors, which are not copied."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    linear.load_state_dict(_parameters(weight, bias), assign=True)
-    return linear
 
 
 def _parameters(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:

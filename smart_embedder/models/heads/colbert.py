@@ -28,17 +28,12 @@ from smart_embedder.models.files.config import (
     require_known_modules,
 )
 from smart_embedder.models.files.weights import Weights
-from smart_embedder.models.heads.embedder import HeadsEmbedder, Made, token_vectors
+from smart_embedder.models.heads.embedder import HeadsEmbedder, token_vectors
 from smart_embedder.models.heads.pooling import load_token_projection, require_vector, steps_of
+from smart_embedder.models.runner import Made
 from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer
-from smart_embedder.requests import (
-    CUT_AT_END,
-    InputType,
-    Outputs,
-    TokenIds,
-    TokenizedText,
-    TruncationOptions,
-)
+from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOptions
+from smart_embedder.tokens import TokenIds, TokenizedText
 
 _LONGEST = 2**31
 # Those of PyLate, for what its configuration leaves out.

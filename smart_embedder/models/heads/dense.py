@@ -20,7 +20,7 @@ from smart_embedder.models.files.config import (
     has_modules,
     read_config,
 )
-from smart_embedder.models.heads.embedder import HeadsEmbedder, Made
+from smart_embedder.models.heads.embedder import HeadsEmbedder
 from smart_embedder.models.heads.pooling import (
     ENDS,
     DenseLayer,
@@ -31,6 +31,7 @@ from smart_embedder.models.heads.pooling import (
     pool,
     steps_of,
 )
+from smart_embedder.models.runner import Made
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs
 

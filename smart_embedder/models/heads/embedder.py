@@ -4,13 +4,9 @@
 kind of bge-m3, dense vectors, lexical weights and ColBERT vectors.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import InferenceError
-from smart_embedder.hardware.transfer import DeviceRows, HostRows, not_finite, start_copies
-from smart_embedder.interface import ModelInfo
+from smart_embedder.hardware.transfer import (
+    DeviceRows,
+    HostRows,
+    not_finite,
+    start_copies,
+)
 from smart_embedder.kernels.backend import Backend
 from smart_embedder.kernels.packed_batch import (
     TOKEN_ID,
@@ -31,145 +31,18 @@ from smart_embedder.kernels.packed_batch import (
     select_tokens,
     to_device,
 )
-from smart_embedder.kernels.proof import Target
 from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.families.int8 import encode_calibration
-from smart_embedder.models.families.registry import load_encoder, load_tokenizer
-from smart_embedder.models.files.config import read_pooling, read_prompts
-from smart_embedder.models.files.digest import Content, short
-from smart_embedder.models.files.weights import read_linear
-from smart_embedder.models.heads.pooling import ENDS, mean
+from smart_embedder.models.heads.pooling import mean
+from smart_embedder.models.runner import DeviceModel
 from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer
-from smart_embedder.requests import (
-    CUT_AT_END,
-    FloatArray,
-    InputType,
-    Outputs,
-    SparseVector,
-    TextEmbedding,
-    TokenIds,
-    TokenizedText,
-    TruncationOptions,
-)
-from smart_embedder.vector_space import NONE, RAW, UNIT, VectorSpace
+from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOptions
+from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.tokens import TokenIds, TokenizedText
 
-Result = TypeVar("Result")
 # From the states `[R, hidden]` of the tokens that are read to `[R, ...]`.
 TokenHead = Callable[[Tensor], DeviceRows]
 # From the states `[T, hidden]` of a batch to `[S, width]`, of the sequences at S packed indices.
 SequenceHead = Callable[[Tensor, PackedBatch, Indices], DeviceRows]
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """How one kind of results is made of states, as a `VectorSpace` tells it.
-
-    Names of tensors that are for this kind alone begin with `head`; `steps` is what else is
-    computed. `reading` is what is read beside a text, by default the prompts of the model.
-    """
-
-    pooling: str
-    dimensions: int
-    unit_length: bool = False
-    head: str = ""
-    steps: str = ""
-    reading: object = None
-
-
-class DeviceModel(ABC, Generic[Result]):
-    """Implements `smart_embedder.interface.Model` but for `launch`.
-
-    Subclasses set in `_made` how each kind of their results is made. Only embedders have prompts.
-    """
-
-    max_batch_sequences: int | None = None
-    prompts: Mapping[str, str] = {}
-    default_prompt = ""
-    _made: Mapping[str, Made]
-
-    def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
-        self.name = name
-        self.max_length = tokenizer.max_length
-        self.special_tokens = tokenizer.special_tokens
-        self.token_spans = tokenizer.spans
-        self.spaces: Mapping[str, VectorSpace] = {}
-        self._backbone = backbone
-        self._tokenizer = tokenizer
-
-    @property
-    def info(self) -> ModelInfo:
-        """How it is computed."""
-        return replace(
-            self._backbone.target.describe(self.name),
-            reproducible=self.reproducible,
-            vector_space={kind: str(space) for kind, space in self.spaces.items()},
-        )
-
-    @property
-    def reproducible(self) -> bool:
-        """Implement `smart_embedder.interface.Model`."""
-        return self._backbone.reproducible or self.max_batch_sequences == 1
-
-    def run_alone(self) -> None:
-        """Give each sequence a forward of its own, if its numbers depend on the batch otherwise."""
-        if not self.reproducible:
-            self.max_batch_sequences = 1
-
-    def identify(self, content: Content) -> None:
-        """Set the spaces of its results, by what was read while it was loaded."""
-        heads = tuple(each.head for each in self._made.values() if each.head)
-        # Those of modules behind the transformer lie in folders of their own.
-        own = {name for name in content.tensors if "/" in name or name.startswith(heads)}
-        weights = content.digest(content.tensors.keys() - own, self._backbone.configuration)
-        spaces = {}
-        for kind, each in self._made.items():
-            reading = each.reading or self._prompts_read
-            head = {name for name in own if "/" in name or name.startswith(each.head or "/")}
-            spaces[kind] = VectorSpace(
-                kind,
-                weights=short(weights, 12),
-                tokenizer=short(self._tokenizer.digest, 8),
-                pooling=each.pooling,
-                projection=short(content.digest(head, each.steps), 8)
-                if head or each.steps
-                else NONE,
-                normalisation=UNIT if each.unit_length else RAW,
-                prompts=short(content.digest((), reading), 8) if reading else NONE,
-                truncation=f"{self.max_length}end",
-                dimensions=str(each.dimensions),
-            )
-        self.spaces = spaces
-
-    @property
-    def _prompts_read(self) -> object:
-        """The prompts, for `Made`; None where there are none."""
-        named = sorted((name, text) for name, text in self.prompts.items() if text)
-        return (named, self.default_prompt) if named or self.default_prompt else None
-
-    def capture_graphs(self) -> None:
-        """Launch small batches as CUDA graphs from now on, where those can be used."""
-        for _ in self.capture_graphs_in_steps():
-            pass
-
-    def capture_graphs_in_steps(self) -> Iterator[None]:
-        """Do the same, and yield wherever the device may do other work."""
-        return self._backbone.capture_graphs_in_steps()
-
-    def with_fewer_layers(self) -> tuple[Self, float]:
-        """A copy with fewer layers, for measurements only, and by what factor this one has more."""
-        fewer = copy(self)
-        fewer._backbone, times = self._backbone.with_fewer_layers()  # noqa: SLF001 - its own
-        return fewer, times
-
-    @abstractmethod
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[Result | InferenceError]]:
-        """Implement `smart_embedder.interface.Model`."""
-
-    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:
-        """Launch with the same kinds for every sequence, and wait."""
-        return self.launch(sequences, [outputs] * len(sequences))()
 
 
 class EmbeddingModel(DeviceModel[TextEmbedding]):
@@ -320,44 +193,6 @@ def sparse_vectors(
     indices = keys & 0xFFFFFFFF
     pairs = zip(np.split(indices, borders), np.split(largest, borders), strict=True)
     return [SparseVector(index, value) for index, value in pairs]
-
-
-# Those of bge-m3, by their files.
-HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
-# Tokens without a lexical weight: special, padding and unknown ones.
-_WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
-
-
-class M3Embedder(HeadsEmbedder):
-    """Implements `smart_embedder.interface.Embedder` for checkpoints of bge-m3's shape."""
-
-    kinds = Outputs(dense=True, sparse=True, colbert=True)
-    normalizes = True
-
-    def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
-        """Load it; raises `StartupError` for whatever is wrong with the folder."""
-        tokenizer = load_tokenizer(folder, max_length)
-        backbone = load_encoder(folder, target, encode_calibration(tokenizer))
-        width = backbone.hidden_size
-        sparse_head = backbone.place_head(read_linear(folder / _SPARSE_HEAD, width, 1))
-        linear = read_linear(folder / _COLBERT_HEAD, width)
-        self.colbert_width, colbert_head = linear.out_features, backbone.place_head(linear)
-        self.pooling = read_pooling(folder)
-        super().__init__(name, backbone, tokenizer, read_prompts(folder))
-        self._dense_head = partial(dense_vectors, backbone.backend, self.pooling)
-        self._dense_end = ENDS.get(self.pooling)
-        self._token_heads = {
-            "sparse": partial(token_weights, sparse_head),
-            "colbert": partial(token_vectors, colbert_head, backbone),
-        }
-        without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
-        self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
-        words, of_colbert = tokenizer.vocabulary_size, self.colbert_width
-        self._made = {
-            "dense": Made(self.pooling, width, unit_length=True),
-            "sparse": Made("max", words, head="sparse_linear."),
-            "colbert": Made("token", of_colbert, unit_length=True, head="colbert_linear."),
-        }
 
 
 def dense_vectors(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.hardware.transfer import not_finite
-from smart_embedder.kernels.backend import ACTIVATIONS, Linear
+from smart_embedder.kernels.backend import ACTIVATIONS, Linear, linear_of
 from smart_embedder.kernels.packed_batch import PackedBatch
 from smart_embedder.kernels.proof import Target
 from smart_embedder.models.families.backbone import Backbone, preemption_point
@@ -28,9 +28,12 @@ from smart_embedder.models.files.config import (
     read_vector_limit,
     require_known_modules,
 )
-from smart_embedder.models.files.weights import Weights, linear_of
-from smart_embedder.models.heads.embedder import EmbeddingModel, Made
-from smart_embedder.requests import Outputs, SparseVector, TextEmbedding, TokenIds
+from smart_embedder.models.files.weights import Weights
+from smart_embedder.models.heads.embedder import EmbeddingModel
+from smart_embedder.models.runner import Made
+from smart_embedder.requests import Outputs
+from smart_embedder.results import SparseVector, TextEmbedding
+from smart_embedder.tokens import TokenIds
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from app.errors import BodyTooLargeError
 from app.middleware.body import LimitBody
-from smart_embedder.errors import BodyTooLargeError
 from tests.app.middleware.exchange import Inner, exchange
 
 

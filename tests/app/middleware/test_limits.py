@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from app.context import NATIVE_EMBEDDINGS, RequestContext
+from app.errors import BodyStalledError, BodyTooLargeError
 from app.middleware.limits import (
     MIN_BYTES_PER_SECOND,
     HeldMemory,
@@ -14,12 +15,7 @@ from app.middleware.limits import (
     MemoryBudget,
     TimedBody,
 )
-from smart_embedder.errors import (
-    BodyStalledError,
-    BodyTooLargeError,
-    InvalidRequestError,
-    QueueFullError,
-)
+from smart_embedder.errors import InvalidRequestError, QueueFullError
 from smart_embedder.requests import ANSWER_BYTES
 from tests.app.middleware.exchange import part_of
 from tests.support.skipped_time import in_skipped_time, now

@@ -10,6 +10,14 @@ from structlog.testing import capture_logs
 
 from app.context import NATIVE_EMBEDDINGS, RERANK, context_of
 from app.error_responses import error_response
+from app.errors import (
+    BodyTooLargeError,
+    ClientGoneError,
+    ForeignOriginError,
+    RateLimitedError,
+    UnauthorizedError,
+    UnsupportedMediaError,
+)
 from app.http_metrics import REJECTION_REASONS, Metrics
 from app.middleware import request_log as observe
 from app.middleware.request_log import LogRequests, MeasureRequests, ProvideContext
@@ -200,21 +208,21 @@ async def test_what_is_no_http_passes_untouched_and_is_not_logged() -> None:
 
 REJECTED = {
     errors.QueueFullError: "backpressure",
-    errors.RateLimitedError: "rate_limit",
-    errors.UnauthorizedError: "auth",
-    errors.BodyTooLargeError: "body_too_large",
+    RateLimitedError: "rate_limit",
+    UnauthorizedError: "auth",
+    BodyTooLargeError: "body_too_large",
     errors.LoadingError: "loading",
     errors.ModelNotLoadedError: "model",
     errors.ModelTooLargeError: "model",
     errors.DrainingError: "draining",
     errors.UnhealthyError: "unhealthy",
     errors.RerankerDisabledError: "disabled",
-    errors.ForeignOriginError: "origin",
+    ForeignOriginError: "origin",
 }
 ANSWERED = {
     errors.EmptyInputError: "client_error",
     errors.InvalidRequestError: "client_error",
-    errors.UnsupportedMediaError: "client_error",
+    UnsupportedMediaError: "client_error",
     errors.OutOfMemoryError: "error",
     errors.InferenceError: "error",
     errors.InferenceTimeoutError: "timeout",
@@ -275,7 +283,7 @@ async def test_an_error_counts_on_the_endpoint_it_hit_and_its_time_where_work_wa
 
 async def test_a_request_whose_client_left_is_neither_answered_nor_rejected() -> None:
     metrics = Metrics()
-    await ask(metrics, "/rerank", errors.ClientGoneError)
+    await ask(metrics, "/rerank", ClientGoneError)
     assert moved(metrics) == {"embedder_abandoned_requests_total": 1}
 
 

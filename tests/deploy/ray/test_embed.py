@@ -15,7 +15,7 @@ import torch
 
 from smart_embedder.kernels.proof import Target
 from smart_embedder.kernels.target import choose_backend
-from smart_embedder.models.heads.embedder import M3Embedder
+from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.requests import Outputs
 from tests.deploy.ray.ray_cluster import BIN, LIMIT, RayCluster, environment
 from tests.support.checkpoints import save_m3

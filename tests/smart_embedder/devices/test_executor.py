@@ -13,7 +13,7 @@ from smart_embedder.errors import (
     InferenceTimeoutError,
     OutOfMemoryError,
 )
-from smart_embedder.scheduling.job import Purpose
+from smart_embedder.requests import Purpose
 from tests.smart_embedder.devices.virtual_device import VirtualDevice, numbers
 from tests.smart_embedder.fakes import FakeModel
 from tests.support.accelerator import accelerator_error

@@ -18,8 +18,8 @@ from smart_embedder.errors import (
     UnhealthyError,
 )
 from smart_embedder.interface import DefaultModels, Measured, PlacedModels
-from smart_embedder.requests import EmbeddingResult, EmbedRequest
-from smart_embedder.scheduling.job import Purpose
+from smart_embedder.requests import EmbedRequest, Purpose
+from smart_embedder.results import EmbeddingResult
 from smart_embedder.scheduling.queue import JobQueue
 from smart_embedder.settings import EngineSettings
 from tests.smart_embedder.devices.virtual_device import VirtualThread

@@ -10,13 +10,14 @@ from functools import partial
 
 import pytest
 
-from smart_embedder.devices.thread import DeviceThread, guarded, run_preempting_call
+from smart_embedder.devices.thread import DeviceThread, guarded
 from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
     InferenceError,
     OutOfMemoryError,
 )
+from smart_embedder.interrupts import run_preempting_call
 from tests.simulation.plain import AcceleratorError
 
 

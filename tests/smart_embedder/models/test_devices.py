@@ -23,7 +23,9 @@ from smart_embedder.kernels.cuda import load_kernels
 from smart_embedder.kernels.proof import Target
 from smart_embedder.kernels.target import choose_backend
 from smart_embedder.models.loader import load_embedder, load_reranker
-from smart_embedder.requests import Outputs, TextEmbedding, TokenIds
+from smart_embedder.requests import Outputs
+from smart_embedder.results import TextEmbedding
+from smart_embedder.tokens import TokenIds
 from tests.support.checkpoints import save_m3
 from tests.support.simulated_cuda import simulated_cuda
 from tests.support.simulated_mps import simulated_mps

@@ -15,15 +15,9 @@ from smart_embedder.metrics import EngineMetrics
 from smart_embedder.pipelines import cache as vector_cache
 from smart_embedder.pipelines.cache import CachedPipeline, Entry, keys_of
 from smart_embedder.pipelines.embedding import Task
-from smart_embedder.requests import (
-    CUT_AT_END,
-    EmbedRequest,
-    Outputs,
-    SparseVector,
-    TextEmbedding,
-    TokenizedText,
-    TruncationOptions,
-)
+from smart_embedder.requests import CUT_AT_END, EmbedRequest, Outputs, TruncationOptions
+from smart_embedder.results import SparseVector, TextEmbedding
+from smart_embedder.tokens import TokenizedText
 from smart_embedder.vector_space import VectorSpace
 from tests.smart_embedder.engines import busy, engine_for, waiting
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeModel

@@ -14,14 +14,8 @@ from smart_embedder.pipelines.embedding import (
     truncations_of,
     vector_bytes,
 )
-from smart_embedder.requests import (
-    AnswerMemory,
-    EmbedRequest,
-    Outputs,
-    RerankRequest,
-    TokenizedText,
-)
-from smart_embedder.scheduling.job import Purpose
+from smart_embedder.requests import AnswerMemory, EmbedRequest, Outputs, Purpose, RerankRequest
+from smart_embedder.tokens import TokenizedText
 from tests.smart_embedder.engines import busy, engine_for, queued
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeReranker, loaded
 

@@ -21,11 +21,9 @@ from smart_embedder.requests import (
     EmbedRequest,
     FusionWeights,
     Outputs,
-    PartScores,
     RerankRequest,
-    SparseVector,
-    TextEmbedding,
 )
+from smart_embedder.results import PartScores, SparseVector, TextEmbedding, sigmoid
 from tests.smart_embedder.engines import busy, engine_for, engine_on_cpu, let_go, queued
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeReranker
 from tests.support.texts import varied_texts
@@ -51,7 +49,7 @@ async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_l
         assert (await engine.rerank(request)).scores == [-2, 0, 97]
     exact = np.float32(1 / (1 + np.exp(-np.float64([-2, 0, 97]))))
     assert scores == exact.tolist()
-    assert reranking.sigmoid([-1e30, -50.0, 1e30]) == [0.0, np.float32(np.exp(-50.0)), 1.0]
+    assert sigmoid([-1e30, -50.0, 1e30]) == [0.0, np.float32(np.exp(-50.0)), 1.0]
 
 
 async def test_without_a_model_that_can_score_it_says_why() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from smart_embedder.errors import InvalidRequestError, KindNotMadeError, TextTooLongError
 from smart_embedder.pipelines.validation import (
-    check_rendering,
     check_truncations,
     pair_truncations,
     text_truncations,
@@ -19,12 +18,12 @@ from smart_embedder.requests import (
     EmbedRequest,
     Outputs,
     RerankRequest,
-    TokenizedPair,
-    TokenizedText,
-    Truncation,
     TruncationOptions,
+    check_rendering,
 )
+from smart_embedder.results import Truncation
 from smart_embedder.settings import MAX_PROMPT_CHARACTERS
+from smart_embedder.tokens import TokenizedPair, TokenizedText
 from tests.smart_embedder.engines import engine_for, hold, let_go, queued
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeReranker
 

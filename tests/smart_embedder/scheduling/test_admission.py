@@ -9,16 +9,11 @@ import pytest
 
 from app.http_metrics import Metrics
 from smart_embedder.errors import DrainingError, InferenceError
-from smart_embedder.requests import Stage
-from smart_embedder.scheduling.admission import (
-    Abortable,
-    Admission,
-    GivenUpError,
-    TokenizerThreads,
-    stop_if_given_up,
-    timings_of,
-)
+from smart_embedder.interrupts import GivenUpError, stop_if_given_up
+from smart_embedder.results import Stage
+from smart_embedder.scheduling.admission import Abortable, Admission, TokenizerThreads
 from smart_embedder.scheduling.batcher import Limits
+from smart_embedder.scheduling.job import timings_of
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
 from tests.smart_embedder.scheduling.jobs import job

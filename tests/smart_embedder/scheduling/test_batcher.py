@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.errors import InferenceError
-from smart_embedder.requests import Outputs, TextEmbedding
+from smart_embedder.requests import Outputs
+from smart_embedder.results import TextEmbedding
 from smart_embedder.scheduling.batcher import (
     BULK_WEIGHT,
     INTERACTIVE_WEIGHT,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.errors import QueueFullError
-from smart_embedder.scheduling.fairness import (
+from smart_embedder.scheduling.admission import (
     ConcurrencyLimit,
     FairSemaphore,
     failing_with,

@@ -10,9 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from smart_embedder.errors import DeviceFailedError, UnhealthyError
+from smart_embedder.requests import Purpose
 from smart_embedder.scheduling.batcher import Batch, Limits
-from smart_embedder.scheduling.job import Job, Purpose
-from smart_embedder.scheduling.queue import JobQueue, Preemption, split_short
+from smart_embedder.scheduling.job import Job
+from smart_embedder.scheduling.preemption import Preemption, split_short
+from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
 from tests.smart_embedder.scheduling.jobs import MODEL, OTHER, batch_of, job, queue_of, take
 from tests.support.skipped_time import turns

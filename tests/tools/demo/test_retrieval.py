@@ -12,7 +12,8 @@ import pytest
 
 from smart_embedder.core import EngineCore
 from smart_embedder.hardware.device import cpu_has_int8
-from smart_embedder.requests import EmbedRequest, Outputs, TextEmbedding
+from smart_embedder.requests import EmbedRequest, Outputs
+from smart_embedder.results import TextEmbedding
 from smart_embedder.settings import EngineSettings
 from smart_embedder.startup import load_models
 from tests.support.server import RunningServer, run_server

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smart_embedder.pipelines.reranking import score
-from smart_embedder.requests import SparseVector, TextEmbedding
+from smart_embedder.results import SparseVector, TextEmbedding
 from smart_embedder.vectors import OUTPUT_DTYPES, muvera_of, quantize
 from tools.evaluate.representations import KINDS, Form, all_representations, restore
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from smart_embedder.requests import SparseVector, TextEmbedding
+from smart_embedder.results import SparseVector, TextEmbedding
 from tools.verify.canaries import CANARIES, KindCanaries, canaries_of, tolerance_of
 
 ROWS = np.eye(len(CANARIES), dtype=np.float32)

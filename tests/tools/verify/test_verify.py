@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BertForMaskedLM, BertModel
 
-from smart_embedder.requests import EmbeddingResult
+from smart_embedder.results import EmbeddingResult
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.wordpiece import save_colbert, save_splade
 from tools.verify import parity as verify

@@ -24,9 +24,11 @@ from smart_embedder.models.families import backbone
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.bert import Encoder
 from smart_embedder.models.heads.dense import DenseEmbedder
-from smart_embedder.models.heads.embedder import EmbeddingModel, M3Embedder
+from smart_embedder.models.heads.embedder import EmbeddingModel
+from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.models.heads.pooling import first, last
-from smart_embedder.requests import Outputs, TokenIds
+from smart_embedder.requests import Outputs
+from smart_embedder.tokens import TokenIds
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 

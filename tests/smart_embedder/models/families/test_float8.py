@@ -15,7 +15,7 @@ from smart_embedder.kernels.backend import Backend, float8_product, torch_backen
 from smart_embedder.kernels.cuda import CUDA, cuda_backend
 from smart_embedder.kernels.proof import Target
 from smart_embedder.models.families import registry as load
-from smart_embedder.models.heads.embedder import M3Embedder
+from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import Outputs
 from tests.support.texts import varied_texts

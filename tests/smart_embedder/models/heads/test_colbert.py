@@ -29,11 +29,8 @@ from smart_embedder.models.heads.colbert import (
     read_colbert_config,
     special_token,
 )
-from smart_embedder.requests import (
-    Outputs,
-    TextEmbedding,
-    TruncationOptions,
-)
+from smart_embedder.requests import Outputs, TruncationOptions
+from smart_embedder.results import TextEmbedding
 from tests.support.checkpoints import changed_weights
 from tests.support.wordpiece import (
     MODERNBERT,

@@ -14,9 +14,11 @@ from torch.nn import functional
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.proof import Target
 from smart_embedder.kernels.target import choose_backend
-from smart_embedder.models.heads.embedder import M3Embedder, dense_vectors, sparse_vectors
+from smart_embedder.models.heads.embedder import dense_vectors, sparse_vectors
+from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.models.loader import load_embedder
-from smart_embedder.requests import Outputs, TextEmbedding
+from smart_embedder.requests import Outputs
+from smart_embedder.results import TextEmbedding
 from tests.support.packed_attention import pack_lengths
 from tests.support.texts import varied_texts
 

@@ -19,7 +19,9 @@ from transformers import BertForSequenceClassification, BertModel, XLMRobertaFor
 from smart_embedder.errors import InferenceError
 from smart_embedder.kernels.proof import Target
 from smart_embedder.models.loader import load_embedder, load_reranker
-from smart_embedder.requests import Outputs, TextEmbedding, TokenIds
+from smart_embedder.requests import Outputs
+from smart_embedder.results import TextEmbedding
+from smart_embedder.tokens import TokenIds
 from tests.support.checkpoints import changed_weights
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.texts import varied_texts

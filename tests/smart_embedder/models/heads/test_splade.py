@@ -21,7 +21,8 @@ from transformers import (
 from smart_embedder.errors import StartupError
 from smart_embedder.models.heads import splade
 from smart_embedder.models.heads.splade import SpladeEmbedder
-from smart_embedder.requests import Outputs, TextEmbedding
+from smart_embedder.requests import Outputs
+from smart_embedder.results import TextEmbedding
 from tests.support.wordpiece import (
     MODERNBERT,
     MPNET,

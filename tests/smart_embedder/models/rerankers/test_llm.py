@@ -18,9 +18,10 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.proof import Target
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.cross_encoder import QwenReranker, QwenTemplate
+from smart_embedder.models.rerankers.llm import QwenReranker, QwenTemplate
 from smart_embedder.models.tokenizer import TextTokenizer
-from smart_embedder.requests import Outputs, TokenizedPair, TruncationOptions
+from smart_embedder.requests import Outputs, TruncationOptions
+from smart_embedder.tokens import TokenizedPair
 from tests.support.checkpoints import changed_json, corpus, save_qwen
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change

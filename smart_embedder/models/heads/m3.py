@@ -1,0 +1,58 @@
+"""bge-m3: dense, sparse and ColBERT vectors from one forward."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.families.int8 import encode_calibration
+from smart_embedder.models.families.registry import load_encoder, load_tokenizer
+from smart_embedder.models.files.config import read_pooling, read_prompts
+from smart_embedder.models.files.weights import read_linear
+from smart_embedder.models.heads.embedder import (
+    HeadsEmbedder,
+    dense_vectors,
+    token_vectors,
+    token_weights,
+)
+from smart_embedder.models.heads.pooling import ENDS
+from smart_embedder.models.runner import Made
+from smart_embedder.requests import Outputs
+
+# Those of bge-m3, by their files.
+HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
+# Tokens without a lexical weight: special, padding and unknown ones.
+_WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
+
+
+class M3Embedder(HeadsEmbedder):
+    """Implements `smart_embedder.interface.Embedder` for checkpoints of bge-m3's shape."""
+
+    kinds = Outputs(dense=True, sparse=True, colbert=True)
+    normalizes = True
+
+    def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
+        """Load it; raises `StartupError` for whatever is wrong with the folder."""
+        tokenizer = load_tokenizer(folder, max_length)
+        backbone = load_encoder(folder, target, encode_calibration(tokenizer))
+        width = backbone.hidden_size
+        sparse_head = backbone.place_head(read_linear(folder / _SPARSE_HEAD, width, 1))
+        linear = read_linear(folder / _COLBERT_HEAD, width)
+        self.colbert_width, colbert_head = linear.out_features, backbone.place_head(linear)
+        self.pooling = read_pooling(folder)
+        super().__init__(name, backbone, tokenizer, read_prompts(folder))
+        self._dense_head = partial(dense_vectors, backbone.backend, self.pooling)
+        self._dense_end = ENDS.get(self.pooling)
+        self._token_heads = {
+            "sparse": partial(token_weights, sparse_head),
+            "colbert": partial(token_vectors, colbert_head, backbone),
+        }
+        without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
+        self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
+        words, of_colbert = tokenizer.vocabulary_size, self.colbert_width
+        self._made = {
+            "dense": Made(self.pooling, width, unit_length=True),
+            "sparse": Made("max", words, head="sparse_linear."),
+            "colbert": Made("token", of_colbert, unit_length=True, head="colbert_linear."),
+        }

@@ -1,0 +1,202 @@
+"""Qwen3-Reranker: a causal language model that answers yes or no."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.backend import linear_of
+from smart_embedder.kernels.packed_batch import End, PackedBatch
+from smart_embedder.kernels.proof import Target
+from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
+from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
+from smart_embedder.models.families.registry import load_decoder
+from smart_embedder.models.files.config import (
+    read_config,
+    read_modules,
+    read_optional,
+    require_known_modules,
+)
+from smart_embedder.models.files.weights import Weights
+from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
+from smart_embedder.models.heads.pooling import last
+from smart_embedder.models.rerankers.cross_encoder import (
+    _NAMES,
+    _PREFIX,
+    _TOKENS,
+    _require_prompt,
+    log,
+)
+from smart_embedder.models.runner import Made, RerankingModel
+from smart_embedder.models.tokenizer import TextTokenizer, TruncatedTokens, cut_text
+from smart_embedder.requests import CUT_AT_END, TruncationOptions
+from smart_embedder.results import FloatArray
+from smart_embedder.tokens import JoinedIds, TokenizedPair
+from smart_embedder.vector_space import SCORE
+
+PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_BEHIND_QUERY = "\n<Document>:"
+_ARCHITECTURE = "Qwen3ForCausalLM"
+
+
+class QwenReranker(RerankingModel):
+    """Implements `engine.model.Reranker`; a score is the probability of yes against no."""
+
+    _end: End | None = "last"
+    _made: Mapping[str, Made] = {
+        SCORE: Made("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))
+    }
+    scores_are_logits = False
+    reads_instruction = True
+
+    def __init__(
+        self, name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
+    ) -> None:
+        """Load it; raises `StartupError` where the folder holds something else.
+
+        A language model that was trained for something else has the same files: a name that does
+        not say what it is for is logged.
+        """
+        weights = Weights.read(folder)
+        if (folder / "1_Pooling").is_dir() or weights.before(_TOKENS).prefix != _PREFIX:
+            raise StartupError(
+                f"{folder} holds an embedding model and not a reranker: it has no head of a "
+                "language model"
+            )
+        require_known_modules(folder, "Transformer", "LogitScore")
+        named = read_config(folder).get("architectures") or [_ARCHITECTURE]
+        if named[0] != _ARCHITECTURE:
+            raise StartupError(
+                f"{folder} holds a {named[0]}, which is no reranker: known of type qwen3 are "
+                f"{_ARCHITECTURE}, as Qwen3-Reranker, and Qwen3ForSequenceClassification"
+            )
+        if f"{_NAMES['qwen3'].logits}.weight" in weights:
+            raise StartupError(
+                f"{folder} holds a classifier by its weights, and config.json names no architecture"
+            )
+        # The task in words that sentence-transformers puts into the template.
+        _require_prompt(folder, "", DEFAULT_INSTRUCTION)
+        if "rerank" not in name.lower():
+            log.warning(
+                "language_model_reranks",
+                model=name,
+                detail="its scores are those of Qwen3-Reranker's prompt, and mean little where it "
+                "was not trained with it",
+            )
+        positions = DecoderConfig.read(folder).positions
+        tokenizer = TextTokenizer.from_folder(folder, min(max_length, positions))
+        self._template = QwenTemplate(tokenizer)
+        query, *passages = CALIBRATION_TEXTS[1::3]
+        pairs = self._template.pairs(query, passages, DEFAULT_INSTRUCTION)
+        backbone = load_decoder(folder, target, weights, [pair.ids for pair in pairs])
+        super().__init__(name, backbone, tokenizer)
+        self.max_batch_sequences = max_batch_sequences
+        head = linear_of(_yes_minus_no(weights, tokenizer)[None], None)
+        self._yes_minus_no = backbone.place_head(head, torch.float32)
+
+    def tokenize_pairs(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Fill in the template; only its content is cut, a passage before what precedes it."""
+        return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION, truncation)
+
+    def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        return self._yes_minus_no(last(hidden, packed)).squeeze(1)  # type: ignore[no-any-return]
+
+    def _scores(self, logits: FloatArray) -> list[float]:
+        return torch.sigmoid(torch.from_numpy(logits)).tolist()
+
+
+def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
+    """`[hidden]` float32: the one direction of the vocabulary's head that the score needs."""
+    yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
+    if yes is None or no is None:
+        raise StartupError(f"the vocabulary in {weights.folder} has no tokens yes and no")
+    for module in read_modules(weights.folder):
+        config = read_optional(module.folder / "config.json")
+        answers = config.get("true_token_id"), config.get("false_token_id")
+        if module.kind == "LogitScore" and answers != (yes, no):
+            raise StartupError(
+                f"{module.folder} compares other tokens than yes and no, which is not done here"
+            )
+    sizes = DecoderConfig.read(weights.folder)
+    yes_row, no_row = (vocabulary_head(weights, sizes, token) for token in (yes, no))
+    return yes_row.float() - no_row.float()
+
+
+class QwenTemplate:
+    """Makes pairs of a query and passages; only the content is cut, not the template."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        fixed = tokenizer.encode_plain([PREFIX, SUFFIX, " ", _BEHIND_QUERY], len(PREFIX))
+        self.prefix, self.suffix, self._space, self._behind_query = (text.ids for text in fixed)
+        frame = len(self.prefix) + len(self.suffix)
+        self._limit = tokenizer.max_length - frame
+        if self._limit < 1:
+            raise StartupError(
+                f"a length limit of {tokenizer.max_length} tokens leaves no room beside the "
+                f"{frame} tokens of the reranker's template"
+            )
+
+    def pairs(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """The query with each passage; the part before a passage is cut only after the passage."""
+        # Cut before they are put into the template, which is left whole: it fits into a token more.
+        told, asked = (cut_text(text, self._limit - 1) for text in (instruction, query))
+        exact = len(told) == len(instruction) and len(asked) == len(query)
+        texts = [f"<Instruct>: {told}\n<Query>:", f" {asked}{_BEHIND_QUERY}"]
+        before, query_tokens = self._tokenizer.encode_plain(texts, self._limit)
+        content = np.concatenate((before.ids, query_tokens.ids))[: self._limit]
+        head = np.concatenate((self.prefix, content))
+        # Of the tokens before a passage, those of the query itself.
+        tokens = before.total + query_tokens.total
+        query_start = before.total + self._spaces(query_tokens)
+        behind = self._behind_query
+        # A line's end that is one with the query's last token is of the query.
+        alone = query_tokens.last[-len(behind) :] == behind.tolist()
+        query_stop = tokens - (len(behind) if alone else len(behind) - 1)
+        limit = max(0, self._limit - tokens)
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        pairs: list[TokenizedPair] = []
+        passages = [f" {passage}" for passage in passages]
+        for end in self._tokenizer.encode_plain(passages, limit, truncation.side):
+            spaces = self._spaces(end)
+            # Where the passage is cut from the left, the template's space is the first to go.
+            spaces_kept = 0 if end.side == "left" and end.total > end.kept else spaces
+            kept = min(self._limit, tokens + end.total)
+            pairs.append(
+                TokenizedPair(
+                    sequence=JoinedIds(head, np.concatenate((end.ids, self.suffix))),
+                    query_tokens=query_stop - query_start + (not exact),
+                    query_kept=max(0, min(kept, query_stop) - query_start),
+                    passage_tokens=end.total - spaces,
+                    passage_kept=max(0, end.kept - spaces_kept),
+                    query_exact=exact,
+                    passage_exact=end.exact,
+                )
+            )
+        return pairs
+
+    def _spaces(self, text: TruncatedTokens) -> int:
+        """Tokens of the template's space; none where it is part of the text's first token."""
+        space = self._space
+        return len(space) if text.first[: len(space)] == space.tolist() and len(space) else 0
