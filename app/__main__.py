@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from app.process import collect_rarely
+from app.server import collect_rarely
 from app.settings import parse_flags
 from smart_embedder.startup import link_ahead
 
@@ -19,7 +19,7 @@ def main() -> None:
     collect_rarely()  # As `run` does, too late for the imports.
     link_ahead()
     from app.main import create_app  # noqa: PLC0415 - see above
-    from app.process import run  # noqa: PLC0415
+    from app.server import run  # noqa: PLC0415
 
     run(create_app, arguments)
 

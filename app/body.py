@@ -26,9 +26,10 @@ from pydantic_core import CoreSchema, from_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
-from app.context import NATIVE, preference
+from app.context import NATIVE
 from app.error_responses import not_json
 from app.errors import ClientGoneError, UnsupportedMediaError
+from app.headers import preference
 from app.logs import escape_text
 from app.schemas import OPENAI_TEXTS, RequestModel, invalid_body
 from app.settings import Settings

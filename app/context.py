@@ -1,25 +1,21 @@
 """What is known of a request: its dialect, its endpoint, and a record for the log line."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.http_metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
-from app.middleware.tokens import DEFAULT_NAME
 from smart_embedder.requests import AnswerMemory, Purpose
 from smart_embedder.results import Stage
 
+DEFAULT_NAME = "default"
+# Of API_TOKENS_FILE: whose token may load and unload models, as API_TOKEN may.
+OPERATOR_NAME = "operator"
+
 # The paths that PROTECT_METRICS protects.
 COUNTERS = ("/stats", "/metrics")
-# Of a header with preferences, and of its items.
-_MAX_CHARACTERS = 1024
-_MAX_ITEMS = 64
-_QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,36 +130,3 @@ def context_of(scope: Scope) -> RequestContext:
 def working_endpoint(scope: Scope) -> Endpoint | None:
     """The endpoint of a POST that asks for work; None for every other request."""
     return context_of(scope).endpoint if scope["type"] == "http" else None
-
-
-def preference(headers: Headers, name: str) -> str:
-    """The values of a header, joined; empty where there is none, or too much of it.
-
-    It is read on the event loop, before any limit counts the request: a value that is longer than
-    any real one is ignored.
-    """
-    joined = ", ".join(headers.getlist(name))
-    return joined if len(joined) <= _MAX_CHARACTERS else ""
-
-
-def preferences(header: str) -> dict[str, float]:
-    """The quality, 0 to 1, of each item of an Accept or Accept-Encoding header, by RFC 9110.
-
-    A malformed item is ignored, which is no reason to refuse a request, and so are items beyond
-    those that a real header has.
-    """
-    found: dict[str, float] = {}
-    for item in header.lower().split(",", _MAX_ITEMS)[:_MAX_ITEMS]:
-        name, *parameters = (part.strip() for part in item.split(";"))
-        quality = next((each[2:] for each in parameters if each.startswith("q=")), "1")
-        if name and _QUALITY.fullmatch(quality):
-            found[name] = float(quality)
-    return found
-
-
-@lru_cache(maxsize=256)  # Clients send the same header with every request.
-def preferred(header: str, offered: tuple[str, ...]) -> str | None:
-    """The one of `offered` that such a header likes best, the first of equals; None for none."""
-    wanted = preferences(header)
-    liked = [name for name in offered if wanted.get(name)]
-    return max(liked, key=lambda name: wanted[name], default=None)

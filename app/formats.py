@@ -12,9 +12,8 @@ import numpy.typing as npt
 import orjson
 from starlette.requests import Request
 
-from app.answers import JSON, Chunk
-from app.context import preference, preferred
-from app.vector_answers import METADATA_KEY, EmbeddingAnswer, TextVectors
+from app.answers import JSON, METADATA_KEY, Chunk, EmbeddingAnswer, TextVectors
+from app.headers import preference, preferred
 from smart_embedder.vectors import scales_of
 
 SAFETENSORS = "application/vnd.safetensors"

@@ -6,33 +6,34 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import http_sf
-from fastapi import Depends, Request
+from fastapi import Request
 from prometheus_client import Counter
 from starlette.responses import Response
 
 from app.answers import JSON, Chunk, ChunkedResponse, timings_as_json
-from app.catalogue import ModelCatalogue, Role, ServedModel
-from app.context import RequestContext, context_of, preference
+from app.catalogue import Role, ServedModel
+from app.context import RequestContext, context_of
 from app.errors import ClientGoneError
-from app.http_metrics import Metrics
-from app.middleware.rate_limit import TokenBuckets
+from app.headers import is_bulk
 from app.schemas import check_passages, check_rerank_options, check_texts
-from app.server import Drain
-from app.settings import Settings
-from smart_embedder.core import EngineCore
-from smart_embedder.devices.memory import SHARE_FOR_LOADING
-from smart_embedder.errors import InferenceTimeoutError, InvalidRequestError, TextTooLongError
-from smart_embedder.interface import DownloadStatus, LoadedModels, ModelStatus
+from app.service import Service
+from smart_embedder.errors import (
+    InferenceTimeoutError,
+    InvalidRequestError,
+    TextTooLongError,
+)
+from smart_embedder.interface import (
+    SHARE_FOR_LOADING,
+    LoadedModels,
+)
+from smart_embedder.interrupts import failing_with
 from smart_embedder.requests import EmbedRequest, RerankRequest
 from smart_embedder.results import EmbeddingResult, RerankResult, Stage, sigmoid
-from smart_embedder.scheduling.admission import failing_with
 from smart_embedder.vector_space import require_spaces
 
 Result = TypeVar("Result")
@@ -41,58 +42,6 @@ WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult)
 
 # Rendering what holds so many bytes takes three milliseconds: JSON is three times as long.
 LARGE_ANSWER_BYTES = 32_768
-_DEFAULT_URGENCY, _LEAST_URGENT = 3, 7
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """The parts of one running service.
-
-    Large bodies are parsed one at a time, behind `body_lock`. A body may hold `max_json_values`.
-    """
-
-    settings: Settings
-    catalogue: ModelCatalogue
-    metrics: Metrics
-    engine: EngineCore
-    downloads: DownloadStatus
-    drain: Drain
-    buckets: TokenBuckets
-    render_threads: Executor
-    body_lock: asyncio.Lock
-    max_json_values: int
-
-    @property
-    def models(self) -> LoadedModels | None:
-        """The default models, once they are loaded."""
-        return self.engine.loaded() if self.engine.is_ready else None
-
-    def status_of(self, model: ServedModel) -> ModelStatus:
-        """The state of a model: an embedder and a reranker may have one name."""
-        task = "rerank" if model.role is Role.RERANKER else "embed"
-        wanted = model.name, task
-        return next(each for each in self.engine.statuses if (each.name, each.task) == wanted)
-
-    @property
-    def status(self) -> tuple[str, str | None]:
-        """`status` and `reason` of /health."""
-        failure = self.engine.failure
-        if failure is not None:
-            return "unhealthy", str(failure)
-        if self.drain.announced or self.engine.closing:
-            return "draining", "the service is shutting down"
-        if not self.engine.is_ready:
-            return "loading", "the models are being loaded"
-        return "healthy", None
-
-
-async def get_service(request: Request) -> Service:
-    """The service behind this app."""
-    service: Service = request.app.state.service
-    return service
-
-
-ServiceDep = Annotated[Service, Depends(get_service)]
 
 
 class Call(Request):
@@ -236,26 +185,6 @@ async def _end_when_it_leaves(request: Request, scope: asyncio.Timeout) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     scope.reschedule(0)
-
-
-def is_bulk(request: Request) -> bool:
-    """Whether the Priority header asks for less than the default urgency, u=3.
-
-    Malformed values are ignored, as RFC 9218 demands.
-    """
-    priority = preference(request.headers, "priority")
-    if not priority:
-        return False
-    try:
-        fields = http_sf.parse(priority.encode("latin-1"), tltype="dictionary")
-    except http_sf.StructuredFieldError:
-        return False
-    entry = fields.get("u") if isinstance(fields, dict) else None
-    value = entry[0] if isinstance(entry, tuple) else None
-    # A boolean is an int in Python, and another type in the RFC.
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return _DEFAULT_URGENCY < value <= _LEAST_URGENT
 
 
 def embedder_of(call: Call, role: Role | None = None) -> ServedModel:

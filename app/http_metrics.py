@@ -24,11 +24,12 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from app.logs import lines_dropped
+from app.settings import Settings
 from smart_embedder import __version__
 from smart_embedder.core import EngineCore
-from smart_embedder.interface import ModelState
+from smart_embedder.interface import LoadedModels, ModelState
 from smart_embedder.metrics import EngineMetrics
-from smart_embedder.settings import EngineSettings
+from smart_embedder.settings import EngineSettings, public_name
 
 if sys.platform == "linux":
     import resource
@@ -370,3 +371,26 @@ async def measure_lateness(lateness: Histogram) -> None:
         due = loop.time() + _LATENESS_INTERVAL
         await asyncio.sleep(_LATENESS_INTERVAL)
         lateness.observe(max(0.0, loop.time() - due))
+
+
+def describe_server(settings: Settings, models: LoadedModels) -> dict[str, str]:
+    """The labels of embedding_server_info: the lengths in force, `none` where no model has one."""
+    kinds = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
+    lengths: dict[str, int | str] = dict.fromkeys((f"{kind}_max_length" for kind in kinds), "none")
+    lengths["bge_embed_max_length"] = models.embedder.max_length
+    if models.dense is not None:
+        lengths["qwen_embed_max_length"] = models.dense.max_length
+    if models.late_interaction:
+        lengths["bge_rerank_max_length"] = models.embedder.max_length
+    elif models.reranker is not None:
+        kind = "bge" if models.reranker.scores_are_logits else "qwen"
+        lengths[f"{kind}_rerank_max_length"] = models.reranker.max_length
+    return {
+        "model": public_name(settings.embedding_model),
+        "dense_embedding_model": public_name(settings.dense_model),
+        "reranker_model": public_name(settings.reranker_model),
+        **{name: str(length) for name, length in lengths.items()},
+        "version": __version__,
+        "gpu_available": str(models.device.gpu_available).lower(),
+        "device": models.device.name,
+    }

@@ -11,31 +11,35 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from app import process
 from app.body import max_json_values
 from app.catalogue import ModelCatalogue
 from app.context import NATIVE
 from app.dialects import cohere, embedding_server, openai, tei
 from app.error_responses import install_error_handlers
-from app.handler import Service
-from app.http_metrics import Metrics, measure_lateness
+from app.http_metrics import Metrics, describe_server, measure_lateness
 from app.logs import flush_each_line
-from app.middleware.auth import (
-    CheckOrigin,
-    RefuseWhileDraining,
-    RequireTokenAndLimitRate,
-)
-from app.middleware.body import LimitBody
-from app.middleware.limits import BODY_SECONDS, LimitMemory, MemoryBudget
+from app.middleware.auth import ApiTokens, RequireTokenAndLimitRate
+from app.middleware.draining import Drain, RefuseWhileDraining
+from app.middleware.limits import BODY_SECONDS, LimitBody, LimitMemory, MemoryBudget
+from app.middleware.origin import CheckOrigin
 from app.middleware.rate_limit import TokenBuckets
-from app.middleware.request_log import LogRequests, MeasureRequests, ProvideContext
-from app.middleware.tokens import ApiTokens
+from app.middleware.request_log import LogRequests, ProvideContext
+from app.middleware.request_metrics import MeasureRequests
 from app.openapi import install_openapi
 from app.routers import embeddings as native
 from app.routers import health as operations
 from app.routers.pages import install_docs, install_ui
+from app.routers.rerank import rerank_router
 from app.routing import Paths
-from app.server import Drain
+from app.server import (
+    freeze_startup_objects,
+    load_settings_and_configure_logs,
+    log_failure,
+    log_memory,
+    log_ready,
+    stop_uvicorn,
+)
+from app.service import Service
 from app.settings import Settings
 from smart_embedder import __version__
 from smart_embedder.core import EngineCore
@@ -46,7 +50,7 @@ from smart_embedder.startup import load_models
 # The order of the paths in the description, and of the search for that of a request: work first.
 ROUTERS = (
     native.router,
-    native.rerank_router,
+    rerank_router,
     openai.router,
     cohere.router,
     tei.router,
@@ -72,9 +76,9 @@ def __getattr__(name: str) -> FastAPI:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         app = create_app(
-            process.load_settings_and_configure_logs(),
-            on_settled=process.freeze_startup_objects,
-            on_failure=process.stop_uvicorn,
+            load_settings_and_configure_logs(),
+            on_settled=freeze_startup_objects,
+            on_failure=stop_uvicorn,
         )
     except StartupError as error:  # uvicorn would print a traceback.
         sys.exit(f"Smart Embedder cannot start: {error}")
@@ -87,9 +91,9 @@ def create_app(
     *,
     loader: Loader | None = None,
     drain: Drain | None = None,
-    on_ready: Callable[[LoadedModels], None] = process.log_ready,
+    on_ready: Callable[[LoadedModels], None] = log_ready,
     on_settled: Callable[[], None] = lambda: None,
-    on_failure: Callable[[Exception], None] = process.log_failure,
+    on_failure: Callable[[Exception], None] = log_failure,
 ) -> FastAPI:
     """Create the service as an ASGI app; its lifespan loads the models in the background.
 
@@ -108,10 +112,10 @@ def create_app(
         if models.device.host_memory_left is not None:
             left = models.device.host_memory_left()
             budget.fit(left)
-            process.log_memory(settings, budget.bodies.most_of_one, budget.most_of_one, left)
+            log_memory(settings, budget.bodies.most_of_one, budget.most_of_one, left)
         if models.device.read_memory is not None:
             service.metrics.watch_memory(models.read_memory)
-        service.metrics.server.info(operations.describe_server(settings, models))
+        service.metrics.server.info(describe_server(settings, models))
         on_ready(models)
         # A third of a second of Python, for which the first /docs would wait. It would take that
         # time from the start, which is mostly imports.

@@ -7,9 +7,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
 
 from app.context import COUNTERS
-from app.handler import Service
 from app.routing import Paths
 from app.schemas import OPENAI_TEXTS, EmbeddingRequest, RerankBody
+from app.service import Service
 from app.settings import Settings
 from smart_embedder.interface import LoadedModels
 

@@ -20,9 +20,10 @@ from starlette.responses import Response
 from app.body import named, read_json, schema_of
 from app.context import NATIVE, Dialect, Endpoint, context_of
 from app.error_responses import as_invalid_request
-from app.handler import Call, Service, cancel_on_disconnect, time_limit
+from app.handler import Call, cancel_on_disconnect, time_limit
 from app.response_schemas import ErrorResponse
 from app.schemas import RequestModel
+from app.service import Service
 from smart_embedder.errors import InvalidRequestError
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])

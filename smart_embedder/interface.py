@@ -18,8 +18,17 @@ from smart_embedder.requests import (
     TruncationOptions,
 )
 from smart_embedder.settings import EngineSettings, ModelEntry
-from smart_embedder.tokens import SpecialToken, TokenIds, TokenizedPair, TokenizedText, TokenSpans
+from smart_embedder.tokens import (
+    SpecialToken,
+    TokenIds,
+    TokenizedPair,
+    TokenizedText,
+    TokenSpans,
+)
 from smart_embedder.vector_space import SCORE, VECTORS, VectorSpace
+
+# The share of a request's time that it may wait for a load; the rest is for its own work.
+SHARE_FOR_LOADING = 0.9
 
 # The names of prompts that sentence-transformers' encode_query and encode_document look for.
 PROMPT_NAMES: dict[InputType | None, tuple[str, ...]] = {

@@ -1,8 +1,10 @@
 """How long work on a thread is interrupted: by shorter work, or because nobody waits for it."""
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
 # Set when nobody waits any longer for the result of the call that runs on this thread.
@@ -39,3 +41,20 @@ def stop_if_given_up() -> None:
     given_up = _given_up.get()
     if given_up is not None and given_up.is_set():
         raise GivenUpError
+
+
+@asynccontextmanager
+async def failing_with(
+    error: Callable[[], Exception], seconds: float | None = None
+) -> AsyncIterator[asyncio.Timeout]:
+    """A block that raises what `error` makes after `seconds`.
+
+    Whoever has the timeout that it yields can `reschedule` that, such as to 0: at once.
+    """
+    try:
+        async with asyncio.timeout(seconds) as timeout:
+            yield timeout
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        raise error() from None

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load
 
-from app.vector_answers import METADATA_KEY
+from app.answers import METADATA_KEY
 from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 
 SIGNS = ("binary", "ubinary")

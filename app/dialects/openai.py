@@ -7,28 +7,33 @@ from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from fastapi import Request
 from pydantic import BaseModel, Field, JsonValue
 from pydantic.json_schema import SkipJsonSchema
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from app.answers import (
     OPTIONS,
+    TextVectors,
+    hold_rendering,
     render_items,
     render_object,
+    render_vectors,
     replacement_as_json,
     sparse_as_json,
     truncation_as_json,
     usage_as_json,
     vector_as_json,
+    vectors_of,
 )
 from app.catalogue import ServedModel
-from app.context import Dialect, Endpoint, ErrorFacts, context_of
+from app.context import (
+    Dialect,
+    Endpoint,
+    ErrorFacts,
+)
 from app.dialects import fields
 from app.error_responses import NO_422
-from app.errors import NotOperatorError, UnknownModelError
-from app.handler import Call, Service, ServiceDep, embed, embedder_of
-from app.middleware.tokens import DEFAULT_NAME, OPERATOR_NAME
+from app.handler import Call, embed, embedder_of
 from app.response_schemas import (
     SparseIndices,
     TruncationWarning,
@@ -36,14 +41,13 @@ from app.response_schemas import (
 )
 from app.routing import Router
 from app.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
-from app.vector_answers import (
-    TextVectors,
-    hold_rendering,
-    render_vectors,
-    vectors_of,
-)
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.requests import EmbedRequest, Outputs, TruncationOptions, check_rendering
+from smart_embedder.requests import (
+    EmbedRequest,
+    Outputs,
+    TruncationOptions,
+    check_rendering,
+)
 from smart_embedder.results import EmbeddingResult
 from smart_embedder.vectors import (
     MAX_POOL_FACTOR,
@@ -259,35 +263,6 @@ class OpenAIEmbeddings(BaseModel):
     warnings: list[TruncationWarning] | None = Field(None, description="Only where there are some.")
 
 
-class OpenAIModel(BaseModel):
-    """A name by which a model can be asked for."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    task: Annotated[Literal["embed", "rerank"], Field(description="An extension.")]
-    state: Annotated[
-        Literal["unloaded", "loading", "ready", "failed"],
-        Field(description="Whether it is loaded: an extension."),
-    ]
-    token_budgets: Annotated[
-        dict[str, int],
-        Field(description="Tokens of a forward on each device, while it is loaded: an extension."),
-    ]
-    vector_space: Annotated[
-        dict[str, str] | None,
-        Field(description="The id of each kind, while it is loaded: an extension."),
-    ]
-
-
-class OpenAIModels(BaseModel):
-    """Every name of every model."""
-
-    object: Literal["list"]
-    data: list[OpenAIModel]
-
-
 class OpenAIErrorDetails(BaseModel):
     """What went wrong."""
 
@@ -378,73 +353,3 @@ def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Ite
         yield b","
         yield from render_vectors("colbert", vectors.colbert)
     yield b"}"
-
-
-@models_router.get_and_head(
-    "/v1/models",
-    summary="The names of the models",
-    response_model=OpenAIModels,
-)
-@models_router.get_and_head("/models", include_in_schema=False)
-async def list_models(service: ServiceDep) -> Response:
-    """Hub ids, short names and aliases; every embedding model has one with `embed` in it."""
-    models = service.catalogue.models
-    data = [_describe(name, model, service) for model in models for name in model.names]
-    return JSONResponse({"object": "list", "data": data})
-
-
-@models_router.get_and_head(
-    "/v1/models/{model:path}",
-    summary="One of them",
-    response_model=OpenAIModel,
-)
-async def show_model(model: str, service: ServiceDep) -> Response:
-    """The model with that name."""
-    return JSONResponse(_describe(model, service.catalogue.find(model), service))
-
-
-@models_router.post(
-    "/v1/models/{model:path}/load", summary="Load a model of MODELS now", response_model=OpenAIModel
-)
-async def load_model(model: str, request: Request, service: ServiceDep) -> Response:
-    """Load it, unless it is there, as its first request would; for the operator's token."""
-    key = _commanded(model, request, service)
-    await service.engine.load(key)
-    return JSONResponse(_describe(model, service.catalogue.find(model), service))
-
-
-@models_router.post(
-    "/v1/models/{model:path}/unload", summary="Unload a model of MODELS", response_model=OpenAIModel
-)
-async def unload_model(model: str, request: Request, service: ServiceDep) -> Response:
-    """Unload it after the requests that use it; the next one loads it; for the operator's token."""
-    key = _commanded(model, request, service)
-    await service.engine.unload(key)
-    return JSONResponse(_describe(model, service.catalogue.find(model), service))
-
-
-def _commanded(name: str, request: Request, service: Service) -> str:
-    """The engine's name of a model that the operator may load and unload by command."""
-    if context_of(request.scope).token_name not in {DEFAULT_NAME, OPERATOR_NAME}:
-        raise NotOperatorError(
-            "only the operator loads and unloads models: send API_TOKEN, or the token that "
-            f"API_TOKENS_FILE names {OPERATOR_NAME}"
-        )
-    model = service.catalogue.find(name)
-    if not model.further:
-        raise UnknownModelError(f"the model {model.name} is a default model, and always loaded")
-    return model.name
-
-
-def _describe(name: str, model: ServedModel, service: Service) -> dict[str, JsonValue]:
-    status = service.status_of(model)
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.catalogue.created,
-        "owned_by": "smart-embedder",
-        "task": status.task,
-        "state": status.state.value,
-        "token_budgets": dict(status.token_budgets),
-        "vector_space": None if status.info is None else dict(status.info.vector_space),
-    }

@@ -39,6 +39,7 @@ from app.dialects.tei_schemas import (
 )
 from app.routing import Router
 from app.schemas import check_texts
+from app.service import Service, ServiceDep
 from smart_embedder import __version__
 from smart_embedder import requests as records
 from smart_embedder.errors import InvalidRequestError
@@ -293,39 +294,39 @@ _PING: dict[str, Any] = {"summary": "Can this service answer?", "response_class"
 
 
 @router.get_and_head("/info", **_INFO)
-async def show_info(service: handler.ServiceDep) -> Response:
+async def show_info(service: ServiceDep) -> Response:
     """The model that makes dense vectors, and the limits of this service."""
     return _describe_model(service, service.catalogue.find(None))
 
 
 @model_router.get_and_head(f"{_BELOW_MODEL}/info", **_INFO)
-async def model_info(model: str, service: handler.ServiceDep) -> Response:
+async def model_info(model: str, service: ServiceDep) -> Response:
     """One model and its kind, and the limits of this service."""
     return _describe_model(service, service.catalogue.find(model))
 
 
 @health_router.get_and_head("/ping", tags=[_ROOT_TAG], **_PING)
-async def ping_service(service: handler.ServiceDep) -> Response:
+async def ping_service(service: ServiceDep) -> Response:
     """200 once the models are warm, else 503."""
     return _status(service)
 
 
 @health_router.get_and_head(f"{_BELOW_MODEL}/health", tags=[_MODEL_TAG], **_PING)
 @health_router.get_and_head(f"{_BELOW_MODEL}/ping", include_in_schema=False)
-async def model_health(model: str, service: handler.ServiceDep) -> Response:
+async def model_health(model: str, service: ServiceDep) -> Response:
     """The same, of one model."""
     service.catalogue.find(model)
     return _status(service)
 
 
-def _status(service: handler.Service) -> Response:
+def _status(service: Service) -> Response:
     status, reason = service.status
     if status == "healthy":
         return Response(status_code=200)
     return JSONResponse({"error": f"{status}: {reason}", "error_type": "Unhealthy"}, 503)
 
 
-def _describe_model(service: handler.Service, model: ServedModel) -> Response:
+def _describe_model(service: Service, model: ServedModel) -> Response:
     settings, models = service.settings, service.engine.loaded(model.name)
     loaded, threads = _loaded(model, models), settings.tokenizer_threads
     model_type: dict[str, Any]

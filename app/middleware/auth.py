@@ -1,123 +1,166 @@
-"""Who may ask: pages of allowed origins, before the drain, with a token, within the rate limit.
+"""Require an access token, and limit the rate of each client.
 
-The order is that of the checks, each of which refuses a request before its body is read. Tokens and
-buckets are `smart_embedder.access`; what is asked for is of no concern here.
+Both are decided before a body is read. One class does both, because a wrong token costs its address
+a place in the rate limit.
 """
 
+import hashlib
+import hmac
 import math
-from collections.abc import Collection, Sequence
-from urllib.parse import urlsplit
+import os
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+import structlog
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.context import COUNTERS, RequestContext, context_of, working_endpoint
+from app.context import (
+    COUNTERS,
+    DEFAULT_NAME,
+    RequestContext,
+    context_of,
+)
 from app.error_responses import error_response
-from app.errors import ForeignOriginError, RateLimitedError, UnauthorizedError
-from app.logs import escape_text
+from app.errors import RateLimitedError, UnauthorizedError
 from app.middleware.rate_limit import TokenBuckets
-from app.middleware.tokens import DEFAULT_NAME, ApiTokens
-from app.server import Drain
 from smart_embedder import errors
+from smart_embedder.errors import StartupError
 
-ANY_ORIGIN = "*"
-_EXPOSED = ("X-Request-ID", "Retry-After", "Vector-Space", "traceparent")
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+log = structlog.get_logger(__name__)
+# Two writes within one tick of a file system's clock get the same time; the coarsest clock in use
+# (FAT) ticks every two seconds.
+_CLOCK_TICK_NS = 2_000_000_000
+
 _PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
 _HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
-_RETRY_AFTER = 5
 
 
-class CheckOrigin:
-    """Answers 403 to a page that neither this service served nor CORS_ORIGINS allows.
+def _digest(token: bytes) -> bytes:
+    """The digest of a token without white space around it; only digests are stored and compared.
 
-    A page that is open in a browser on this machine can send requests to its loopback port, and
-    into a network that the page's author cannot reach.
+    All digests have the same length, so that the time of a comparison does not reveal a token's.
+    """
+    return hashlib.sha256(token.strip()).digest()
 
-    Browsers send a page's origin, which the page cannot change; other clients send none and pass.
-    `null`, which a page without an origin sends, is foreign. Starlette's `CORSMiddleware` adds the
-    headers for browsers; its own refusals cannot occur behind this check.
+
+def _version_of(status: os.stat_result) -> tuple[int, int, int]:
+    """What changes where the file does, but for a write within the tick of another."""
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+class ApiTokens:
+    """The valid tokens and their names.
+
+    Each call reads the file again if it has changed. If it cannot be read, the tokens stay as they
+    were, and one warning is logged. No token is ever logged. Several threads may call.
     """
 
-    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
-        self._allowed = allowed
-        self.app = app
-        if allowed:
-            self.app = CORSMiddleware(
-                app,
-                allow_origins=allowed,
-                allow_methods=["*"],
-                allow_headers=["*"],
-                allow_private_network=True,
-                expose_headers=_EXPOSED,
+    def __init__(self, token: str | None, file: Path | None) -> None:
+        if token and not token.strip():
+            raise StartupError("API_TOKEN holds nothing but white space: set a token, or leave it")
+        self._own = {DEFAULT_NAME: _digest(token.encode())} if token else {}
+        self._file = file
+        self._version: tuple[int, int, int] | None = None
+        self._named: dict[str, bytes] = {}
+        self._last_warning: str | None = None
+        self._lock = threading.Lock()
+        # Whether a token is asked for at all.
+        self.required = bool(self._own) or file is not None
+        if file is not None:
+            _warn_if_others_can_open(file, self._read(file))
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether the tokens that were read last are used in place of those of the file."""
+        self._refresh()
+        return self._last_warning is not None
+
+    def name_of(self, presented: bytes) -> str | None:
+        """The name of this token, or None; compares in constant time."""
+        self._refresh()
+        found, digest = None, _digest(presented)
+        for name, token in (self._own | self._named).items():
+            if hmac.compare_digest(token, digest):
+                found = name
+        return found
+
+    def _refresh(self) -> None:
+        if self._file is None:
+            return
+        with self._lock:
+            try:
+                status = self._file.stat()
+                is_recent = time.time_ns() - status.st_mtime_ns <= _CLOCK_TICK_NS
+                if is_recent or _version_of(status) != self._version:
+                    self._read(self._file)
+            except OSError as error:
+                self._version = None  # Read it again once it is back, even if it is unchanged.
+                self._warn_once(f"API_TOKENS_FILE={self._file} cannot be read: {error.strerror}")
+            except StartupError as error:
+                self._warn_once(str(error))
+
+    def _read(self, file: Path) -> os.stat_result:
+        """Read the tokens; raise `StartupError` where the file cannot be read or parsed."""
+        try:
+            with file.open("rb") as opened:
+                # Before the content: a later write is then seen as a change.
+                status = os.fstat(opened.fileno())
+                version = _version_of(status)
+                text = opened.read().decode("utf-8-sig")
+        except OSError as error:
+            raise StartupError(
+                f"API_TOKENS_FILE={file} cannot be read: {error.strerror}"
+            ) from error
+        except UnicodeDecodeError as error:
+            self._version = version
+            raise StartupError(f"API_TOKENS_FILE={file} is no UTF-8 text") from error
+        self._version = version
+        self._named = _parse(text, file)
+        self._last_warning = None
+        return status
+
+    def _warn_once(self, reason: str) -> None:
+        """Log a reason once, and not for each request."""
+        if reason != self._last_warning:
+            self._last_warning = reason
+            log.warning(
+                "tokens_file_unreadable", reason=reason, effect="the tokens read last stay valid"
             )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request pass, or refuse it before its body is read."""
-        if scope["type"] == "http" and ANY_ORIGIN not in self._allowed:
-            headers = Headers(scope=scope)
-            # A browser sends one, and several together are none of the allowed.
-            origin = ", ".join(headers.getlist("origin"))
-            if (
-                origin
-                and origin not in self._allowed
-                and headers.get("sec-fetch-site") != "same-origin"
-                and not _is_own(origin, headers.get("host", ""))
-            ):
-                error = ForeignOriginError(
-                    f"a web page of {escape_text(origin)} may not ask: CORS_ORIGINS does not name "
-                    "its origin"
-                )
-                await error_response(scope, error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+
+def _warn_if_others_can_open(file: Path, status: os.stat_result) -> None:
+    """Warn of a file that every user of the machine can read or write; Windows has no such mode."""
+    if os.name != "posix" or not status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        return
+    advice = f"chmod 600 {file}"
+    if os.geteuid() not in {0, status.st_uid}:  # Else the service could not read it any longer.
+        advice = f"chown {os.geteuid()} {file} && {advice}"
+    mode = f"{stat.S_IMODE(status.st_mode):04o}"
+    log.warning("tokens_file_open_to_others", file=str(file), mode=mode, advice=advice)
 
 
-def _is_own(origin: str, host: str) -> bool:
-    """Whether a page of `origin` came from `host`, the request's Host header.
-
-    The scheme is not compared: behind a proxy that ends TLS the page has https, the request http.
-    """
-    try:
-        page = urlsplit(origin)
-        own = urlsplit(f"//{host}")
-        default = _DEFAULT_PORTS.get(page.scheme)
-        ports = page.port or default, own.port or default
-    except ValueError:
-        return False
-    return page.hostname is not None and page.hostname == own.hostname and ports[0] == ports[1]
-
-
-class RefuseWhileDraining:
-    """Answers 503 to requests for work once the drain has begun; health and metrics go on.
-
-    Every response that begins from then on announces that its connection closes.
-    """
-
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
-        self.app = app
-        self._drain = drain
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse the request, or track it to its end."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
-        async def send_last(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._drain.begun:
-                MutableHeaders(scope=message)["Connection"] = "close"
-            await send(message)
-
-        if working_endpoint(scope) is None:
-            await self.app(scope, receive, send_last)
-        elif self._drain.begun:
-            error = errors.DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
-            await error_response(scope, error)(scope, receive, send_last)
-        else:
-            with self._drain.track():
-                await self.app(scope, receive, send_last)
+def _parse(text: str, file: Path) -> dict[str, bytes]:
+    """Parse `name:token` lines; blank ones and those that begin with # are skipped."""
+    named: dict[str, bytes] = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        name, _, token = line.partition(":")
+        name = name.strip()
+        if not (name and token.strip()) or name in named:
+            raise StartupError(
+                f"API_TOKENS_FILE={file}: line {number} is not name:token with a name of its own"
+            )
+        if name == DEFAULT_NAME:
+            raise StartupError(
+                f"API_TOKENS_FILE={file}: line {number} takes the name {DEFAULT_NAME}, which is "
+                "API_TOKEN's: choose another one"
+            )
+        named[name] = _digest(token.encode())
+    return named
 
 
 class RequireTokenAndLimitRate:

@@ -21,18 +21,13 @@ from app.client_address import (
     network_key,
     unmapped,
 )
-from app.context import Endpoint, RequestContext, context_of, working_endpoint
+from app.context import RequestContext, context_of
 from app.error_responses import unforeseen_error_response
-from app.errors import ClientGoneError
 from app.http_metrics import (
     EMBEDDING_ENDPOINT,
-    REASON_OF,
-    EndpointMetrics,
-    Metrics,
 )
 from app.logs import escape_text
 from app.routing import Paths
-from smart_embedder.requests import Purpose
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 log = structlog.get_logger(__name__)
@@ -161,56 +156,3 @@ class LogRequests:
                 "request_id": context.request_id,
             }
             write("request", **{name: fact for name, fact in facts.items() if fact is not None})
-
-
-class MeasureRequests:
-    """Updates the request metrics: outcome, duration, and how many are in work."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Sequence[Endpoint]) -> None:
-        self.app = app
-        self._abandoned = metrics.abandoned
-        shared = {
-            Purpose.RERANKING: metrics.rerank_endpoint(),
-            Purpose.TOKENIZING: metrics.tokenize_endpoint(),
-        }
-        self._endpoints = {
-            endpoint.path: shared.get(endpoint.purpose) or metrics.embedding_endpoint(endpoint.path)
-            for endpoint in endpoints
-        }
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Measure POST requests to known endpoints; pass everything else through."""
-        endpoint = working_endpoint(scope)
-        if endpoint is None:
-            await self.app(scope, receive, send)
-            return
-        started = time.perf_counter()
-        try:
-            with self._endpoints[endpoint.path].active.track_inprogress():
-                await self.app(scope, receive, send)
-        finally:
-            # If dialects share a path, the body has decided between them by now.
-            endpoint = working_endpoint(scope) or endpoint
-            seconds = time.perf_counter() - started
-            self._count(self._endpoints[endpoint.path], context_of(scope), seconds)
-
-    def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
-        """Count a request once: as refused, as abandoned, or by its outcome."""
-        code = context.error_code
-        if code in REASON_OF:
-            endpoint.rejected[REASON_OF[code]].inc()
-        elif code == ClientGoneError.code:
-            self._abandoned.inc()
-        else:
-            outcome = _outcome(context.error_status or context.status)
-            endpoint.requests[outcome].inc()
-            if outcome != "client_error":  # It measures how fast a request is refused.
-                endpoint.duration.observe(seconds)
-
-
-def _outcome(status: int | None) -> str:
-    if status == HTTPStatus.OK:
-        return "success"
-    if status and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "client_error"
-    return "timeout" if status == HTTPStatus.GATEWAY_TIMEOUT else "error"

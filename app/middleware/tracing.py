@@ -19,7 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.context import RequestContext, context_of, preference, working_endpoint
+from app.context import RequestContext, context_of, working_endpoint
+from app.headers import preference
 from smart_embedder import __version__
 
 log = structlog.get_logger(__name__)

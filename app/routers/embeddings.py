@@ -1,38 +1,37 @@
 """This service's own embeddings and reranking."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Tag
 from starlette.responses import Response
 
 from app import schemas
-from app import vector_answers as vectors
-from app.answers import Chunk, render_rerank
+from app.answers import (
+    Chunk,
+    EmbeddingAnswer,
+    hold_rendering,
+    made_by,
+    render,
+)
 from app.body import DescribedBy, told_by
-from app.context import NATIVE_EMBEDDINGS, RERANK
-from app.dialects import cohere, openai, tei
-from app.dialects.cohere import DocumentsRequest
+from app.context import NATIVE_EMBEDDINGS
+from app.dialects import openai
 from app.dialects.openai import OpenAIEmbeddingRequest
-from app.dialects.tei_schemas import RerankTextsRequest
 from app.formats import SAFETENSORS, media_type_of, render_safetensors
-from app.handler import Call, compute, scores
-from app.response_schemas import Base64Response, EmbeddingResponse, RerankResponse
+from app.handler import Call, compute
+from app.response_schemas import Base64Response, EmbeddingResponse
 from app.routing import Router
-from app.schemas import EmbeddingFields, EmbeddingRequest, RerankBody
+from app.schemas import EmbeddingFields, EmbeddingRequest
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.interface import LoadedModels
 from smart_embedder.requests import (
     EmbedRequest,
-    FusionWeights,
     Outputs,
-    RerankRequest,
     TruncationOptions,
     check_rendering,
 )
-from smart_embedder.settings import public_name
-from smart_embedder.vector_space import VECTORS
 
 _GROUPS = (
     {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."},
@@ -40,19 +39,11 @@ _GROUPS = (
 )
 
 router = Router(groups=_GROUPS)
-# Reranking is at other services' paths, too.
-rerank_router = Router(cohere.COHERE, cohere.CohereError, tags=[cohere.COHERE.name])
 
 EmbeddingsBody = Annotated[
     Annotated[EmbeddingRequest, Tag("sentences")] | Annotated[OpenAIEmbeddingRequest, Tag("input")],
     told_by("sentences", "input"),
     DescribedBy("sentences"),
-]
-AnyRerankBody = Annotated[
-    Annotated[RerankBody, Tag("passages")]
-    | Annotated[DocumentsRequest, Tag("documents")]
-    | Annotated[RerankTextsRequest, Tag("texts")],
-    told_by("passages", "documents", "texts"),
 ]
 
 
@@ -79,10 +70,10 @@ async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
     call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
     result = await compute(call, request, model)
     at_once = media_type == SAFETENSORS
-    vectors.hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
-    answer = vectors.EmbeddingAnswer(request, result, made_by(models, call.context.vector_spaces))
+    hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
+    answer = EmbeddingAnswer(request, result, made_by(models, call.context.vector_spaces))
     render: Callable[[], Iterable[Chunk]] = partial(
-        vectors.render,
+        render,
         answer,
         sparse_as_indices=body.sparse_as_indices,
         as_base64=body.encoding == "base64",
@@ -139,78 +130,3 @@ def native_request(
             f"the option encoding is for JSON, and Accept asks for {media_type}: send one of them"
         )
     return request
-
-
-def made_by(models: LoadedModels, spaces: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of an answer that tell the model and the space of each kind of vectors."""
-    dense, own = models.dense_model.name, models.embedder.name
-    return {
-        "model_name": dense,
-        "dense_model_name": dense,
-        "sparse_model_name": own,
-        "colbert_model_name": own,
-        "vector_space": {kind: spaces.get(kind) for kind in VECTORS},
-    }
-
-
-@router.work(
-    RERANK.path,
-    RerankResponse,
-    summary="Order passages by relevance",
-    tags=["rerank"],
-)
-async def rerank_passages(
-    body: Annotated[AnyRerankBody, DescribedBy("passages")], call: Call
-) -> Response:
-    """A score for each passage, the best first; equal scores keep the order of the request.
-
-    A body with `documents` is read as Cohere's, as at /v2/rerank; one with `texts` is read as
-    text-embeddings-inference's, as at /models/{model}/rerank.
-    """
-    if isinstance(body, DocumentsRequest):
-        return await cohere.rerank_documents(body, call)
-    if isinstance(body, RerankTextsRequest):
-        return await tei.rerank_texts(body, call)
-    service, passages = call.service, body.passages
-    model = service.catalogue.reranker(body.model)
-    schemas.check_passages(body.query, passages, "passages", service.settings)
-    schemas.check_truncation(body.truncate, body.truncation_side)
-    models = await call.lease(model)
-    schemas.check_rerank_options(models, instruction=body.instruction, weights=body.weights)
-    weights = body.weights or schemas.RerankWeights()
-    request = RerankRequest(
-        query=body.query,
-        passages=passages,
-        normalize=body.normalize,
-        instruction=body.instruction,
-        weights=FusionWeights(weights.dense, weights.sparse, weights.colbert),
-        truncation=TruncationOptions(body.truncate, body.truncation_side),
-    )
-    call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
-    result = await scores(call, request, model)
-    name = public_name(service.settings.reranker_name) if model is None else model.name
-    about = {"model_name": name, "vector_space": call.context.vector_spaces}
-    return await call.render(partial(render_rerank, passages, result, about))
-
-
-@rerank_router.work(
-    "/v1/rerank",
-    cohere.DocumentsResponse,
-    name="rerank_v1",
-    summary="Order documents by relevance",
-)
-@rerank_router.work(
-    "/v2/rerank",
-    cohere.DocumentsResponse,
-    name="rerank_v2",
-    summary="Order documents by relevance",
-)
-async def rerank_documents(
-    body: Annotated[AnyRerankBody, DescribedBy("documents")], call: Call
-) -> Response:
-    """The relevance of each document to the query, from 0 to 1, the best first.
-
-    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
-    text-embeddings-inference's.
-    """
-    return await rerank_passages(body, call)

@@ -13,10 +13,16 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from app.context import context_of, preference, preferred
+from app.context import context_of
+from app.headers import preference, preferences, preferred
+from app.http_metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from app.response_schemas import IndexResponse
+from app.routers.health import router
+from app.service import ServiceDep
+from smart_embedder import __version__
 
 _STATIC = "static/docs"
 _OPENAPI = "openapi.json"
@@ -163,3 +169,33 @@ def install_ui(app: FastAPI) -> None:
 def _file_of(content: bytes, name: str) -> _File:
     etag = f'W/"{sha256(content).hexdigest()[:32]}"'  # Of both forms, whose bytes differ.
     return _File(content, gzip.compress(content, mtime=0), _MEDIA_TYPES[Path(name).suffix], etag)
+
+
+@router.get_and_head("/", summary="What this is, and where to look", response_model=IndexResponse)
+async def show_index(request: Request, service: ServiceDep) -> Response:
+    """The service, its version, and its paths; a browser is sent to the page instead."""
+    vary, prefix = {"Vary": "Accept"}, context_of(request.scope).prefix
+    if service.settings.ui and _wants_html(request):
+        # Relative where no proxy has said what it removes from paths.
+        location = f"{prefix}{UI_PATH}" if prefix else UI_PATH.removeprefix("/")
+        return RedirectResponse(location, HTTPStatus.SEE_OTHER, vary)
+    paths = {
+        "embeddings": EMBEDDING_ENDPOINT,
+        "rerank": RERANK_ENDPOINT,
+        "documentation": "/docs",
+        "openapi": "/openapi.json",
+        "health": "/health",
+        "stats": "/stats",
+        "metrics": "/metrics",
+    }
+    if service.settings.ui:
+        paths["page"] = UI_PATH
+    paths = {what: prefix + path for what, path in paths.items()}
+    content = {"service": "Smart Embedder", "version": __version__, "paths": paths}
+    return JSONResponse(content, headers=vary)
+
+
+def _wants_html(request: Request) -> bool:
+    """Whether it is a browser's: it names text/html, and JSON not as much."""
+    wanted = preferences(preference(request.headers, "accept"))
+    return wanted.get("text/html", 0) > wanted.get("application/json", 0)

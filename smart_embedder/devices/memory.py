@@ -33,6 +33,7 @@ from smart_embedder.errors import (
     UnavailableError,
 )
 from smart_embedder.interface import (
+    SHARE_FOR_LOADING,
     LoadedModels,
     Loader,
     ModelAbilities,
@@ -43,16 +44,15 @@ from smart_embedder.interface import (
     ReadyModel,
     human_size,
 )
+from smart_embedder.interrupts import failing_with
 from smart_embedder.metrics import EngineMetrics
-from smart_embedder.scheduling.admission import Abortable, failing_with
+from smart_embedder.scheduling.admission import Abortable
 from smart_embedder.settings import LATE_INTERACTION, EngineSettings, ModelEntry
 
 log = structlog.get_logger(__name__)
 
 # Seconds between two looks at the memory, and between two at whether a model is still in use.
 PAUSE, _LOOK = 1.0, 0.05
-# The share of a request's time that it may wait for a load; the rest is for its own work.
-SHARE_FOR_LOADING = 0.9
 # Seconds until a failed load is tried again, and one for which other programs hold the memory.
 _RETRY_FAILED, _RETRY_MEMORY = 30, 10
 # The expected seconds of a model's first load.

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from smart_embedder.errors import DrainingError, QueueFullError
 from smart_embedder.interface import Model
-from smart_embedder.interrupts import _given_up
+from smart_embedder.interrupts import _given_up, failing_with
 from smart_embedder.metrics import EngineMetrics
 from smart_embedder.results import Stage
 from smart_embedder.scheduling.job import Job
@@ -273,23 +273,6 @@ class FairSemaphore:
             waiting[chosen].set_result(None)
             # Last in the order, so that clients that hold equally many alternate.
             self._waiters[chosen] = self._waiters.pop(chosen)
-
-
-@asynccontextmanager
-async def failing_with(
-    error: Callable[[], Exception], seconds: float | None = None
-) -> AsyncIterator[asyncio.Timeout]:
-    """A block that raises what `error` makes after `seconds`.
-
-    Whoever has the timeout that it yields can `reschedule` that, such as to 0: at once.
-    """
-    try:
-        async with asyncio.timeout(seconds) as timeout:
-            yield timeout
-    except TimeoutError:
-        if not timeout.expired():
-            raise
-        raise error() from None
 
 
 class ConcurrencyLimit(FairSemaphore):

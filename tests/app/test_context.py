@@ -4,13 +4,13 @@ import http_sf
 import pytest
 from fastapi import Request
 
-from app.context import NATIVE, preference, preferences
+from app.context import NATIVE
 from app.dialects.cohere import COHERE
 from app.dialects.openai import OPENAI
 from app.dialects.tei_schemas import TEI
 from app.formats import media_type_of
-from app.handler import is_bulk
-from app.routers.health import _wants_html
+from app.headers import is_bulk, preference, preferences
+from app.routers.pages import _wants_html
 from tests.support.formats import JSON, SAFETENSORS
 from tests.support.paths import PATHS
 

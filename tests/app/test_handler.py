@@ -22,9 +22,9 @@ from app.handler import (
     cancel_on_disconnect,
     embed,
     embedder_of,
-    is_bulk,
     time_limit,
 )
+from app.headers import is_bulk
 from app.main import create_app
 from app.routing import Router
 from app.schemas import ForeignRequest

@@ -18,7 +18,8 @@ import pytest
 from fastapi import FastAPI
 from structlog.testing import capture_logs
 
-from app import main, process
+from app import main
+from app import server as process
 from app.__main__ import main as command
 from app.main import create_app
 from app.middleware.limits import BODY_SECONDS

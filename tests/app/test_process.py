@@ -15,8 +15,21 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
-from app import process
-from app.process import log_failure, log_ready, stop_uvicorn
+from app import server as process
+from app.server import (
+    _exit,
+    _flush,
+    _print_example,
+    collect_rarely,
+    freeze_startup_objects,
+    load_settings_and_configure_logs,
+    log_failure,
+    log_memory,
+    log_ready,
+    run,
+    serve,
+    stop_uvicorn,
+)
 from app.settings import Settings
 from smart_embedder.errors import StartupError
 from smart_embedder.requests import ANSWER_BYTES
@@ -81,7 +94,7 @@ def test_a_local_model_is_served_without_a_home_folder(tmp_path: Path, tiny_m3: 
 def test_what_a_larger_memory_would_allow_is_said_at_the_start(body, answer, missing) -> None:
     settings = Settings(max_body_bytes=1000)
     with capture_logs() as log:
-        process.log_memory(settings, body, answer, left=1_000_000)
+        log_memory(settings, body, answer, left=1_000_000)
     assert [each["missing"] for each in log] == ([] if missing is None else [missing])
     if missing is not None:
         (line,) = log
@@ -94,7 +107,7 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
     """It imports no torch, reads no environment and starts no thread."""
     script = (
         "import sys, threading\n"
-        "import app.process, smart_embedder.engine\n"
+        "import app.server, smart_embedder.engine\n"
         "import app.settings\n"
         "from app.main import create_app\n"
         "assert 'app' not in vars(sys.modules['app.main'])\n"
@@ -150,7 +163,7 @@ def test_the_status_of_the_process_is_that_of_its_start(
     monkeypatch.setattr(process, "collect_rarely", lambda: said.append("rarely"))
     monkeypatch.setattr(process.threading, "active_count", lambda: 1)
     with pytest.raises(Ended, match=f"^{status}$"):
-        process.run(None, ["--port", "7"])
+        run(None, ["--port", "7"])
     assert said == ["rarely", ("console", "error"), ("127.0.0.1", 7)]
     printed = capsys.readouterr().err
     assert printed == ("Smart Embedder cannot start: no\n" if status and outcome != 1 else "")
@@ -174,7 +187,7 @@ def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
     for name in ("configure_logs", "require_port", "collect_rarely"):
         monkeypatch.setattr(process, name, lambda *_, **__: None)
     with capture_logs() as log, pytest.raises(Ended):
-        process.run(None)
+        run(None)
     assert [each["event"] for each in log] == ["no_token"] * warned
     assert all("set API_TOKEN or API_TOKENS_FILE" in each["note"] for each in log)
 
@@ -184,16 +197,16 @@ def test_threads_that_may_never_end_are_not_waited_for(threads, status, monkeypa
     monkeypatch.setattr(process.threading, "active_count", lambda: threads)
     monkeypatch.setattr(process.logging, "shutdown", lambda: None)
     with pytest.raises(Ended, match=f"^{status}$"):
-        process._exit(3)
+        _exit(3)
 
 
 def test_output_that_nobody_takes_is_dropped_once(tmp_path: Path) -> None:
-    process._flush(io.StringIO())
+    _flush(io.StringIO())
     reads, writes = os.pipe()
     os.close(reads)
     with os.fdopen(writes, "w") as stream:
         stream.write("x" * 10)
-        process._flush(stream)
+        _flush(stream)
         stream.flush()
 
 
@@ -204,7 +217,7 @@ def test_the_example_asks_for_a_token_where_one_is_needed_and_tells_none(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(process, "print_beside_log", told.append)
-    process._print_example("http://a:1", Settings(ui=ui, **tokens))
+    _print_example("http://a:1", Settings(ui=ui, **tokens))
     (printed,) = told
     assert "curl -s http://a:1/embeddings/" in printed
     assert ("See it: http://a:1/ui" in printed) == ui
@@ -264,7 +277,7 @@ def test_a_start_that_failed_ends_the_server_and_is_told_last(
     monkeypatch.setattr(process, "freeze_startup_objects", lambda: frozen.append(True))
     settings = Settings(log_format="json", shutdown_timeout=20, shutdown_delay=3)
     with capture_logs() as log:
-        assert process.serve(settings, create_app) == status
+        assert serve(settings, create_app) == status
     assert [each["event"] for each in log] == events
     config, drain, *limits = servers[0].arguments
     assert limits == [20, 3]
@@ -286,16 +299,16 @@ def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(monke
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = Settings(port=other.getsockname()[1])
         with pytest.raises(StartupError, match=r"port \d+ of 127\.0\.0\.1 is taken: end what"):
-            process.serve(settings, lambda *_, **__: "app")
+            serve(settings, lambda *_, **__: "app")
 
 
 def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
     usual = gc.get_threshold()
-    process.collect_rarely()
+    collect_rarely()
     try:
         assert gc.get_threshold() > usual
         tracked = len(gc.get_objects())
-        process.freeze_startup_objects()
+        freeze_startup_objects()
         assert gc.get_freeze_count() > 0.9 * tracked
         assert gc.get_threshold() == (700, 10, 10)
         cycle: list[object] = []
@@ -354,7 +367,7 @@ def test_a_name_that_is_nearly_a_settings_is_warned_of(monkeypatch, tmp_path) ->
     monkeypatch.setenv("MAX_QUEU_SIZE", "3")
     monkeypatch.setattr(process, "configure_logs", lambda *_, **__: None)
     with capture_logs() as log:
-        process.load_settings_and_configure_logs()
+        load_settings_and_configure_logs()
     (warning,) = [each for each in log if each["name"] == "MAX_QUEU_SIZE"]
     assert (warning["event"], warning["nearest"]) == ("unknown_setting", "MAX_QUEUE_SIZE")
 

@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 
 from app import server as module
 from app.connection import bounded_connection
-from app.server import Drain, DrainingServer
+from app.middleware.draining import Drain
+from app.server import DrainingServer
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 TIMEOUT = 30.0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.answers import EmbeddingAnswer, hold_rendering, vectors_of
 from app.handler import LARGE_ANSWER_BYTES
-from app.vector_answers import EmbeddingAnswer, hold_rendering, vectors_of
 from smart_embedder.requests import AnswerMemory, EmbedRequest, Outputs
 from smart_embedder.results import (
     EmbeddingResult,

@@ -14,7 +14,7 @@ from smart_embedder_client.calls import embed_calls
 from transformers import BertModel
 
 from app import schemas
-from app.vector_answers import hold_rendering
+from app.answers import hold_rendering
 from smart_embedder.pipelines.embedding import vector_bytes
 from smart_embedder.requests import ANSWER_BYTES, AnswerMemory, EmbedRequest, Outputs
 from smart_embedder.results import TextEmbedding

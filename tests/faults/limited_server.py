@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from app.main import create_app
-from app.process import run
+from app.server import run
 from smart_embedder.hardware import device as choose
 from smart_embedder.interface import MemoryUsage
 from smart_embedder.startup import load_models

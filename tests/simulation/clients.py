@@ -21,10 +21,11 @@ from app.catalogue import Role, ServedModel
 from app.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
 from app.error_responses import status_of
 from app.errors import ClientGoneError
-from app.handler import Call, Service, cancel_on_disconnect, time_limit
+from app.handler import Call, cancel_on_disconnect, time_limit
 from app.http_metrics import REASON_OF, Metrics
 from app.middleware.limits import HeldMemory, MemoryBudget
-from app.middleware.request_log import MeasureRequests, _outcome
+from app.middleware.request_metrics import MeasureRequests, _outcome
+from app.service import Service
 from app.settings import Settings
 from smart_embedder.core import EngineCore
 from smart_embedder.errors import (

@@ -6,7 +6,7 @@ import numpy as np
 import orjson
 import safetensors
 
-from app.vector_answers import TextVectors
+from app.answers import TextVectors
 
 JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from httpx2 import ASGITransport, AsyncClient
 
-from app.handler import Service
 from app.main import create_app
+from app.service import Service
 from smart_embedder.interface import LoadedModels
 from tests.smart_embedder.fakes import NO_MORE, loading, settings_of
 

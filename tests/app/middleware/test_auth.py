@@ -7,14 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from app.middleware.auth import (
-    CheckOrigin,
-    RefuseWhileDraining,
-    RequireTokenAndLimitRate,
-)
+from app.middleware.auth import ApiTokens, RequireTokenAndLimitRate
+from app.middleware.draining import Drain, RefuseWhileDraining
+from app.middleware.origin import CheckOrigin
 from app.middleware.rate_limit import TokenBuckets
-from app.middleware.tokens import ApiTokens
-from app.server import Drain
 from tests.app.middleware.exchange import Inner, exchange, header
 from tests.support.skipped_time import in_skipped_time, turns
 

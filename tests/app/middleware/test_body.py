@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import BodyTooLargeError
-from app.middleware.body import LimitBody
+from app.middleware.limits import LimitBody
 from tests.app.middleware.exchange import Inner, exchange
 
 

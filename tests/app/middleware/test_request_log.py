@@ -20,8 +20,9 @@ from app.errors import (
 )
 from app.http_metrics import REJECTION_REASONS, Metrics
 from app.middleware import request_log as observe
-from app.middleware.request_log import LogRequests, MeasureRequests, ProvideContext
-from app.routers.health import totals
+from app.middleware.request_log import LogRequests, ProvideContext
+from app.middleware.request_metrics import MeasureRequests
+from app.routers.stats import totals
 from smart_embedder import errors
 from tests.app.middleware.exchange import Inner, exchange, header
 from tests.support.paths import PATHS

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from app.middleware.tokens import ApiTokens
+from app.middleware.auth import ApiTokens
 from smart_embedder.errors import StartupError
 
 

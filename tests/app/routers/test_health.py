@@ -12,10 +12,9 @@ import torch
 from httpx2 import ASGITransport, AsyncClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.http_metrics import Metrics
+from app.http_metrics import Metrics, describe_server
 from app.main import create_app
-from app.middleware.request_log import MeasureRequests
-from app.routers.health import describe_server
+from app.middleware.request_metrics import MeasureRequests
 from app.settings import Settings
 from smart_embedder import __version__
 from smart_embedder.kernels.target import choose_backend

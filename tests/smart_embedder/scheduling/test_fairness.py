@@ -7,11 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.errors import QueueFullError
-from smart_embedder.scheduling.admission import (
-    ConcurrencyLimit,
-    FairSemaphore,
-    failing_with,
-)
+from smart_embedder.interrupts import failing_with
+from smart_embedder.scheduling.admission import ConcurrencyLimit, FairSemaphore
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 

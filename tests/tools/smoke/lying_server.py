@@ -5,14 +5,14 @@ import dataclasses
 from app import answers as rendering
 from app.error_responses import STATUS_OF
 from app.main import create_app
-from app.process import run
 from app.routers import embeddings as native
-from app.routers import health as operations
+from app.routers.stats import totals
+from app.server import run
 from smart_embedder.errors import EmptyInputError
 
 _matrix = rendering.render_matrix
 _truncation = rendering.truncation_as_json
-_count = operations.totals
+_count = totals
 _rerank = rendering.render_rerank
 
 
@@ -39,7 +39,7 @@ def by_rising_score(passages, result, model):
 if __name__ == "__main__":
     rendering.render_matrix = drop_a_vector
     rendering.truncation_as_json = miscount
-    operations.totals = exaggerate
+    totals = exaggerate
     native.render_rerank = by_rising_score
     STATUS_OF[EmptyInputError] = 422
     run(create_app)

@@ -1,0 +1,71 @@
+"""Refuse new work while the service shuts down."""
+
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.context import working_endpoint
+from app.error_responses import error_response
+from smart_embedder import errors
+from smart_embedder.core import ActiveRequests
+
+_RETRY_AFTER = 5
+
+
+class Drain(ActiveRequests):
+    """A graceful shutdown: once it has `begun`, new requests are refused; it counts accepted ones.
+
+    `announced` is set when a signal has come, from which on /health tells load balancers to send no
+    more; with SHUTDOWN_DELAY it begins later than that. `time_out` fails the requests that are
+    still in work, which the app sets.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.announced = self.begun = False
+        self.time_out: Callable[[], None] = lambda: None
+        self._begun_at = 0.0
+
+    def begin(self) -> None:
+        """Refuse new requests from now on; safe to call from a signal handler."""
+        if not self.begun:
+            self._begun_at = time.monotonic()
+        self.announced = self.begun = True
+
+    def seconds_left(self, limit: float) -> float:
+        """How many of the `limit` seconds since it began are left; not below 0."""
+        elapsed = time.monotonic() - self._begun_at if self.begun else 0.0
+        return max(0.0, limit - elapsed)
+
+
+class RefuseWhileDraining:
+    """Answers 503 to requests for work once the drain has begun; health and metrics go on.
+
+    Every response that begins from then on announces that its connection closes.
+    """
+
+    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+        self.app = app
+        self._drain = drain
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, or track it to its end."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_last(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._drain.begun:
+                MutableHeaders(scope=message)["Connection"] = "close"
+            await send(message)
+
+        if working_endpoint(scope) is None:
+            await self.app(scope, receive, send_last)
+        elif self._drain.begun:
+            error = errors.DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
+            await error_response(scope, error)(scope, receive, send_last)
+        else:
+            with self._drain.track():
+                await self.app(scope, receive, send_last)

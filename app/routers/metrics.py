@@ -1,0 +1,23 @@
+"""GET /metrics: every series in Prometheus' text format."""
+
+import asyncio
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import PlainTextResponse, Response
+
+from app.routing import Router
+from app.service import ServiceDep
+
+router = Router(tags=["operation"], is_public=True)
+
+
+@router.get_and_head(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=PlainTextResponse,
+)
+async def show_metrics(service: ServiceDep) -> Response:
+    """Every series, in Prometheus' text format."""
+    # It takes milliseconds, during which the event loop must run.
+    rendered = await asyncio.to_thread(service.metrics.render)
+    return Response(rendered, media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,115 @@
+"""GET /v1/models, as OpenAI lists models, and commands that load and unload one."""
+
+from typing import Annotated, Literal
+
+from fastapi import Request
+from pydantic import BaseModel, Field, JsonValue
+from starlette.responses import JSONResponse, Response
+
+from app.catalogue import ServedModel
+from app.context import DEFAULT_NAME, OPERATOR_NAME, context_of
+from app.dialects.openai import OPENAI, OpenAIError, models_router
+from app.errors import NotOperatorError, UnknownModelError
+from app.routing import Router
+from app.service import Service, ServiceDep
+
+router = Router(OPENAI, OpenAIError, tags=[OPENAI.name])
+
+
+class OpenAIModel(BaseModel):
+    """A name by which a model can be asked for."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    task: Annotated[Literal["embed", "rerank"], Field(description="An extension.")]
+    state: Annotated[
+        Literal["unloaded", "loading", "ready", "failed"],
+        Field(description="Whether it is loaded: an extension."),
+    ]
+    token_budgets: Annotated[
+        dict[str, int],
+        Field(description="Tokens of a forward on each device, while it is loaded: an extension."),
+    ]
+    vector_space: Annotated[
+        dict[str, str] | None,
+        Field(description="The id of each kind, while it is loaded: an extension."),
+    ]
+
+
+class OpenAIModels(BaseModel):
+    """Every name of every model."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+@models_router.get_and_head(
+    "/v1/models",
+    summary="The names of the models",
+    response_model=OpenAIModels,
+)
+@models_router.get_and_head("/models", include_in_schema=False)
+async def list_models(service: ServiceDep) -> Response:
+    """Hub ids, short names and aliases; every embedding model has one with `embed` in it."""
+    models = service.catalogue.models
+    data = [_describe(name, model, service) for model in models for name in model.names]
+    return JSONResponse({"object": "list", "data": data})
+
+
+@models_router.get_and_head(
+    "/v1/models/{model:path}",
+    summary="One of them",
+    response_model=OpenAIModel,
+)
+async def show_model(model: str, service: ServiceDep) -> Response:
+    """The model with that name."""
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+@models_router.post(
+    "/v1/models/{model:path}/load", summary="Load a model of MODELS now", response_model=OpenAIModel
+)
+async def load_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """Load it, unless it is there, as its first request would; for the operator's token."""
+    key = _commanded(model, request, service)
+    await service.engine.load(key)
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+@models_router.post(
+    "/v1/models/{model:path}/unload", summary="Unload a model of MODELS", response_model=OpenAIModel
+)
+async def unload_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """Unload it after the requests that use it; the next one loads it; for the operator's token."""
+    key = _commanded(model, request, service)
+    await service.engine.unload(key)
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+def _commanded(name: str, request: Request, service: Service) -> str:
+    """The engine's name of a model that the operator may load and unload by command."""
+    if context_of(request.scope).token_name not in {DEFAULT_NAME, OPERATOR_NAME}:
+        raise NotOperatorError(
+            "only the operator loads and unloads models: send API_TOKEN, or the token that "
+            f"API_TOKENS_FILE names {OPERATOR_NAME}"
+        )
+    model = service.catalogue.find(name)
+    if not model.further:
+        raise UnknownModelError(f"the model {model.name} is a default model, and always loaded")
+    return model.name
+
+
+def _describe(name: str, model: ServedModel, service: Service) -> dict[str, JsonValue]:
+    status = service.status_of(model)
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.catalogue.created,
+        "owned_by": "smart-embedder",
+        "task": status.task,
+        "state": status.state.value,
+        "token_budgets": dict(status.token_budgets),
+        "vector_space": None if status.info is None else dict(status.info.vector_space),
+    }

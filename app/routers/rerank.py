@@ -1,0 +1,95 @@
+"""POST /rerank: order passages by relevance, in this service's own form."""
+
+from functools import partial
+from typing import Annotated
+
+from pydantic import Tag
+from starlette.responses import Response
+
+from app import schemas
+from app.answers import render_rerank
+from app.body import DescribedBy, told_by
+from app.context import RERANK
+from app.dialects import cohere, tei
+from app.dialects.cohere import DocumentsRequest
+from app.dialects.tei_schemas import RerankTextsRequest
+from app.handler import Call, scores
+from app.response_schemas import RerankResponse
+from app.routing import Router
+from app.schemas import RerankBody
+from smart_embedder.requests import FusionWeights, RerankRequest, TruncationOptions
+from smart_embedder.settings import public_name
+
+# Reranking is at other services' paths, too.
+rerank_router = Router(cohere.COHERE, cohere.CohereError, tags=[cohere.COHERE.name])
+AnyRerankBody = Annotated[
+    Annotated[RerankBody, Tag("passages")]
+    | Annotated[DocumentsRequest, Tag("documents")]
+    | Annotated[RerankTextsRequest, Tag("texts")],
+    told_by("passages", "documents", "texts"),
+]
+
+router = Router(groups=({"name": "rerank", "description": "This service's own."},))
+
+
+@router.work(
+    RERANK.path,
+    RerankResponse,
+    summary="Order passages by relevance",
+    tags=["rerank"],
+)
+async def rerank_passages(
+    body: Annotated[AnyRerankBody, DescribedBy("passages")], call: Call
+) -> Response:
+    """A score for each passage, the best first; equal scores keep the order of the request.
+
+    A body with `documents` is read as Cohere's, as at /v2/rerank; one with `texts` is read as
+    text-embeddings-inference's, as at /models/{model}/rerank.
+    """
+    if isinstance(body, DocumentsRequest):
+        return await cohere.rerank_documents(body, call)
+    if isinstance(body, RerankTextsRequest):
+        return await tei.rerank_texts(body, call)
+    service, passages = call.service, body.passages
+    model = service.catalogue.reranker(body.model)
+    schemas.check_passages(body.query, passages, "passages", service.settings)
+    schemas.check_truncation(body.truncate, body.truncation_side)
+    models = await call.lease(model)
+    schemas.check_rerank_options(models, instruction=body.instruction, weights=body.weights)
+    weights = body.weights or schemas.RerankWeights()
+    request = RerankRequest(
+        query=body.query,
+        passages=passages,
+        normalize=body.normalize,
+        instruction=body.instruction,
+        weights=FusionWeights(weights.dense, weights.sparse, weights.colbert),
+        truncation=TruncationOptions(body.truncate, body.truncation_side),
+    )
+    call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
+    result = await scores(call, request, model)
+    name = public_name(service.settings.reranker_name) if model is None else model.name
+    about = {"model_name": name, "vector_space": call.context.vector_spaces}
+    return await call.render(partial(render_rerank, passages, result, about))
+
+
+@rerank_router.work(
+    "/v1/rerank",
+    cohere.DocumentsResponse,
+    name="rerank_v1",
+    summary="Order documents by relevance",
+)
+@rerank_router.work(
+    "/v2/rerank",
+    cohere.DocumentsResponse,
+    name="rerank_v2",
+    summary="Order documents by relevance",
+)
+async def rerank_documents(
+    body: Annotated[AnyRerankBody, DescribedBy("documents")], call: Call
+) -> Response:
+    """The relevance of each document to the query, from 0 to 1, the best first.
+
+    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
+    text-embeddings-inference's.
+    """
+    return await rerank_passages(body, call)
