@@ -26,10 +26,8 @@ from app.middleware.rate_limit import TokenBuckets
 from app.middleware.request_log import LogRequests, ProvideContext
 from app.middleware.request_metrics import MeasureRequests
 from app.openapi import install_openapi
-from app.routers import embeddings as native
-from app.routers import health as operations
+from app.routers import embeddings, health, metrics, models, pages, rerank, stats
 from app.routers.pages import install_docs, install_ui
-from app.routers.rerank import rerank_router
 from app.routing import Paths
 from app.server import (
     freeze_startup_objects,
@@ -49,16 +47,20 @@ from smart_embedder.startup import load_models
 
 # The order of the paths in the description, and of the search for that of a request: work first.
 ROUTERS = (
-    native.router,
-    rerank_router,
+    embeddings.router,
+    rerank.router,
+    rerank.documents_router,
     openai.router,
     cohere.router,
     tei.router,
     tei.model_router,
     embedding_server.router,
-    openai.models_router,
+    models.router,
     tei.health_router,
-    operations.router,
+    health.router,
+    pages.router,
+    stats.router,
+    metrics.router,
 )
 _RENDER_THREADS = 2
 # FastAPI's own telemetry ignores the settings, and sends the messages of errors.

@@ -279,11 +279,10 @@ class OpenAIError(BaseModel):
     detail: str
 
 
-_TAG = {"name": "OpenAI", "description": "Also below /models/{model}, for that model alone."}
+TAG = {"name": "OpenAI", "description": "Also below /models/{model}, for that model alone."}
 
 # Azure's clients, too, can be told in their own shape that there is nothing.
-router = Router(OPENAI, OpenAIError, [_TAG], below=("/v1/", "/openai/"), tags=[_TAG["name"]])
-models_router = Router(OPENAI, OpenAIError, tags=[_TAG["name"]])
+router = Router(OPENAI, OpenAIError, [TAG], below=("/v1/", "/openai/"), tags=[TAG["name"]])
 
 
 @router.work("/v1/embeddings", OpenAIEmbeddings, summary="Embed texts")

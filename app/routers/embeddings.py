@@ -1,4 +1,4 @@
-"""This service's own embeddings and reranking."""
+"""POST /embeddings/: dense, sparse and ColBERT vectors of texts, in this service's own form."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -33,12 +33,11 @@ from smart_embedder.requests import (
     check_rendering,
 )
 
-_GROUPS = (
-    {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."},
-    {"name": "rerank", "description": "This service's own."},
+router = Router(
+    groups=(
+        {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."},
+    )
 )
-
-router = Router(groups=_GROUPS)
 
 EmbeddingsBody = Annotated[
     Annotated[EmbeddingRequest, Tag("sentences")] | Annotated[OpenAIEmbeddingRequest, Tag("input")],

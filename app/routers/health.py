@@ -1,4 +1,4 @@
-"""GET /, /stats and /metrics; the last two show the same counters."""
+"""GET /health: whether the service can answer, with its models, limits and hardware."""
 
 from dataclasses import asdict
 from typing import Any

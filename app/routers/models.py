@@ -8,12 +8,12 @@ from starlette.responses import JSONResponse, Response
 
 from app.catalogue import ServedModel
 from app.context import DEFAULT_NAME, OPERATOR_NAME, context_of
-from app.dialects.openai import OPENAI, OpenAIError, models_router
+from app.dialects.openai import OPENAI, TAG, OpenAIError
 from app.errors import NotOperatorError, UnknownModelError
 from app.routing import Router
 from app.service import Service, ServiceDep
 
-router = Router(OPENAI, OpenAIError, tags=[OPENAI.name])
+router = Router(OPENAI, OpenAIError, tags=[TAG["name"]])
 
 
 class OpenAIModel(BaseModel):
@@ -45,12 +45,12 @@ class OpenAIModels(BaseModel):
     data: list[OpenAIModel]
 
 
-@models_router.get_and_head(
+@router.get_and_head(
     "/v1/models",
     summary="The names of the models",
     response_model=OpenAIModels,
 )
-@models_router.get_and_head("/models", include_in_schema=False)
+@router.get_and_head("/models", include_in_schema=False)
 async def list_models(service: ServiceDep) -> Response:
     """Hub ids, short names and aliases; every embedding model has one with `embed` in it."""
     models = service.catalogue.models
@@ -58,7 +58,7 @@ async def list_models(service: ServiceDep) -> Response:
     return JSONResponse({"object": "list", "data": data})
 
 
-@models_router.get_and_head(
+@router.get_and_head(
     "/v1/models/{model:path}",
     summary="One of them",
     response_model=OpenAIModel,
@@ -68,7 +68,7 @@ async def show_model(model: str, service: ServiceDep) -> Response:
     return JSONResponse(_describe(model, service.catalogue.find(model), service))
 
 
-@models_router.post(
+@router.post(
     "/v1/models/{model:path}/load", summary="Load a model of MODELS now", response_model=OpenAIModel
 )
 async def load_model(model: str, request: Request, service: ServiceDep) -> Response:
@@ -78,7 +78,7 @@ async def load_model(model: str, request: Request, service: ServiceDep) -> Respo
     return JSONResponse(_describe(model, service.catalogue.find(model), service))
 
 
-@models_router.post(
+@router.post(
     "/v1/models/{model:path}/unload", summary="Unload a model of MODELS", response_model=OpenAIModel
 )
 async def unload_model(model: str, request: Request, service: ServiceDep) -> Response:

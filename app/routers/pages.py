@@ -20,7 +20,7 @@ from app.context import context_of
 from app.headers import preference, preferences, preferred
 from app.http_metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.response_schemas import IndexResponse
-from app.routers.health import router
+from app.routing import Router
 from app.service import ServiceDep
 from smart_embedder import __version__
 
@@ -100,6 +100,7 @@ def install_docs(app: FastAPI, groups: Sequence[str]) -> None:
         app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
 
 
+router = Router(tags=["operation"], is_public=True)
 UI_PATH = "/ui"
 _FOLDER = Path(__file__).resolve().parents[1] / "ui"
 _INDEX = "index.html"

@@ -20,16 +20,15 @@ from app.schemas import RerankBody
 from smart_embedder.requests import FusionWeights, RerankRequest, TruncationOptions
 from smart_embedder.settings import public_name
 
-# Reranking is at other services' paths, too.
-rerank_router = Router(cohere.COHERE, cohere.CohereError, tags=[cohere.COHERE.name])
+router = Router(groups=({"name": "rerank", "description": "This service's own."},))
+# The paths at which Cohere, Jina and others rerank.
+documents_router = Router(cohere.COHERE, cohere.CohereError, tags=[cohere.COHERE.name])
 AnyRerankBody = Annotated[
     Annotated[RerankBody, Tag("passages")]
     | Annotated[DocumentsRequest, Tag("documents")]
     | Annotated[RerankTextsRequest, Tag("texts")],
     told_by("passages", "documents", "texts"),
 ]
-
-router = Router(groups=({"name": "rerank", "description": "This service's own."},))
 
 
 @router.work(
@@ -72,13 +71,13 @@ async def rerank_passages(
     return await call.render(partial(render_rerank, passages, result, about))
 
 
-@rerank_router.work(
+@documents_router.work(
     "/v1/rerank",
     cohere.DocumentsResponse,
     name="rerank_v1",
     summary="Order documents by relevance",
 )
-@rerank_router.work(
+@documents_router.work(
     "/v2/rerank",
     cohere.DocumentsResponse,
     name="rerank_v2",
