@@ -130,3 +130,12 @@ def context_of(scope: Scope) -> RequestContext:
 def working_endpoint(scope: Scope) -> Endpoint | None:
     """The endpoint of a POST that asks for work; None for every other request."""
     return context_of(scope).endpoint if scope["type"] == "http" else None
+
+
+@dataclass(slots=True)
+class PathFacts:
+    """What a path alone tells of a request; `endpoint` is None where no POST asks for work."""
+
+    dialects: tuple[Dialect, ...] = ()
+    endpoint: Endpoint | None = None
+    is_public: bool = False

@@ -209,7 +209,7 @@ def _middleware(service: Service, budget: MemoryBudget, paths: Paths) -> list[Mi
     tokens = ApiTokens(own_token, settings.api_tokens_file)
     service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.unreadable))
     return [
-        Middleware(ProvideContext, settings.trusted_proxies or (), paths),
+        Middleware(ProvideContext, settings.trusted_proxies or (), paths.find),
         Middleware(LogRequests),
         Middleware(MeasureRequests, service.metrics, paths.endpoints),
         Middleware(CheckOrigin, allowed=settings.cors_origins or ()),

@@ -8,7 +8,6 @@ bodies of several dialects share a path, its endpoint takes a union that a field
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from fastapi import APIRouter, Request
@@ -18,7 +17,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from app.body import named, read_json, schema_of
-from app.context import NATIVE, Dialect, Endpoint, context_of
+from app.context import NATIVE, Dialect, PathFacts, context_of
 from app.error_responses import as_invalid_request
 from app.handler import Call, cancel_on_disconnect, time_limit
 from app.response_schemas import ErrorResponse
@@ -149,15 +148,6 @@ class Router(APIRouter):
 
 def _name_of(route: Any) -> str:
     return str(route.name)
-
-
-@dataclass(slots=True)
-class PathFacts:
-    """What a path alone tells of a request; `endpoint` is None where no POST asks for work."""
-
-    dialects: tuple[Dialect, ...] = ()
-    endpoint: Endpoint | None = None
-    is_public: bool = False
 
 
 class Paths:

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.heads.m3 import M3Embedder
 from tests.support.server import REPOSITORY
 

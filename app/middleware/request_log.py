@@ -6,7 +6,7 @@ Each middleware only looks: none refuses or changes a request, but for its id, p
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 import structlog
@@ -21,13 +21,12 @@ from app.client_address import (
     network_key,
     unmapped,
 )
-from app.context import RequestContext, context_of
+from app.context import PathFacts, RequestContext, context_of
 from app.error_responses import unforeseen_error_response
 from app.http_metrics import (
     EMBEDDING_ENDPOINT,
 )
 from app.logs import escape_text
-from app.routing import Paths
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 log = structlog.get_logger(__name__)
@@ -42,9 +41,11 @@ class ProvideContext:
     the endpoint that reads one, and cookies to nobody.
     """
 
-    def __init__(self, app: ASGIApp, trusted_proxies: Sequence[Network], paths: Paths) -> None:
+    def __init__(
+        self, app: ASGIApp, trusted_proxies: Sequence[Network], facts_of: Callable[[str], PathFacts]
+    ) -> None:
         self.app = app
-        self._paths = paths
+        self._facts_of = facts_of
         self._trusted_proxies = [unmapped(network) for network in trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +91,7 @@ class ProvideContext:
         bare = path.rstrip("/\n")
         normalized = EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
         scope["root_path"], scope["path"] = prefix, prefix + normalized
-        facts = self._paths.find(normalized)
+        facts = self._facts_of(normalized)
         # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
         # backslashes, whose time grows with the square of their number, in six seconds.
         query, scope["query_string"] = scope.get("query_string", b""), b""

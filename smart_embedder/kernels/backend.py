@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from smart_embedder.kernels.attention import Attention, eager, matmul, sdpa
 from smart_embedder.kernels.build import MAX_INT8, MAX_INT8_IN_PAIRS
-from smart_embedder.models.files.weights import _parameters
 
 # The name of the kernels in C.
 NATIVE = "native"
@@ -485,5 +484,10 @@ def cpu_features() -> set[str]:
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer with these tensors, which are not copied."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    linear.load_state_dict(_parameters(weight, bias), assign=True)
+    linear.load_state_dict(parameters_of(weight, bias), assign=True)
     return linear
+
+
+def parameters_of(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+    """The parameters of a layer by their names in PyTorch."""
+    return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}

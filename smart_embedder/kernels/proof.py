@@ -1,4 +1,4 @@
-"""The target of a model, and the proof that each operation computes there what it should.
+"""Prove that each operation computes on a device what it should.
 
 Each path of an operation (a kernel in C, a library's operator, an attention) computes a small batch
 as `_Case` says. The reference is PyTorch in float32 with eager attention on the same device. A path
@@ -7,10 +7,9 @@ that raises an error, or differs by more than its dtype explains, is refused, an
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import starmap
-from typing import Self
 
 import numpy as np
 import structlog
@@ -18,10 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
-from smart_embedder.interface import ModelInfo, RefusedPath
 from smart_embedder.kernels.backend import (
     ACTIVATIONS,
-    NATIVE,
     Backend,
     Columns,
     LayerNorm,
@@ -35,147 +32,69 @@ from smart_embedder.kernels.backend import (
 )
 from smart_embedder.kernels.build import MAX_INT8
 from smart_embedder.kernels.packed_batch import PackedBatch, pack
-from smart_embedder.settings import FLOAT8, INT8
+from smart_embedder.kernels.target import (
+    ATTENTION,
+    FLOAT8_OPERATIONS,
+    INT8_OPERATIONS,
+    Proof,
+    Shapes,
+    Target,
+)
 
 log = structlog.get_logger(__name__)
 
-ATTENTION = "attention"
-# The operations of a layer, and those that a product is made of in 8 bits.
-ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
-GPU_ENCODER = ("embed", *ENCODER)
-DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
-INT8_OPERATIONS = ("quantize_rows", "int8_gemm")
-FLOAT8_OPERATIONS = ("float8_rows", "float8_product")
 # The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # Where a value lies between two of the 255 steps of its row, either may be chosen.
 _ONE_STEP = {"quantize_rows": 0.02}
 
 
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """The sizes and features of a model's layers."""
+def prove(target: Target, shapes: Shapes, operations: Sequence[str]) -> Target:
+    """Return the target with the first path of each operation whose proof holds.
 
-    width: int
-    inner_width: int
-    heads: int
-    key_heads: int
-    head_width: int
-    activation: str | None = None
-    bias: bool = True
-    causal: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The result of the trial of one path of an operation.
-
-    `difference` is the largest one, relative to the largest number. `error` is the class of an
-    error that was raised, and `message` its first line.
+    For products the operations are those of the target's number format. Raises `StartupError`
+    if none holds, or if that of an attention that a setting names fails.
     """
-
-    operation: str
-    path: str
-    difference: float
-    tolerance: float
-    error: str | None = None
-    message: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the path may be used."""
-        return self.error is None and self.difference <= self.tolerance
-
-    @property
-    def reason(self) -> str:
-        """Why it was refused, without the message, which may name folders of this machine."""
-        if self.error is not None:
-            return f"raises {self.error}"
-        return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where and how a model runs: by the proven `paths` of operations, not the `refused` ones."""
-
-    device: torch.device
-    dtype: torch.dtype
-    backend: Backend
-    # Matrix products in 8 bits, the rest in `dtype`.
-    quantized: bool = False
-    # The same in float8.
-    float8: bool = False
-    # Threads of every forward, where several workers share the cores of a CPU.
-    cpu_threads: int | None = None
-    # Whether a setting names the attention, so that no other may replace it.
-    attention_named: bool = False
-    paths: dict[str, str] = field(default_factory=dict)
-    refused: tuple[Proof, ...] = ()
-
-    def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
-        """A copy with the first path of each operation whose proof holds.
-
-        For products the operations are those of the target's number format. Raises `StartupError`
-        if none holds, or if that of an attention that a setting names fails.
-        """
-        target = self
-        if self.float8:
-            operations = (*FLOAT8_OPERATIONS, *operations)
-        elif self.quantized and "linear" in operations:
-            others = (each for each in operations if each not in {"linear", "add_linear"})
-            operations = (*INT8_OPERATIONS, *others)
-        for operation in operations:
-            failed: list[Proof] = []
-            for proof in self.proofs(shapes, operation):
-                if proof.holds:
-                    break
-                failed.append(proof)
-            else:
-                raise StartupError(
-                    f"this device does not compute {operation} correctly, not even by PyTorch's "
-                    f"own operators ({failed[-1].reason}); choose another with DEVICE"
-                )
-            if failed and self.attention_named and operation == ATTENTION:
-                raise StartupError(
-                    f"ATTENTION={failed[0].path} does not compute what it should on this device "
-                    f"({failed[0].reason}); set ATTENTION to auto"
-                )
-            target = target.taking(operation, proof.path, failed)
-            target = replace(target, backend=target.backend.by(operation, proof.path))
-        return target
-
-    def taking(self, operation: str, path: str, refused: Sequence[Proof] = ()) -> Self:
-        """A copy that takes this path of an operation, with a warning for each `refused` one."""
-        warn_of_refused(refused, path)
-        paths = {**self.paths, operation: path}
-        return replace(self, paths=paths, refused=(*self.refused, *refused))
-
-    @torch.inference_mode()
-    def proofs(self, shapes: Shapes, operation: str) -> Iterator[Proof]:
-        """The proof of each path of an operation; the last one is that of the plain path."""
-
-        def compute(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
-            return list(getattr(_Case(self, shapes, dtype), operation)(backend))
-
-        reference = torch_backend().by(ATTENTION, "eager")
-        expected = compute(reference, torch.float32)
-        tolerance = _ONE_STEP.get(operation, TOLERANCES[self.dtype])
-        for path in self.backend.table[operation]:
-            backend = self.backend.by(operation, path)
-            yield try_path(
-                operation, path, partial(compute, backend, self.dtype), expected, tolerance
+    if target.float8:
+        operations = (*FLOAT8_OPERATIONS, *operations)
+    elif target.quantized and "linear" in operations:
+        others = (each for each in operations if each not in {"linear", "add_linear"})
+        operations = (*INT8_OPERATIONS, *others)
+    for operation in operations:
+        failed: list[Proof] = []
+        for proof in proofs_of(target, shapes, operation):
+            if proof.holds:
+                break
+            failed.append(proof)
+        else:
+            raise StartupError(
+                f"this device does not compute {operation} correctly, not even by PyTorch's "
+                f"own operators ({failed[-1].reason}); choose another with DEVICE"
             )
+        if failed and target.attention_named and operation == ATTENTION:
+            raise StartupError(
+                f"ATTENTION={failed[0].path} does not compute what it should on this device "
+                f"({failed[0].reason}); set ATTENTION to auto"
+            )
+        target = target.taking(operation, proof.path, failed)
+        target = replace(target, backend=target.backend.by(operation, proof.path))
+    return target
 
-    def describe(self, name: str) -> ModelInfo:
-        """The description of a model that runs so."""
-        named = FLOAT8 if self.float8 else str(self.dtype).removeprefix("torch.")
-        dtype = INT8 if self.quantized else named
-        return ModelInfo(
-            name=name,
-            dtype=dtype,
-            paths=self.paths,
-            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
-            kernels=self.backend.kernels if NATIVE in self.paths.values() else None,
+
+@torch.inference_mode()
+def proofs_of(target: Target, shapes: Shapes, operation: str) -> Iterator[Proof]:
+    """The proof of each path of an operation; the last one is that of the plain path."""
+
+    def compute(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
+        return list(getattr(_Case(target, shapes, dtype), operation)(backend))
+
+    reference = torch_backend().by(ATTENTION, "eager")
+    expected = compute(reference, torch.float32)
+    tolerance = _ONE_STEP.get(operation, TOLERANCES[target.dtype])
+    for path in target.backend.table[operation]:
+        backend = target.backend.by(operation, path)
+        yield try_path(
+            operation, path, partial(compute, backend, target.dtype), expected, tolerance
         )
 
 
@@ -204,18 +123,6 @@ def _largest_difference(actual: Tensor, expected: Tensor) -> float:
     share = float((mine - other).abs().amax() / other.abs().amax())
     # `max` would pass over what is not a number.
     return math.inf if math.isnan(share) else share
-
-
-def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
-    """One warning for each path that is not used."""
-    for proof in refused:
-        log.warning(
-            "path_refused",
-            operation=proof.operation,
-            path=proof.path,
-            reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
-            used_instead=used_instead,
-        )
 
 
 # Shorter and longer than the blocks in which kernels compute, and no multiple of them.

@@ -1,11 +1,36 @@
-"""The choice of a backend: which implementations this machine has for a device and a dtype."""
+"""The target of a model: its device, its number format, and the implementation of each operation.
 
+`choose_backend` finds the implementations that this machine has; `kernels/proof.py` proves them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import structlog
 import torch
 
+from smart_embedder.interface import ModelInfo, RefusedPath
 from smart_embedder.kernels.attention import load_attention, require_runs
-from smart_embedder.kernels.backend import Backend, onednn_backend, torch_backend
+from smart_embedder.kernels.backend import (
+    NATIVE,
+    Backend,
+    onednn_backend,
+    torch_backend,
+)
 from smart_embedder.kernels.cuda import cuda_backend, fused_backend, load_kernels
 from smart_embedder.kernels.native import FORMATS, load_library, native_backend
+from smart_embedder.settings import FLOAT8, INT8
+
+log = structlog.get_logger(__name__)
+
+ATTENTION = "attention"
+# The operations of a layer, and those that a product is made of in 8 bits.
+ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
+GPU_ENCODER = ("embed", *ENCODER)
+DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
+INT8_OPERATIONS = ("quantize_rows", "int8_gemm")
+FLOAT8_OPERATIONS = ("float8_rows", "float8_product")
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, attention: str = "auto") -> Backend:
@@ -35,3 +60,94 @@ def _fastest(device: torch.device, dtype: torch.dtype) -> Backend:
         return torch_backend()
     library = load_library() if dtype in FORMATS else None
     return onednn_backend(dtype) if library is None else native_backend(library, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The sizes and features of a model's layers."""
+
+    width: int
+    inner_width: int
+    heads: int
+    key_heads: int
+    head_width: int
+    activation: str | None = None
+    bias: bool = True
+    causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The result of the trial of one path of an operation.
+
+    `difference` is the largest one, relative to the largest number. `error` is the class of an
+    error that was raised, and `message` its first line.
+    """
+
+    operation: str
+    path: str
+    difference: float
+    tolerance: float
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the path may be used."""
+        return self.error is None and self.difference <= self.tolerance
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused, without the message, which may name folders of this machine."""
+        if self.error is not None:
+            return f"raises {self.error}"
+        return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where and how a model runs: by the proven `paths` of operations, not the `refused` ones."""
+
+    device: torch.device
+    dtype: torch.dtype
+    backend: Backend
+    # Matrix products in 8 bits, the rest in `dtype`.
+    quantized: bool = False
+    # The same in float8.
+    float8: bool = False
+    # Threads of every forward, where several workers share the cores of a CPU.
+    cpu_threads: int | None = None
+    # Whether a setting names the attention, so that no other may replace it.
+    attention_named: bool = False
+    paths: dict[str, str] = field(default_factory=dict)
+    refused: tuple[Proof, ...] = ()
+
+    def taking(self, operation: str, path: str, refused: Sequence[Proof] = ()) -> Self:
+        """A copy that takes this path of an operation, with a warning for each `refused` one."""
+        warn_of_refused(refused, path)
+        paths = {**self.paths, operation: path}
+        return replace(self, paths=paths, refused=(*self.refused, *refused))
+
+    def describe(self, name: str) -> ModelInfo:
+        """The description of a model that runs so."""
+        named = FLOAT8 if self.float8 else str(self.dtype).removeprefix("torch.")
+        dtype = INT8 if self.quantized else named
+        return ModelInfo(
+            name=name,
+            dtype=dtype,
+            paths=self.paths,
+            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
+            kernels=self.backend.kernels if NATIVE in self.paths.values() else None,
+        )
+
+
+def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
+    """One warning for each path that is not used."""
+    for proof in refused:
+        log.warning(
+            "path_refused",
+            operation=proof.operation,
+            path=proof.path,
+            reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
+            used_instead=used_instead,
+        )

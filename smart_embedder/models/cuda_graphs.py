@@ -23,7 +23,8 @@ from smart_embedder.kernels.packed_batch import (
     LengthClass,
     PackedBatch,
 )
-from smart_embedder.kernels.proof import Proof, try_path, warn_of_refused
+from smart_embedder.kernels.proof import try_path
+from smart_embedder.kernels.target import Proof, warn_of_refused
 from smart_embedder.tokens import TokenIds
 
 # Each computes at most half as much again as the smallest batch that it takes, or the weights cost

@@ -37,8 +37,7 @@ from smart_embedder.interface import (
     PlacedModels,
     human_size,
 )
-from smart_embedder.kernels.proof import ATTENTION, Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import ATTENTION, Target, choose_backend
 from smart_embedder.models.families.registry import (
     is_quantized_by_layers,
     is_qwen3,

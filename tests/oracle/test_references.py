@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from transformers import BertModel, MistralModel, Qwen3Model, XLMRobertaModel
 
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import Outputs
 from smart_embedder.vectors import MUVERA_WIDTH, muvera_of, pool

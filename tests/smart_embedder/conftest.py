@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.heads.m3 import M3Embedder
 
 CPU = torch.device("cpu")

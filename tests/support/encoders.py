@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import Outputs

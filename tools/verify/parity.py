@@ -26,7 +26,8 @@ from smart_embedder.hardware.device import (
     cpu_has_int8,
     has_float8,
 )
-from smart_embedder.kernels.proof import (
+from smart_embedder.kernels.proof import proofs_of
+from smart_embedder.kernels.target import (
     DECODER,
     ENCODER,
     FLOAT8_OPERATIONS,
@@ -35,15 +36,19 @@ from smart_embedder.kernels.proof import (
     Proof,
     Shapes,
     Target,
+    choose_backend,
 )
-from smart_embedder.kernels.target import choose_backend
 from smart_embedder.models.files.hub import locate_models
 from smart_embedder.requests import EmbedRequest, RerankRequest
 from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.settings import FLOAT8, INT8, NO_RERANKER, EngineSettings
 from smart_embedder.startup import load_models
 from tools.references.choose import References
-from tools.references.reference import PATIENT, EmbeddingReference, ReferenceMissingError
+from tools.references.reference import (
+    PATIENT,
+    EmbeddingReference,
+    ReferenceMissingError,
+)
 
 # Those of bge-m3 and Qwen3-0.6B.
 _ENCODER_SHAPES = Shapes(1024, 4096, 16, 16, 64, "gelu")
@@ -101,7 +106,7 @@ def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
     for model, name, dtype, shapes, operations in asked:
         target = Target(device, dtype, choose_backend(device, dtype))
         for operation in operations:
-            yield from ((model, name, proof) for proof in target.proofs(shapes, operation))
+            yield from ((model, name, proof) for proof in proofs_of(target, shapes, operation))
 
 
 def print_paths(device_names: Sequence[str]) -> None:

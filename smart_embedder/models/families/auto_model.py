@@ -25,7 +25,12 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModel,
+    AutoModelForTextEncoding,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
@@ -45,18 +50,25 @@ from smart_embedder.kernels.packed_batch import (
     pack,
     to_device,
 )
-from smart_embedder.kernels.proof import (
+from smart_embedder.kernels.proof import TOLERANCES, prove, try_path
+from smart_embedder.kernels.target import (
     ATTENTION,
-    TOLERANCES,
     Proof,
     Shapes,
     Target,
-    try_path,
     warn_of_refused,
 )
-from smart_embedder.models.families.backbone import Backbone, Transformer, preemption_point
+from smart_embedder.models.families.backbone import (
+    Backbone,
+    Transformer,
+    preemption_point,
+)
 from smart_embedder.models.families.bert import require_positions
-from smart_embedder.models.families.int8 import calibrating, encode_calibration, warn_of_rounding
+from smart_embedder.models.families.int8 import (
+    calibrating,
+    encode_calibration,
+    warn_of_rounding,
+)
 from smart_embedder.models.families.module_parts import (
     Replacement,
     attend_packed,
@@ -376,7 +388,7 @@ class _Trial:
         # `_supports_attention_backend` has no public name.
         if module._supports_attention_backend and takes_positions:  # noqa: SLF001
             _attend_packed_in(module)
-            packed = target.prove(_shapes(module), (ATTENTION,))
+            packed = prove(target, _shapes(module), (ATTENTION,))
             refused.append(self._proof(PACKED, packed.backend.attention))
             if refused[0].holds:
                 return packed.taking(_LAYOUT, PACKED)
@@ -451,7 +463,7 @@ class _Trial:
         """What can be replaced, and the operations that this takes proven."""
         parts = find_parts(self.module, target.dtype, packed=target.paths[_LAYOUT] == PACKED)
         operations = {name for part in parts for name in part.operations}
-        return target.prove(_shapes(self.module), sorted(operations)), parts
+        return prove(target, _shapes(self.module), sorted(operations)), parts
 
     def _proof_of_parts(self, target: Target) -> Proof:
         with _limits_for_trial(self.module):

@@ -23,7 +23,8 @@ from smart_embedder.kernels.attention import Attention, QueryKeyValue, excluding
 from smart_embedder.kernels.backend import NATIVE
 from smart_embedder.kernels.native import by_rows
 from smart_embedder.kernels.packed_batch import End, PackedBatch, PositionScheme, pack
-from smart_embedder.kernels.proof import ATTENTION, TOLERANCES, Target
+from smart_embedder.kernels.proof import TOLERANCES
+from smart_embedder.kernels.target import ATTENTION, Target
 from smart_embedder.models.cuda_graphs import (
     GRAPHS,
     LAUNCH,

@@ -34,7 +34,7 @@ from smart_embedder.kernels.backend import (
     unprepared,
 )
 from smart_embedder.kernels.packed_batch import PackedBatch
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families import bert, qwen3
 from smart_embedder.models.families.backbone import rows_undivided
 from smart_embedder.models.families.bert import (

@@ -14,10 +14,15 @@ from smart_embedder.kernels.backend import Backend, in_float8, unprepared
 from smart_embedder.kernels.cuda import CUDA
 from smart_embedder.kernels.native import attends, multiplies
 from smart_embedder.kernels.packed_batch import PackedBatch, PositionScheme, pack
-from smart_embedder.kernels.proof import DECODER, ENCODER, GPU_ENCODER, Shapes, Target
+from smart_embedder.kernels.proof import prove
+from smart_embedder.kernels.target import DECODER, ENCODER, GPU_ENCODER, Shapes, Target
 from smart_embedder.models.families import bert, qwen3
 from smart_embedder.models.families.backbone import Backbone, Transformer
-from smart_embedder.models.families.bert import ENCODER_TYPES, EncoderConfig, make_encoder
+from smart_embedder.models.families.bert import (
+    ENCODER_TYPES,
+    EncoderConfig,
+    make_encoder,
+)
 from smart_embedder.models.families.int8 import (
     encode_calibration,
     least_cosine,
@@ -123,7 +128,7 @@ def load_encoder(
     shapes = Shapes(
         config.width, config.inner_width, heads, heads, head_width, activation=config.activation
     )
-    target = target.prove(shapes, ENCODER if target.device.type == "cpu" else GPU_ENCODER)
+    target = prove(target, shapes, ENCODER if target.device.type == "cpu" else GPU_ENCODER)
     pack_texts = partial(pack, device=target.device, positions=config.position_scheme)
     encoder: Transformer
     if target.quantized:
@@ -158,7 +163,7 @@ def load_decoder(
         config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
         bias=False, causal=True,
     )  # fmt: skip
-    target = target.prove(shapes, DECODER)
+    target = prove(target, shapes, DECODER)
     pack_texts = partial(pack, calibration, device=target.device)
     decoder: Transformer
     if target.quantized:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.backend import linear_of
+from smart_embedder.kernels.backend import linear_of, parameters_of
 from smart_embedder.models.files.config import read_optional
 from smart_embedder.models.files.digest import Content, TensorDigest, copy_by_one, noted
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
@@ -218,7 +218,7 @@ class Weights:
         bias = self.get(f"{name}.bias", width) if f"{name}.bias" in self else None
         norm = nn.LayerNorm(width, epsilon, bias=bias is not None, device="meta")
         weight = self.get(f"{name}.weight", width)
-        norm.load_state_dict(_parameters(weight, bias), assign=True)
+        norm.load_state_dict(parameters_of(weight, bias), assign=True)
         return norm
 
     def _find(self, name: str, *shape: int) -> StoredTensor:
@@ -376,10 +376,6 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
         )
     read = (replace(each, name=f"{path.stem}.{each.name}") for each in (weight, bias))
     return linear_of(*(each.read(each.dtype) for each in read))
-
-
-def _parameters(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
 
 def _first_line(error: BaseException) -> str:

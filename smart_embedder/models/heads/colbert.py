@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.packed_batch import UNATTENDED, WITHOUT_VECTOR
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
     Module,

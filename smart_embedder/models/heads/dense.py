@@ -11,7 +11,7 @@ from torch import Tensor
 from smart_embedder.errors import StartupError
 from smart_embedder.hardware.transfer import DeviceRows
 from smart_embedder.kernels.packed_batch import Indices, PackedBatch
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.registry import is_qwen3, load_backbone
 from smart_embedder.models.files.config import (
     NO_OVERRIDES,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import encode_calibration
 from smart_embedder.models.families.registry import load_encoder, load_tokenizer
 from smart_embedder.models.files.config import read_pooling, read_prompts

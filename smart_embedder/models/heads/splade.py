@@ -15,7 +15,7 @@ from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.hardware.transfer import not_finite
 from smart_embedder.kernels.backend import ACTIVATIONS, Linear, linear_of
 from smart_embedder.kernels.packed_batch import PackedBatch
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import Backbone, preemption_point
 from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (

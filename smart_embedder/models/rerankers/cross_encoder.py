@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.packed_batch import SECOND_SEGMENT, PackedBatch
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
     CLASSES,

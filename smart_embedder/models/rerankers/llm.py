@@ -10,7 +10,7 @@ from torch import Tensor
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import linear_of
 from smart_embedder.kernels.packed_batch import End, PackedBatch
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.families.registry import load_decoder

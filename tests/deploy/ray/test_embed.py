@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.requests import Outputs
 from tests.deploy.ray.ray_cluster import BIN, LIMIT, RayCluster, environment

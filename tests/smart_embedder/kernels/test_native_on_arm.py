@@ -9,9 +9,21 @@ import torch
 from smart_embedder.kernels.backend import Backend
 from smart_embedder.kernels.build import AARCH64
 from smart_embedder.kernels.native import _Kernels, native_backend
-from smart_embedder.kernels.proof import DECODER, ENCODER, INT8_OPERATIONS, Shapes, Target
-from smart_embedder.kernels.target import with_attention
-from tests.support.emulated_arm import QEMU, EmulatedLibrary, built_program, emulated_library
+from smart_embedder.kernels.proof import proofs_of
+from smart_embedder.kernels.target import (
+    DECODER,
+    ENCODER,
+    INT8_OPERATIONS,
+    Shapes,
+    Target,
+    with_attention,
+)
+from tests.support.emulated_arm import (
+    QEMU,
+    EmulatedLibrary,
+    built_program,
+    emulated_library,
+)
 
 CPU = torch.device("cpu")
 ENCODER_SHAPES = Shapes(128, 256, 4, 4, 32, "gelu")
@@ -48,7 +60,7 @@ def backend(library, dtype) -> Backend:
 )
 def test_every_kernel_passes_the_start_up_proof(backend, dtype, shapes, operations) -> None:
     target = Target(CPU, dtype, backend)
-    proofs = [proof for each in operations for proof in target.proofs(shapes, each)]
+    proofs = [proof for each in operations for proof in proofs_of(target, shapes, each)]
     native = {proof.operation: proof for proof in proofs if proof.path == "native"}
     assert native.keys() == {each for each in operations if each in KERNELS}
     assert [proof for proof in native.values() if not proof.holds] == []

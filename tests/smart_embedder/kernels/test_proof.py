@@ -18,15 +18,15 @@ from smart_embedder.kernels.attention import sdpa
 from smart_embedder.kernels.backend import Backend, adding, torch_backend
 from smart_embedder.kernels.cuda import fused_backend
 from smart_embedder.kernels.native import native_backend
-from smart_embedder.kernels.proof import (
+from smart_embedder.kernels.proof import proofs_of, prove, try_path
+from smart_embedder.kernels.target import (
     DECODER,
     GPU_ENCODER,
     INT8_OPERATIONS,
     Shapes,
     Target,
-    try_path,
+    choose_backend,
 )
-from smart_embedder.kernels.target import choose_backend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.native import LIBRARIES
 
@@ -83,10 +83,10 @@ def test_every_path_of_this_machine_holds(shapes: Shapes, backend, device, dtype
     if device == CPU and cpu_has_int8():
         operations = (*operations, *INT8_OPERATIONS)
     tried = Target(device, dtype, backend)
-    proofs = [proof for each in operations for proof in tried.proofs(shapes, each)]
+    proofs = [proof for each in operations for proof in proofs_of(tried, shapes, each)]
     assert [proof for proof in proofs if not proof.holds] == []
     assert {proof.operation for proof in proofs} == set(operations)
-    proven = tried.prove(shapes, operations)
+    proven = prove(tried, shapes, operations)
     assert proven.refused == ()
     assert proven.paths["attention"] == backend.fastest("attention")
 
@@ -127,7 +127,7 @@ def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(
     backend = planted(error)
     before = backend.gate
     with capture_logs() as logs:
-        proven = target(backend).prove(QWEN, DECODER)
+        proven = prove(target(backend), QWEN, DECODER)
     assert proven.paths["gate"] == "torch"
     (refused,) = proven.refused
     assert (refused.operation, refused.path) == ("gate", "planted")
@@ -145,10 +145,10 @@ def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(
 def test_an_attention_that_a_setting_names_stops_the_start_and_any_other_gives_way() -> None:
     backend = with_faulty_attention(planted())
     with pytest.raises(StartupError, match="ATTENTION=planted does not compute"):
-        target(backend, named=True).prove(QWEN, DECODER)
+        prove(target(backend, named=True), QWEN, DECODER)
     # Another operation of the same backend may still be replaced.
-    assert target(planted(), named=True).prove(QWEN, DECODER).paths["gate"] == "torch"
-    proven = target(backend).prove(QWEN, DECODER)
+    assert prove(target(planted(), named=True), QWEN, DECODER).paths["gate"] == "torch"
+    proven = prove(target(backend), QWEN, DECODER)
     assert (proven.backend.attention, proven.paths["attention"]) == (sdpa, "sdpa")
     assert {proof.operation for proof in proven.refused} == {"gate", "attention"}
 
@@ -265,7 +265,7 @@ def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes
     faulty = partial(fault, getattr(right, operation))
     backend = right.faster("faulty", **{operation: faulty})
     small = replace(shapes, width=64, inner_width=96)
-    shown, plain = target(backend).proofs(small, operation)
+    shown, plain = proofs_of(target(backend), small, operation)
     assert (shown.path, shown.holds, shown.error) == ("faulty", False, None)
     assert (plain.path, plain.holds) == ("torch", True)
 
@@ -277,7 +277,7 @@ def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes
 def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
     backend = with_faulty_attention(torch_backend(), **changes)
     small = replace(shapes, heads=4, key_heads=2)
-    shown, *plain = target(backend).proofs(small, "attention")
+    shown, *plain = proofs_of(target(backend), small, "attention")
     assert (shown.path, shown.holds) == ("planted", False)
     assert all(proof.holds for proof in plain)
 
@@ -290,7 +290,7 @@ def test_a_device_on_which_nothing_is_right_stops_the_start(monkeypatch) -> None
 
     monkeypatch.setattr(backend, "gate", wrong_in_bfloat16)
     with pytest.raises(StartupError, match="does not compute gate correctly"):
-        target(torch_backend(), torch.bfloat16).prove(QWEN, DECODER)
+        prove(target(torch_backend(), torch.bfloat16), QWEN, DECODER)
 
 
 def test_a_sum_with_a_product_does_not_use_a_product_that_was_refused() -> None:
@@ -300,6 +300,6 @@ def test_a_sum_with_a_product_does_not_use_a_product_that_was_refused() -> None:
         return lambda states: 2 * right.linear(layers, activation)(states)
 
     backend = right.faster("planted", linear=twice, add_linear=adding(twice))
-    proven = target(backend).prove(QWEN, DECODER)
+    proven = prove(target(backend), QWEN, DECODER)
     assert {proof.operation for proof in proven.refused} == {"linear", "add_linear"}
     assert (proven.paths["linear"], proven.paths["add_linear"]) == ("torch", "torch")

@@ -17,8 +17,7 @@ from structlog.testing import capture_logs
 from smart_embedder.hardware.device import capturing
 from smart_embedder.kernels.backend import torch_backend
 from smart_embedder.kernels.packed_batch import PackedBatch, pack
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models import cuda_graphs
 from smart_embedder.models.cuda_graphs import (
     Bucket,

@@ -20,8 +20,7 @@ from transformers import ModernBertModel
 
 from smart_embedder.hardware.device import choose_dtype, ensure_allocates, has_float8
 from smart_embedder.kernels.cuda import load_kernels
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.requests import Outputs
 from smart_embedder.results import TextEmbedding

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.int8 import encode_calibration
 from smart_embedder.models.families.registry import load_decoder, load_encoder, load_tokenizer

@@ -17,7 +17,7 @@ from transformers import MPNetConfig, MPNetModel, ReformerConfig, ReformerModel,
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.interface import MemoryUsage
 from smart_embedder.kernels.attention import PackedAttention
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families import auto_model as transformers_module
 from smart_embedder.models.families.auto_model import attend_packed
 from smart_embedder.requests import EmbedRequest, Outputs

@@ -16,8 +16,7 @@ from smart_embedder.devices.thread import DeviceThread
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import torch_backend
 from smart_embedder.kernels.packed_batch import End, PositionScheme, select_tokens
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models import cuda_graphs
 from smart_embedder.models.cuda_graphs import Bucket, GraphedForward
 from smart_embedder.models.families import backbone

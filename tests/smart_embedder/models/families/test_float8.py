@@ -13,7 +13,7 @@ from transformers import ModernBertModel
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import Backend, float8_product, torch_backend
 from smart_embedder.kernels.cuda import CUDA, cuda_backend
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families import registry as load
 from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.models.loader import load_embedder

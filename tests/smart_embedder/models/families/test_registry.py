@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.native import load_library
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from tests.smart_embedder.models.families.states import load, random_sequences, states_of, target
 from tests.support.checkpoints import changed_weights
 from tests.support.encoders import OWN_FAMILIES, save_transformer

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import BertConfig, BertModel
 
 from smart_embedder.kernels.backend import torch_backend
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.bert import EncoderConfig
 from smart_embedder.models.files.digest import Content, TensorDigest, short
 from smart_embedder.models.loader import load_embedder, load_reranker

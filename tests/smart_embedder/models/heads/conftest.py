@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_embedder
 
 

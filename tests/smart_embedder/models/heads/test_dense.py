@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.files.config import SentenceOverrides
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION, QWEN_END, DenseEmbedder
 from smart_embedder.models.loader import load_embedder

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.proof import Target
-from smart_embedder.kernels.target import choose_backend
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.heads.embedder import dense_vectors, sparse_vectors
 from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.models.loader import load_embedder

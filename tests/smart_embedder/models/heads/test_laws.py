@@ -17,7 +17,7 @@ import torch
 from transformers import BertForSequenceClassification, BertModel, XLMRobertaForMaskedLM
 
 from smart_embedder.errors import InferenceError
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.requests import Outputs
 from smart_embedder.results import TextEmbedding

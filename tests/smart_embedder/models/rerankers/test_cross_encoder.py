@@ -11,7 +11,7 @@ from sentence_transformers import CrossEncoder as Reference
 from transformers import BertForSequenceClassification
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, find_ranking_label
 from smart_embedder.requests import Outputs

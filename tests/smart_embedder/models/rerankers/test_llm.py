@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.proof import Target
+from smart_embedder.kernels.target import Target
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.rerankers.llm import QwenReranker, QwenTemplate
 from smart_embedder.models.tokenizer import TextTokenizer
