@@ -382,7 +382,9 @@ def vectors_of(
     )
 
 
-def render(answer: EmbeddingAnswer, *, sparse_as_indices: bool, as_base64: bool) -> Iterator[bytes]:
+def render_embeddings(
+    answer: EmbeddingAnswer, *, sparse_as_indices: bool, as_base64: bool
+) -> Iterator[bytes]:
     """The chunks of the answer to an embedding request."""
     yield b'{"data":['
     texts = answer.request.texts

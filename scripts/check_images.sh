@@ -96,7 +96,7 @@ build() {
   mapfile -t options < "$work/options"
   # `docker` is the format that keeps HEALTHCHECK; without --layers all would be one layer.
   engine build --format docker --layers --pull-never "${options[@]}" \
-    --build-arg PYTHON_IMAGE=localhost/base --tag "$image" . \
+    --file Dockerfile.cpu --build-arg PYTHON_IMAGE=localhost/base --tag "$image" . \
     > "$work/build.log" 2>&1 || { tail --lines=50 "$work/build.log"; fail "the build has failed"; }
   grep -E '^\[[0-9/]+\] STEP ' "$work/build.log" | cut --characters=1-100
 }

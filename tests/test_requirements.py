@@ -161,7 +161,8 @@ def test_torch_is_locked_to_the_wheels_of_its_version_that_pytorchs_index_lists(
 
 
 def test_what_is_installed_anywhere_is_installed_from_the_locks() -> None:
-    lines = re.sub(r"\\\n\s*", "", text_of("Dockerfile")).splitlines()
+    files = text_of("Dockerfile.cpu") + text_of("Dockerfile.gpu")
+    lines = re.sub(r"\\\n\s*", "", files).splitlines()
     installing = [line for line in lines if re.search(r"bin/pip( --python \S+)? install ", line)]
     assert installing
     assert all("--no-deps --require-hashes -r" in line for line in installing)

@@ -13,7 +13,7 @@ from app.answers import (
     EmbeddingAnswer,
     hold_rendering,
     made_by,
-    render,
+    render_embeddings,
 )
 from app.body import DescribedBy, told_by
 from app.context import NATIVE_EMBEDDINGS
@@ -72,7 +72,7 @@ async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
     hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
     answer = EmbeddingAnswer(request, result, made_by(models, call.context.vector_spaces))
     render: Callable[[], Iterable[Chunk]] = partial(
-        render,
+        render_embeddings,
         answer,
         sparse_as_indices=body.sparse_as_indices,
         as_base64=body.encoding == "base64",

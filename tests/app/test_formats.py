@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app import formats as binary
-from app.answers import EmbeddingAnswer, render
+from app.answers import EmbeddingAnswer, render_embeddings
 from smart_embedder.requests import EmbedRequest, Outputs
 from smart_embedder.results import (
     EmbeddingResult,
@@ -61,8 +61,8 @@ def of_base64(item: Item) -> Item:
 
 RENDERERS = {
     SAFETENSORS: binary.render_safetensors,
-    JSON: lambda answer: render(answer, sparse_as_indices=True, as_base64=False),
-    "base64": lambda answer: render(answer, sparse_as_indices=False, as_base64=True),
+    JSON: lambda answer: render_embeddings(answer, sparse_as_indices=True, as_base64=False),
+    "base64": lambda answer: render_embeddings(answer, sparse_as_indices=False, as_base64=True),
 }
 
 

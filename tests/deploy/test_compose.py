@@ -183,7 +183,7 @@ def test_the_two_files_differ_only_in_the_device(checkout: Path) -> None:
     for each, device in zip(ours, ("gpu", "cpu"), strict=True):
         assert each.pop("container_name") == f"smart-embedder-{device}"
         assert each.pop("image") == f"smart-embedder:{device}"
-        assert each["build"].pop("args") == {"DEVICE": device}
+        assert each["build"].pop("dockerfile") == f"Dockerfile.{device}"
         assert each["environment"].pop("DEVICE") == {"gpu": "auto", "cpu": "cpu"}[device]
     (reserved,) = ours[0].pop("deploy")["resources"]["reservations"]["devices"]
     assert (reserved["driver"], reserved["capabilities"]) == ("nvidia", ["gpu"])

@@ -15,12 +15,13 @@ from smart_embedder import __version__
 from tests.support.answering_http import Handler, serving
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "Dockerfile"
+DEVICES = ("cpu", "gpu")
 
 
-def stages() -> dict[str, list[str]]:
+def stages(device: str = "cpu") -> dict[str, list[str]]:
     """The instructions of each stage, each on one line, without comments; "" is before all."""
-    lines = [line for line in FILE.read_text().splitlines() if not line.startswith("#")]
+    text = (ROOT / f"Dockerfile.{device}").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
     found: dict[str, list[str]] = {}
     stage = ""
@@ -36,9 +37,31 @@ def service(pattern: str) -> int:
     return found
 
 
-def test_hadolint_has_nothing_to_say() -> None:
-    done = subprocess.run(["hadolint", FILE], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("device", DEVICES)
+def test_hadolint_has_nothing_to_say(device: str) -> None:
+    file = ROOT / f"Dockerfile.{device}"
+    done = subprocess.run(["hadolint", file], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_both_files_say_the_same_but_for_pytorch_and_the_variables_of_a_gpu() -> None:
+    cpu, gpu = map(stages, DEVICES)
+    assert cpu.keys() == gpu.keys()
+    different = [
+        (on_cpu, on_gpu)
+        for stage in cpu
+        for on_cpu, on_gpu in zip(cpu[stage], gpu[stage], strict=True)
+        if on_cpu != on_gpu
+    ]
+    torch, variables = different
+    assert torch[0].replace("torch-cpu.lock", "torch-gpu.lock") == torch[1]
+    assert variables[1].startswith(variables[0])
+    added = variables[1].removeprefix(variables[0]).split()
+    assert {name.partition("=")[0] for name in added} == {
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "NVIDIA_VISIBLE_DEVICES",
+        "NVIDIA_DRIVER_CAPABILITIES",
+    }
 
 
 def test_the_base_has_an_exact_tag_and_its_digest_and_every_package_its_hash() -> None:
@@ -69,7 +92,7 @@ def test_the_demo_is_the_service_with_its_model_and_only_verify_has_what_it_comp
 
 
 def test_what_changes_more_often_has_a_later_layer() -> None:
-    patterns = [r"^RUN .*-r /requirements/torch-\$\{DEVICE\}\.lock", "^RUN .*-r /service.lock"]
+    patterns = [r"^RUN .*-r /requirements/torch-cpu\.lock", "^RUN .*-r /service.lock"]
     layers = [service(each) for each in [*patterns, "^COPY smart_embedder ./smart_embedder$"]]
     assert layers == sorted(layers)
     assert "COPY benchmark.py ./" in stages()["service"]

@@ -139,10 +139,10 @@ def test_every_setting_is_one_of_the_service_and_is_accepted(
 
 
 def test_ports_and_paths_are_those_of_the_image(objects, container, pod, overlay: str) -> None:
-    image = (ROOT / "Dockerfile").read_text()
+    image = (ROOT / f"Dockerfile.{overlay}").read_text()
     given = settings_of(objects, container)
     for name in ("HOST", "PORT", "HF_HOME"):
-        assert re.search(rf"^\s+{name}={re.escape(given[name])}\b", image, re.MULTILINE)
+        assert re.search(rf"^ENV .*\b{name}={re.escape(given[name])}\b", image, re.MULTILINE)
     (port,) = container["ports"]
     (served,) = objects["Service"]["spec"]["ports"]
     assert str(port["containerPort"]) == str(served["port"]) == given["PORT"]

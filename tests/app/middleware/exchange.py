@@ -58,7 +58,7 @@ async def exchange(
 
     whole = {"type": "http", "method": method, "path": path, "headers": list(headers)}
     whole |= {"client": (peer, 1), **scope}
-    await ProvideContext(app, proxies, PATHS)(whole, receive, send)
+    await ProvideContext(app, proxies, PATHS.find)(whole, receive, send)
     return whole["state"]["context"], sent
 
 

@@ -201,7 +201,7 @@ async def test_what_is_no_http_passes_untouched_and_is_not_logged() -> None:
     app = MeasureRequests(inner, Metrics(), PATHS.endpoints)
     call = ({"type": "lifespan"}, object(), object())
     with capture_logs() as log:
-        await ProvideContext(logged(app), [], PATHS)(*call)  # type: ignore[arg-type]
+        await ProvideContext(logged(app), [], PATHS.find)(*call)  # type: ignore[arg-type]
     assert (seen, log) == ([call], [])
 
 
