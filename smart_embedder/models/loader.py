@@ -6,12 +6,13 @@ measured, is the engine's affair.
 
 import gc
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import structlog
 import torch
@@ -45,7 +46,6 @@ from smart_embedder.models.families.registry import (
 )
 from smart_embedder.models.files import config
 from smart_embedder.models.files.digest import noting
-from smart_embedder.models.files.hub import locate_model, locate_models
 from smart_embedder.models.files.reading import reading, trim_heap
 from smart_embedder.models.files.weights import count_parameters
 from smart_embedder.models.heads import embedder as embedders
@@ -62,6 +62,7 @@ from smart_embedder.settings import (
     INT8,
     EngineSettings,
     ModelEntry,
+    public_name,
 )
 
 log = structlog.get_logger(__name__)
@@ -392,3 +393,49 @@ def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator
         if device.type == "cpu" and ":" in name and same and not named:
             raise StartupError(f"{entry.location}: device={name} is none of DEVICE's workers")
         yield from named or same or [_Placement(str(device), device)]
+
+
+class ModelFolders(NamedTuple):
+    """The folders of the models; None for a model that is not separate."""
+
+    embedding: Path
+    dense: Path | None
+    reranker: Path | None
+
+
+def locate_models(settings: EngineSettings, status: DownloadStatus | None = None) -> ModelFolders:
+    """Find the default models, each in its own revision; download those that are not there."""
+    status = status or DownloadStatus()
+    embedder, dense, reranker = settings.default_entries
+
+    def find(entry: ModelEntry | None, name: str, revision: str | None) -> Path | None:
+        if entry is not None:
+            return locate_model(name, revision, settings, status)
+        _warn_of_revision(name, revision)
+        return None
+
+    return ModelFolders(
+        locate_model(embedder.name, embedder.revision, settings, status),
+        find(dense, settings.dense_model, settings.dense_model_revision),
+        find(reranker, settings.reranker_model, settings.reranker_model_revision),
+    )
+
+
+def locate_model(
+    name: str, revision: str | None, settings: EngineSettings, status: DownloadStatus
+) -> Path:
+    """Find a model by its name in a setting; download it if it is not on the disk."""
+    # Unlike pathlib's, this one does not raise where there is no home folder.
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111
+    if folder.is_dir():
+        _warn_of_revision(name, revision)
+        return folder
+    # Only here: a local folder needs no library of the hub, and without a home there is no cache.
+    from smart_embedder.models.files.hub import Hub, locate  # noqa: PLC0415
+
+    return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline, status))
+
+
+def _warn_of_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        log.warning("revision_not_used", model=public_name(name), revision=revision)

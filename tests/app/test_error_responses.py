@@ -229,7 +229,7 @@ async def test_a_lack_of_memory_is_temporary_wherever_it_is_noticed() -> None:
     async def endpoint() -> None:
         raise MemoryError("of something")
 
-    app.add_middleware(ProvideContext, trusted_proxies=(), paths=PATHS)
+    app.add_middleware(ProvideContext, trusted_proxies=(), facts_of=PATHS.find)
     transport = ASGITransport(app)
     async with AsyncClient(transport=transport, base_url="http://service") as client:
         with capture_logs() as log:

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import fastapi.routing
@@ -192,18 +191,6 @@ def test_the_module_has_an_app_and_nothing_else_that_is_not_there() -> None:
 
 
 @pytest.fixture
-def client_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package with commands, of which one has the name of this package's own."""
-    folder = tmp_path / "a_client-1.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: a-client\nVersion: 1\n")
-    commands = "[smart_embedder.commands]\nfetch = a_client:fetch\nserve = a_client:fetch\n"
-    (folder / "entry_points.txt").write_text(commands)
-    (tmp_path / "a_client.py").write_text("def fetch():\n    return 3\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.fixture
 def kept_signals():
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     yield
@@ -211,29 +198,15 @@ def kept_signals():
         signal.signal(each, handler)
 
 
-@pytest.mark.usefixtures("client_package", "kept_signals")
-@pytest.mark.parametrize(
-    ("arguments", "status", "shown"),
-    [
-        (["fetch"], 3, ""),
-        (["fetch", "--help"], 3, ""),
-        (["serve", "--help"], 0, "--port"),
-        (["unknown", "--help"], 0, "--port"),
-        (["--help"], 0, "--port"),
-        (["--port", "7", "-h"], 0, "--port"),
-    ],
-)
-def test_a_command_of_an_installed_client_is_run_and_help_needs_no_service(
-    arguments, status, shown, monkeypatch, capsys
-) -> None:
+@pytest.mark.usefixtures("kept_signals")
+@pytest.mark.parametrize("arguments", [["--help"], ["--port", "7", "-h"]])
+def test_help_needs_no_service(arguments, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["app", *arguments])
     monkeypatch.setattr(process, "run", None)
     with pytest.raises(SystemExit) as ended:
         command()
-    assert ended.value.code == status
-    printed = capsys.readouterr().out
-    assert shown in printed
-    assert bool(printed) == bool(shown)
+    assert ended.value.code == 0
+    assert "--port" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("arguments", [[], ["--port", "7"], ["unknown"]])

@@ -13,8 +13,9 @@ import pytest
 import uvicorn
 from structlog.testing import capture_logs
 
-from app import server as module
+from app import server
 from app.connection import bounded_connection
+from app.middleware import draining
 from app.middleware.draining import Drain
 from app.server import DrainingServer
 from tests.support.skipped_time import in_skipped_time, now, turns
@@ -26,7 +27,7 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 @pytest.fixture(autouse=True)
 def clock(monkeypatch) -> None:
     """The time of a drain is that of the loop."""
-    monkeypatch.setattr(module.time, "monotonic", now)
+    monkeypatch.setattr(draining.time, "monotonic", now)
 
 
 @in_skipped_time
@@ -219,23 +220,23 @@ async def test_the_port_answers_until_every_request_is_done_and_then_is_kept_shu
 @in_skipped_time
 async def test_connections_in_the_backlog_are_accepted_and_new_ones_are_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as late:
-        assert not module._has_backlog(listener.fileno())
+        assert not server._has_backlog(listener.fileno())
         with socket.create_connection(listener.getsockname()):
-            assert module._has_backlog(listener.fileno())
-            module._refuse_new_connections(listener.fileno())
+            assert server._has_backlog(listener.fileno())
+            server._refuse_new_connections(listener.fileno())
             late.settimeout(0.05)
             with pytest.raises(OSError, match="timed out"):
                 late.connect(listener.getsockname())
             listener.accept()[0].close()
-        assert not module._has_backlog(listener.fileno())
+        assert not server._has_backlog(listener.fileno())
         assert listener.fileno() > 0
 
 
 def test_where_the_kernel_takes_no_filter_the_backlog_is_shortened(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_DROP_SYN", ((0, 0, 0, 0),))  # It does not return: not allowed.
+    monkeypatch.setattr(server, "_DROP_SYN", ((0, 0, 0, 0),))  # It does not return: not allowed.
     with socket.create_server(("127.0.0.1", 0), backlog=9) as listener:
-        assert not module._drop_syn(listener)
-        module._refuse_new_connections(listener.fileno())
+        assert not server._drop_syn(listener)
+        server._refuse_new_connections(listener.fileno())
         with socket.create_connection(listener.getsockname()), socket.socket() as late:
             late.settimeout(0.05)
             with pytest.raises(OSError, match="timed out"):
@@ -255,7 +256,7 @@ async def test_a_second_signal_ends_the_process_with_its_status(log_is_read, mon
 
     monkeypatch.setattr(os, "write", lambda descriptor, text: said.append((descriptor, text)))
     monkeypatch.setattr(os, "_exit", end)
-    monkeypatch.setattr(module, "has_event", lambda *_: log_is_read)
+    monkeypatch.setattr(server, "has_event", lambda *_: log_is_read)
     service = Service(delay=10)
     service.server.handle_exit(signal.SIGTERM, None)
     with service.drain.track(), pytest.raises(Ended, match="130"):

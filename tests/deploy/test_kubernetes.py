@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from app.settings import Settings
-from smart_embedder import __version__
-from smart_embedder import core as engine
+from smart_embedder import __version__, core
 from smart_embedder.settings import LIBRARY_VARIABLES
 from tests.support.env_example import listed_settings
 from tests.support.server import RunningServer
@@ -173,8 +172,8 @@ def test_the_pod_is_hardened(pod, container) -> None:
 def test_the_grace_is_above_the_drain(objects, container, pod) -> None:
     drain = float(settings_of(objects, container)["SHUTDOWN_TIMEOUT"])
     pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    # A forward that runs when the drain ends gets SHUTDOWN_TIMEOUT to return (`Engine.close`).
-    assert "SHUTDOWN_TIMEOUT" in str(engine.Engine.close.__doc__)
+    # A forward that runs when the drain ends gets SHUTDOWN_TIMEOUT to return (`EngineCore.close`).
+    assert "SHUTDOWN_TIMEOUT" in str(core.EngineCore.close.__doc__)
     assert pod["terminationGracePeriodSeconds"] > pause + 2 * drain
     ready = container["readinessProbe"]
     assert pause >= ready["periodSeconds"]

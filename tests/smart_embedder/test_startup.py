@@ -56,14 +56,14 @@ import json, sys, threading
 from pathlib import Path
 import app.main
 app.main.app
-from smart_embedder.models import load
-load.link_ahead()
+from smart_embedder import startup
+startup.link_ahead()
 [each.join() for each in threading.enumerate() if each.name == "link"]
 print(json.dumps('torch' in sys.modules))
 print(json.dumps('libtorch_cpu' in Path('/proc/self/maps').read_text()))
 _, embedder, reranker = sys.argv
-settings = load.EngineSettings(embedding_model=embedder, reranker_model=reranker, device='cpu')
-load.load_models(settings)
+settings = startup.EngineSettings(embedding_model=embedder, reranker_model=reranker, device='cpu')
+startup.load_models(settings)
 import torch
 print(json.dumps((Path(torch.__file__).parent / 'lib/libtorch_cuda.so').exists()))
 print(json.dumps([name for name in ('torch._dynamo', 'huggingface_hub') if name in sys.modules]))

@@ -15,10 +15,9 @@ from smart_embedder.models.files.config import (
     read_config,
     read_modules,
 )
-from smart_embedder.models.files.hub import locate_models
 from smart_embedder.models.heads.colbert import is_colbert
 from smart_embedder.models.heads.m3 import HEADS
-from smart_embedder.models.loader import overrides_in
+from smart_embedder.models.loader import locate_models, overrides_in
 from smart_embedder.models.rerankers.cross_encoder import is_classifier
 from smart_embedder.pipelines.reranking import fuse, score
 from smart_embedder.requests import EmbeddingOptions, FusionWeights

@@ -38,7 +38,7 @@ from smart_embedder.kernels.target import (
     Target,
     choose_backend,
 )
-from smart_embedder.models.files.hub import locate_models
+from smart_embedder.models.loader import locate_models
 from smart_embedder.requests import EmbedRequest, RerankRequest
 from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.settings import FLOAT8, INT8, NO_RERANKER, EngineSettings

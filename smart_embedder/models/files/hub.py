@@ -5,7 +5,6 @@ Every failure becomes a `StartupError` of one sentence that says what to do.
 
 import hashlib
 import logging
-import os
 import string
 import threading
 import time
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -45,7 +44,6 @@ from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 from smart_embedder.errors import StartupError
 from smart_embedder.interface import Download, DownloadStatus, human_size
 from smart_embedder.models.files.reading import AT_ONCE
-from smart_embedder.settings import EngineSettings, ModelEntry, public_name
 
 log = structlog.get_logger(__name__)
 
@@ -274,49 +272,3 @@ def follow_download(
         status.current = None
     seconds = round(time.monotonic() - started)
     log.info("model_downloaded", model=model, total=human_size(total), seconds=seconds)
-
-
-class ModelFolders(NamedTuple):
-    """The folders of the models; None for a model that is not separate."""
-
-    embedding: Path
-    dense: Path | None
-    reranker: Path | None
-
-
-def locate_models(settings: EngineSettings, status: DownloadStatus | None = None) -> ModelFolders:
-    """Find the default models, each in its own revision; download those that are not there."""
-    status = status or DownloadStatus()
-    embedder, dense, reranker = settings.default_entries
-
-    def find(entry: ModelEntry | None, name: str, revision: str | None) -> Path | None:
-        if entry is not None:
-            return locate_model(name, revision, settings, status)
-        _warn_of_revision(name, revision)
-        return None
-
-    return ModelFolders(
-        locate_model(embedder.name, embedder.revision, settings, status),
-        find(dense, settings.dense_model, settings.dense_model_revision),
-        find(reranker, settings.reranker_model, settings.reranker_model_revision),
-    )
-
-
-def locate_model(
-    name: str, revision: str | None, settings: EngineSettings, status: DownloadStatus
-) -> Path:
-    """Find a model by its name in a setting; download it if it is not on the disk."""
-    # Unlike pathlib's, this one does not raise where there is no home folder.
-    folder = Path(os.path.expanduser(name))  # noqa: PTH111
-    if folder.is_dir():
-        _warn_of_revision(name, revision)
-        return folder
-    # Only here: a local folder needs no library of the hub, and without a home there is no cache.
-    from smart_embedder.models.files.hub import Hub, locate  # noqa: PLC0415
-
-    return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline, status))
-
-
-def _warn_of_revision(name: str, revision: str | None) -> None:
-    if revision is not None:
-        log.warning("revision_not_used", model=public_name(name), revision=revision)

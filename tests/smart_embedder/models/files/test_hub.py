@@ -23,13 +23,8 @@ from structlog.testing import capture_logs
 from smart_embedder.errors import StartupError
 from smart_embedder.interface import Download, DownloadStatus, human_size
 from smart_embedder.models.files import hub
-from smart_embedder.models.files.hub import (
-    Hub,
-    follow_download,
-    locate,
-    locate_model,
-    locate_models,
-)
+from smart_embedder.models.files.hub import Hub, follow_download, locate
+from smart_embedder.models.loader import locate_model, locate_models
 from smart_embedder.settings import EngineSettings
 from tests.support.answering_http import Handler, serving, url_of
 from tests.support.hub import MODEL, run_hub
