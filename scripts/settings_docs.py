@@ -25,7 +25,7 @@ _HEAD = """\
 # An empty value counts as not set; a wrong one stops the start and says what is allowed, and so
 # does a name that is not in this file. Every setting is a flag, too:
 # python -m app --max-queue-size 50
-# Made by scripts/settings_docs.py from smart_embedder/settings.
+# Made by scripts/settings_docs.py from app/settings.py.
 """
 _PLACE = re.compile(r"(<!-- settings: ([^\n]+) -->\n).*?(<!-- /settings -->)", re.DOTALL)
 

@@ -6,7 +6,7 @@ A client may hold at most three times what is free, and always 1 MiB, so that a 
 what finds no room gets 503 at once, because nothing waits for memory while it holds some. All of it
 is released when the last byte is written, the connection ends, or a time limit strikes: that of a
 body is here, where it gets an answer, and those of headers and unread answers are in
-`server/connection.py`.
+`app/connection.py`.
 """
 
 import asyncio

@@ -496,14 +496,16 @@ class ModelPool:
 
     async def _relieve(self, memory: str) -> None:
         has_freed = False
-        while unused := [each for each in self._unpinned(memory) if not self._is_used(each)]:
-            if await self._left(memory) >= 0:
-                return
-            if has_freed:
-                await self._unload(unused[0])
-            else:
+        while self._unused(memory) and await self._left(memory) < 0:
+            if not has_freed:
                 await self._free_memory()
                 has_freed = True
+            elif unused := self._unused(memory):  # A request may have come in the meantime.
+                await self._unload(unused[0])
+
+    def _unused(self, memory: str) -> list[PooledModel]:
+        """The models in this memory that may be unloaded now, the least recently used first."""
+        return [model for model in self._unpinned(memory) if not self._is_used(model)]
 
     async def _unload(self, model: PooledModel) -> None:
         assert model.ready is not None  # noqa: S101 - only those that are loaded are unloaded

@@ -54,7 +54,7 @@ SCHEMAS: tuple[type[RequestModel], ...] = (EmbeddingRequest, OpenAIEmbeddingRequ
 
 def all_requests(kind: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
     found = [each for sub in kind.__subclasses__() for each in (sub, *all_requests(sub))]
-    return [each for each in dict.fromkeys(found) if each.__module__.startswith("smart_embedder.")]
+    return [each for each in dict.fromkeys(found) if each.__module__.startswith("app.")]
 
 
 def lists_in(schema: Any) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ _LEAST_DEPTH_REFUSED = 200
 
 def _schemas(base: type[RequestModel] = RequestModel) -> Iterator[type[RequestModel]]:
     for each in base.__subclasses__():
-        if each.__module__.startswith("smart_embedder.") and hasattr(each, "example"):
+        if each.__module__.startswith("app.") and hasattr(each, "example"):
             yield each
         yield from _schemas(each)
 

@@ -21,7 +21,7 @@ from smart_embedder.errors import (
     UnavailableError,
     UnhealthyError,
 )
-from smart_embedder.interface import ModelState
+from smart_embedder.interface import MemoryUsage, ModelState
 from smart_embedder.requests import EmbedRequest, RerankRequest
 from tests.smart_embedder.engines import entered, hold, let_go, queued
 from tests.smart_embedder.fakes import FakeModel
@@ -352,6 +352,29 @@ async def test_memory_above_the_threshold_is_got_from_idle_models_in_the_backgro
             await asyncio.sleep(0.3)
             assert states(engine, "two") == ["ready"], "it is used"
         await reached(engine, "two", ModelState.UNLOADED)
+
+
+async def test_a_model_that_a_request_takes_while_the_memory_is_read_is_not_unloaded() -> None:
+    loader, reads = FakeLoader(gigabytes=3), 0
+    read, reading, go_on = loader.read_memory, threading.Event(), threading.Event()
+
+    def second_read_waits(name: str) -> MemoryUsage:
+        nonlocal reads
+        reads += 1
+        if reads == 2:  # After the first, memory that nothing refers to is freed.
+            reading.set()
+            go_on.wait(60)
+        return read(name)
+
+    async with engine_with(loader, *entries("one")) as engine:
+        await vector(engine, "a", "one")
+        loader.used_by_others = loader.total
+        loader.read_memory = second_read_waits
+        await asyncio.to_thread(reading.wait, 60)
+        async with engine.lease("one"):
+            go_on.set()
+            async with engine._models._one_at_a_time:  # Until the look at the memory is over.
+                assert states(engine, "one") == ["ready"]
 
 
 @pytest.mark.parametrize("seconds", [30, 0.01])

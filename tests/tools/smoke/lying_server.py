@@ -2,18 +2,17 @@
 
 import dataclasses
 
-from app import answers as rendering
+from app import answers
 from app.error_responses import STATUS_OF
 from app.main import create_app
-from app.routers import embeddings as native
-from app.routers.stats import totals
+from app.routers import rerank, stats
 from app.server import run
 from smart_embedder.errors import EmptyInputError
 
-_matrix = rendering.render_matrix
-_truncation = rendering.truncation_as_json
-_count = totals
-_rerank = rendering.render_rerank
+_matrix = answers.render_matrix
+_truncation = answers.truncation_as_json
+_count = stats.totals
+_rerank = answers.render_rerank
 
 
 def drop_a_vector(matrix):
@@ -37,9 +36,9 @@ def by_rising_score(passages, result, model):
 
 
 if __name__ == "__main__":
-    rendering.render_matrix = drop_a_vector
-    rendering.truncation_as_json = miscount
-    totals = exaggerate
-    native.render_rerank = by_rising_score
+    answers.render_matrix = drop_a_vector
+    answers.truncation_as_json = miscount
+    stats.totals = exaggerate
+    rerank.render_rerank = by_rising_score
     STATUS_OF[EmptyInputError] = 422
     run(create_app)

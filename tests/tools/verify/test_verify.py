@@ -101,14 +101,14 @@ def test_a_model_that_is_not_there_is_one_sentence(run_verify) -> None:
 async def test_a_wrong_number_is_out_of_tolerance(
     tiny_m3: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    embed = verify.Engine.embed
+    embed = verify.EngineCore.embed
 
-    async def wrong(engine: verify.Engine, texts: list[str]) -> EmbeddingResult:
+    async def wrong(engine: verify.EngineCore, texts: list[str]) -> EmbeddingResult:
         result = await embed(engine, texts)
         result.embeddings[3].colbert[0, 0] += 0.01
         return result
 
-    monkeypatch.setattr(verify.Engine, "embed", wrong)
+    monkeypatch.setattr(verify.EngineCore, "embed", wrong)
     rows = await rows_of(embedding_model=str(tiny_m3), reranker_model="none")
     assert [row.output for row in rows if not row.agrees] == ["colbert"]
     verify.print_table(rows)
