@@ -20,7 +20,7 @@ _TAG = {"name": "embedding-server"}
 router = Router(tei_schemas.TEI, tei_schemas.TeiError, [_TAG], tags=[_TAG["name"]])
 
 
-class EmbeddingServerRequest(tei_schemas.EmbedRequest):
+class EmbeddingServerRequest(tei_schemas.TeiEmbedRequest):
     """Embed texts."""
 
     endpoint = Endpoint("/api/v1/embed")

@@ -26,16 +26,16 @@ from app.body import DescribedBy, told_by
 from app.catalogue import Role, ServedModel
 from app.dialects.tei_schemas import (
     TEI,
-    EmbedRequest,
+    DenseVectors,
     EmbedSparseRequest,
     Info,
     Ranks,
     RerankTextsRequest,
     SparseVectors,
+    TeiEmbedRequest,
     TeiError,
     TokenizeRequest,
     Tokens,
-    Vectors,
 )
 from app.routing import Router
 from app.schemas import check_texts
@@ -76,17 +76,17 @@ _TOKENS_PER_CHUNK = 4096
 _BYTES_PER_TOKEN = 64
 
 
-@router.work("/", Vectors, name="embed_root", summary="Embed texts")
-@router.work("/embed", Vectors, name="embed_dense", summary="Embed texts")
-@model_router.work(f"{_BELOW_MODEL}/embed", Vectors, name="model_embed", summary="Embed texts")
-async def embed(body: EmbedRequest, call: handler.Call) -> Response:
+@router.work("/", DenseVectors, name="embed_root", summary="Embed texts")
+@router.work("/embed", DenseVectors, name="embed_dense", summary="Embed texts")
+@model_router.work(f"{_BELOW_MODEL}/embed", DenseVectors, name="model_embed", summary="Embed texts")
+async def embed(body: TeiEmbedRequest, call: handler.Call) -> Response:
     """One dense vector for each text."""
     result = await embed_dense(body, call)
     vectors = [each.dense for each in result.embeddings]
     return await _answer(call, body.inputs, result, lambda: render_list(vectors))
 
 
-async def embed_dense(body: EmbedRequest, call: handler.Call) -> EmbeddingResult:
+async def embed_dense(body: TeiEmbedRequest, call: handler.Call) -> EmbeddingResult:
     """One dense vector for each text, of the model in the request's path or the default one."""
     request = replace(
         body.request(body.inputs),
@@ -140,10 +140,10 @@ async def rerank_texts(body: RerankTextsRequest, call: handler.Call) -> Response
     return await _answer(call, texts, result, lambda: render_list(ranks()))
 
 
-@model_router.work("/models/{model}", Vectors, summary="Do what the model is for")
+@model_router.work("/models/{model}", DenseVectors, summary="Do what the model is for")
 async def ask_model(
     body: Annotated[
-        Annotated[EmbedRequest, Tag("inputs")] | Annotated[RerankTextsRequest, Tag("texts")],
+        Annotated[TeiEmbedRequest, Tag("inputs")] | Annotated[RerankTextsRequest, Tag("texts")],
         told_by("inputs", "texts"),
         DescribedBy("inputs"),
     ],

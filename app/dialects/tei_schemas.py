@@ -86,7 +86,7 @@ class EmbedSparseRequest(_Reading):
         )
 
 
-class EmbedRequest(EmbedSparseRequest):
+class TeiEmbedRequest(EmbedSparseRequest):
     """Embed texts."""
 
     endpoint, told_by = Endpoint("/embed"), "inputs"
@@ -120,7 +120,7 @@ class TokenizeRequest(ForeignRequest):
     prompt_name: _PromptName = None
 
 
-class Vectors(RootModel[list[list[float]]]):
+class DenseVectors(RootModel[list[list[float]]]):
     """One vector for each text."""
 
 

@@ -17,7 +17,7 @@ from smart_embedder.errors import InvalidRequestError
 from smart_embedder.metrics import EngineMetrics
 from smart_embedder.pipelines.embedding import (
     EmbeddingPipeline,
-    Task,
+    ModelWork,
     hold_vectors,
     truncations_of,
 )
@@ -80,10 +80,10 @@ class _Lookup:
     `keys` are those of each distinct text.
     """
 
-    task: Task
+    task: ModelWork
     keys: dict[str, bytes]
     found: dict[str, Entry]
-    missing: Task
+    missing: ModelWork
 
 
 class CachedPipeline(EmbeddingPipeline):
@@ -114,7 +114,7 @@ class CachedPipeline(EmbeddingPipeline):
         """The number of entries, one for each text and model."""
         return len(self._entries)
 
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> None:
+    async def compute(self, tasks: list[ModelWork], request: EmbedRequest) -> None:
         """Find the texts that were computed before, and compute the rest."""
         keys = await self._hash_texts(tasks, request)
         lookups = [self._look_up(*pair) for pair in zip(tasks, keys, strict=True)]
@@ -136,7 +136,9 @@ class CachedPipeline(EmbeddingPipeline):
             check_truncations(truncations_of(tasks, request), request.truncation)
         hold_vectors(tasks, request.answer)
 
-    async def _hash_texts(self, tasks: list[Task], request: EmbedRequest) -> list[dict[str, bytes]]:
+    async def _hash_texts(
+        self, tasks: list[ModelWork], request: EmbedRequest
+    ) -> list[dict[str, bytes]]:
         def hash_texts() -> list[dict[str, bytes]]:
             return [keys_of(task, request.truncation) for task in tasks]
 
@@ -145,7 +147,7 @@ class CachedPipeline(EmbeddingPipeline):
             return hash_texts()
         return await self._admission.threads.run(hash_texts, texts, request.client)
 
-    def _look_up(self, task: Task, keys: dict[str, bytes]) -> _Lookup:
+    def _look_up(self, task: ModelWork, keys: dict[str, bytes]) -> _Lookup:
         """Find the entries that have all kinds of vectors that the task makes."""
         found = {}
         for text, key in keys.items():
@@ -182,7 +184,7 @@ class CachedPipeline(EmbeddingPipeline):
         self._entries.update(await asyncio.to_thread(copy) if size > _LARGE_BYTES else copy())
 
 
-def keys_of(task: Task, truncation: TruncationOptions) -> dict[str, bytes]:
+def keys_of(task: ModelWork, truncation: TruncationOptions) -> dict[str, bytes]:
     """The cache's key of each distinct text of a task."""
     model = task.model
     how = (task.prompt, task.input_type, truncation.side, truncation.max_tokens)

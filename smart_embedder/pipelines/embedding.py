@@ -25,7 +25,7 @@ _STRING_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
-class Task:
+class ModelWork:
     """What one model does for a request: it makes the kinds in `outputs` of each text.
 
     The model reads `prompt` before each text. `input_type` is set only for a model that reads
@@ -45,7 +45,7 @@ class Task:
     job: Job | None = None
 
 
-def truncations_of(tasks: list[Task], request: EmbedRequest) -> list[Truncation]:
+def truncations_of(tasks: list[ModelWork], request: EmbedRequest) -> list[Truncation]:
     """The texts that were cut."""
     side = request.truncation.side
     return [
@@ -53,7 +53,7 @@ def truncations_of(tasks: list[Task], request: EmbedRequest) -> list[Truncation]
     ]
 
 
-def hold_vectors(tasks: list[Task], answer: AnswerMemory) -> None:
+def hold_vectors(tasks: list[ModelWork], answer: AnswerMemory) -> None:
     """Hold what the vectors of all tasks need; raises as `AnswerMemory.need`."""
     size = tokens = 0
     for task in tasks:
@@ -125,7 +125,7 @@ class EmbeddingPipeline:
             truncations = truncations_of(tasks, request)
             return EmbeddingResult(embeddings, truncations, tokens, timings, strings)
 
-    async def compute(self, tasks: list[Task], request: EmbedRequest) -> None:
+    async def compute(self, tasks: list[ModelWork], request: EmbedRequest) -> None:
         """Do every task of a request; raises the errors of `EngineCore.embed`."""
         client = request.client
         jobs = []
@@ -158,16 +158,16 @@ class EmbeddingPipeline:
             task.embeddings = embeddings
 
 
-def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[Task]:
+def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[ModelWork]:
     """A task for each model that is needed: a separate dense model leaves the rest to the embedder.
 
     Only the model that makes dense vectors reads `prompt`; another one reads its own default. Only
     models that tell queries from documents read the input type.
     """
 
-    def task(model: Embedder, outputs: Outputs, prompt: str) -> Task:
+    def task(model: Embedder, outputs: Outputs, prompt: str) -> ModelWork:
         input_type = request.input_type if model.reads_input_type else None
-        return Task(model, outputs, request.texts, prompt, input_type)
+        return ModelWork(model, outputs, request.texts, prompt, input_type)
 
     outputs, rest = request.needed, models.embedder
     if models.dense is None:
@@ -195,7 +195,7 @@ def _with_dimensions(
     return replace(embedding, dense=first)
 
 
-def _token_strings(task: Task, embeddings: Sequence[TextEmbedding]) -> list[TokenStrings]:
+def _token_strings(task: ModelWork, embeddings: Sequence[TextEmbedding]) -> list[TokenStrings]:
     """The strings behind the vectors that the model of `task` has made."""
     behind = [
         None if made.colbert is None else task.model.colbert_tokens(text.ids)

@@ -134,4 +134,4 @@ def test_an_answer_that_is_not_true_is_named(server, tiny_m3: Path, changed) -> 
     with server.client() as client:
         outcome = ask_everything(client, changed, truth)
     assert {each.partition(" (")[0] for each in outcome.wrong} == {"POST /embed_sparse"}
-    assert outcome.answers["Vectors"] > 5
+    assert outcome.answers["DenseVectors"] > 5

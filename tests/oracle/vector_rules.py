@@ -478,7 +478,7 @@ VECTOR_RULES: dict[str, Rule] = {
     ),
     "CohereEmbeddings": _COHERE_RULE,
     "CohereVectors|CohereEmbeddings": _COHERE_RULE,
-    "Vectors": Rule(
+    "DenseVectors": Rule(
         ("inputs",),
         _INPUTS,
         _TEI_OPTIONS | {"normalize": BOTH, "dimensions": (32, 64, 8, 65)},

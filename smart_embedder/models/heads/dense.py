@@ -24,9 +24,9 @@ from smart_embedder.models.heads.embedder import HeadsEmbedder
 from smart_embedder.models.heads.pooling import (
     ENDS,
     DenseLayer,
+    DimensionTruncation,
     SentenceConfig,
     Step,
-    Truncation,
     normalize,
     pool,
     steps_of,
@@ -85,7 +85,7 @@ class DenseEmbedder(HeadsEmbedder):
             if isinstance(step, DenseLayer):
                 backbone.place_head(step, torch.float32)
                 width = step.require_width(width)
-            elif isinstance(step, Truncation):
+            elif isinstance(step, DimensionTruncation):
                 width = min(width, step.width)
         self.dense_width = width
         self._dense_head = partial(pooled_vectors, config.poolings, config.steps)

@@ -148,7 +148,7 @@ class DenseLayer(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Truncation:
+class DimensionTruncation:
     """The first `width` numbers of a vector, which are not scaled again."""
 
     width: int
@@ -227,7 +227,7 @@ class SentenceConfig:
                     )
         width = read_vector_limit(folder, "truncate_dim")
         if width is not None:
-            steps.append(Truncation(width))
+            steps.append(DimensionTruncation(width))
         return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
 
 

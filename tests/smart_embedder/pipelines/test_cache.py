@@ -14,7 +14,7 @@ from smart_embedder.errors import InferenceError, TextTooLongError
 from smart_embedder.metrics import EngineMetrics
 from smart_embedder.pipelines import cache as vector_cache
 from smart_embedder.pipelines.cache import CachedPipeline, Entry, keys_of
-from smart_embedder.pipelines.embedding import Task
+from smart_embedder.pipelines.embedding import ModelWork
 from smart_embedder.requests import CUT_AT_END, EmbedRequest, Outputs, TruncationOptions
 from smart_embedder.results import SparseVector, TextEmbedding
 from smart_embedder.tokens import TokenizedText
@@ -211,7 +211,7 @@ def test_everything_that_vectors_depend_on_is_in_their_key() -> None:
     for each, weights in {model: "m", other: "n", joined: "mp"}.items():
         each.spaces = {"dense": VectorSpace("dense", weights, *7 * ["same"])}
     texts = ["a", "b", "", "\\ud800", "a"]
-    task = Task(model, ALL, texts, "p")
+    task = ModelWork(model, ALL, texts, "p")
     found = [
         keys_of(task, CUT_AT_END),
         keys_of(replace(task, prompt="q"), CUT_AT_END),

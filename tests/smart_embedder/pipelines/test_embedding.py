@@ -8,7 +8,7 @@ import pytest
 
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.pipelines.embedding import (
-    Task,
+    ModelWork,
     assign_models,
     hold_vectors,
     truncations_of,
@@ -118,9 +118,9 @@ def test_each_kind_of_vectors_counts_for_each_token_or_text(outputs, nbytes) -> 
     assert vector_bytes(model(), outputs, [2, 3]) == nbytes
 
 
-def done(outputs: Outputs, *lengths: int) -> Task:
+def done(outputs: Outputs, *lengths: int) -> ModelWork:
     """A task that has read texts of so many tokens, of which each had one more."""
-    task = Task(model(), outputs, ["a", "b"])
+    task = ModelWork(model(), outputs, ["a", "b"])
     task.read = [TokenizedText(np.zeros(length, np.int64), length + 1) for length in lengths]
     return task
 
