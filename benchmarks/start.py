@@ -34,7 +34,8 @@ def measured(
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in cases}
     for tree, _ in cases.values():
         # A checkout that has not run yet would compile its modules first.
-        compileall.compile_dir(tree / "smart_embedder", quiet=1)
+        for package in ("app", "smart_embedder"):
+            compileall.compile_dir(tree / package, quiet=1)
     for name in turns(dict.fromkeys(cases, rounds)):
         tree, dtype = cases[name]
         settings = {"PYTHONPATH": str(tree.resolve())} | settings_of(folder, dtype)

@@ -14,7 +14,7 @@ from tests.fuzzing.targets import load
 
 if __name__ == "__main__":
     # The service and its client, and no library.
-    with atheris.instrument_imports(include=["smart_embedder", "smart_embedder_client"]):
+    with atheris.instrument_imports(include=["app", "smart_embedder", "smart_embedder_client"]):
         target = load(sys.argv[1])
     atheris.Setup(sys.argv[1:], target.check)
     atheris.Fuzz()
