@@ -104,10 +104,12 @@ def test_a_package_that_pip_was_killed_in_is_installed_anew(
 ) -> None:
     started.file(SERVICE_LOCK).write_text(write_wheel(started.file(WHEELS), "2.0"))
     (site,) = started.file(".venv").glob("lib/*/site-packages")
-    (site / "sitecustomize.py").write_text(KILL)
+    # Debian's own sitecustomize would hide one of the environment's.
+    (site / "kill.py").write_text(KILL)
+    (site / "kill.pth").write_text("import kill\n")
     killed = started.start("local cpu")
     assert killed.returncode == -signal.SIGKILL
-    (site / "sitecustomize.py").unlink()
+    (site / "kill.pth").unlink()
     repaired = started.start("local cpu")
     assert told(repaired)["tiny"] == "2.0"
     assert "Making" not in repaired.stdout
