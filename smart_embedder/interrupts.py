@@ -1,4 +1,4 @@
-"""How long work on a thread is interrupted: by shorter work, or because nobody waits for it."""
+"""Interrupts of running work: by shorter calls, by a time limit, or once nobody waits for it."""
 
 import asyncio
 import threading

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from packaging.markers import default_environment
 
 from launcher import console, local
 from launcher.console import LaunchError
@@ -66,6 +67,7 @@ def test_on_windows_pytorch_comes_from_its_own_index_and_the_demo_out_of_a_wheel
 ) -> None:
     installed: list[tuple[str, ...]] = []
     monkeypatch.chdir(ROOT)
+    default_environment()  # Packaging remembers it: later tests would find Windows.
     monkeypatch.setattr(local.sys, "platform", "win32")
     monkeypatch.setattr(Venv, "pip", lambda _, *arguments: installed.append(arguments))
     monkeypatch.setattr(local, "run_step", lambda *_: None)

@@ -46,7 +46,7 @@ SequenceHead = Callable[[Tensor, PackedBatch, Indices], DeviceRows]
 
 
 class EmbeddingModel(DeviceModel[TextEmbedding]):
-    """Implements `engine.model.Embedder` but for `launch` and attributes without a value."""
+    """Implements `interface.Embedder` but for `launch` and attributes without a value."""
 
     kinds: Outputs
     pooling: str

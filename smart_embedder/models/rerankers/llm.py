@@ -48,7 +48,7 @@ _ARCHITECTURE = "Qwen3ForCausalLM"
 
 
 class QwenReranker(RerankingModel):
-    """Implements `engine.model.Reranker`; a score is the probability of yes against no."""
+    """Implements `interface.Reranker`; a score is the probability of yes against no."""
 
     _end: End | None = "last"
     _made: Mapping[str, Made] = {
