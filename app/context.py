@@ -134,7 +134,7 @@ def working_endpoint(scope: Scope) -> Endpoint | None:
 
 @dataclass(slots=True)
 class PathFacts:
-    """What a path alone tells of a request; `endpoint` is None where no POST asks for work."""
+    """The facts of a path, before routing; `endpoint` is None where no POST asks for work."""
 
     dialects: tuple[Dialect, ...] = ()
     endpoint: Endpoint | None = None

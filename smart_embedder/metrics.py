@@ -2,7 +2,7 @@
 
 
 class EngineMetrics:
-    """Is told what an engine does, and does nothing with it: a subclass counts.
+    """Receives the events of an engine and ignores them; a subclass counts them.
 
     All methods are called on the event loop's thread. The states of an engine are read from its
     properties instead.
@@ -12,13 +12,13 @@ class EngineMetrics:
         """The texts of one request were tokenised."""
 
     def waited(self, seconds: float) -> None:
-        """The first forward of a job begins so long after the job was queued."""
+        """A job waited `seconds` in the queue before its first forward."""
 
     def computed(self, model: str, *, texts: int, pairs: int, tokens: int, seconds: float) -> None:
-        """One forward has ended, which held so many texts to embed and so many pairs to score."""
+        """A forward ended, which embedded `texts` and scored `pairs`."""
 
     def split(self) -> None:
-        """A batch is divided because it did not fit into memory."""
+        """A batch did not fit into memory and was divided."""
 
     def cached(self, hits: int, misses: int) -> None:
         """The vectors of `hits` texts were in the cache, and those of `misses` texts were not."""
