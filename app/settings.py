@@ -351,7 +351,10 @@ def unknown_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple
         if (ours := other_servers.settings_for(upper, Settings.model_fields)) is not None:
             yield name, ours
             continue
-        near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
+        # `UI` has none: CI and UID, which build machines and shells set, differ by a letter.
+        near = [
+            setting for setting in _SETTINGS - {upper, "UI"} if _has_the_letters(upper, setting)
+        ]
         if upper not in _KNOWN and (found := get_close_matches(upper, near, cutoff=_ALIKE)):
             yield name, found[0]
 

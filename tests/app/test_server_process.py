@@ -188,8 +188,10 @@ def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
         monkeypatch.setattr(process, name, lambda *_, **__: None)
     with capture_logs() as log, pytest.raises(Ended):
         run(None)
-    assert [each["event"] for each in log] == ["no_token"] * warned
-    assert all("set API_TOKEN or API_TOKENS_FILE" in each["note"] for each in log)
+    # The environment of the machine may hold a name that is warned about, too.
+    notes = [entry["note"] for entry in log if entry["event"] == "no_token"]
+    assert len(notes) == warned
+    assert all("set API_TOKEN or API_TOKENS_FILE" in note for note in notes)
 
 
 @pytest.mark.parametrize(("threads", "status"), [(1, "3"), (2, "-4")])
