@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from app.server import collect_rarely
+from app.server import delay_garbage_collection
 from app.settings import parse_flags
 from smart_embedder.startup import link_ahead
 
@@ -16,7 +16,7 @@ def main() -> None:
     # Until the server has its own: Ctrl+C among the imports would print a traceback.
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, lambda *_: sys.exit(0))
-    collect_rarely()  # As `run` does, too late for the imports.
+    delay_garbage_collection()  # As `run` does, too late for the imports.
     link_ahead()
     from app.main import create_app  # noqa: PLC0415 - see above
     from app.server import run  # noqa: PLC0415

@@ -95,7 +95,7 @@ class ChunkedResponse(Response):
 
     def _begin(self, chunks: Iterable[Chunk]) -> int | None:
         """Render the beginning of these; return the size of the whole, None if that is large."""
-        self._rest = messages_of(chunks)
+        self._rest = join_or_split_chunks(chunks)
         self._begun: deque[Chunk] = deque()
         size = 0
         for message in self._rest:
@@ -126,7 +126,7 @@ class ChunkedResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def messages_of(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def join_or_split_chunks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """Join small chunks to messages; split a chunk that is larger than one without copying it."""
     joined: list[Chunk] = []
     size = 0
@@ -217,7 +217,7 @@ def render_rerank(
     """The chunks of the JSON answer to a rerank request, by falling score; it ends in `about`."""
 
     def ranked() -> Iterator[dict[str, Any]]:
-        for index, score in by_falling_score(result.scores):
+        for index, score in rank_by_score(result.scores):
             passage = text_as_json(passages[index])
             item: dict[str, Any] = {"index": index, "passage": passage, "score": score}
             if result.parts is not None:
@@ -228,7 +228,7 @@ def render_rerank(
     return render_object({"results": render_list(ranked())} | about | report(result))
 
 
-def by_falling_score(scores: list[float]) -> list[tuple[int, np.float32]]:
+def rank_by_score(scores: list[float]) -> list[tuple[int, np.float32]]:
     """The indices of the request and their scores, the best first.
 
     They are sorted as float32, of which orjson writes the shortest distinct digits, so that scores
@@ -304,7 +304,7 @@ def replacement_as_json(pointer: str) -> dict[str, Any]:
     }
 
 
-def hold_rendering(
+def reserve_rendering_memory(
     embeddings: Sequence[TextEmbedding],
     request: records.EmbedRequest,
     memory: records.AnswerMemory,
@@ -343,11 +343,11 @@ class TextVectors:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAnswer:
-    """An answer before it is rendered; `made_by` tells what made each kind of vectors."""
+    """An answer before it is rendered; `model_fields` come from `describe_models`."""
 
     request: records.EmbedRequest
     result: EmbeddingResult
-    made_by: Mapping[str, Any]
+    model_fields: Mapping[str, Any]
 
     def vectors(self) -> Iterator[TextVectors]:
         """The vectors of each text, post-processed one by one while the answer is rendered."""
@@ -357,7 +357,11 @@ class EmbeddingAnswer:
 
     def report(self) -> dict[str, Any]:
         """The fields beside vectors: models, usage, times, warnings and the type of the numbers."""
-        return {**self.made_by, **report(self.result), "output_dtype": self.request.output_dtype}
+        return {
+            **self.model_fields,
+            **report(self.result),
+            "output_dtype": self.request.output_dtype,
+        }
 
 
 def vectors_of(
@@ -464,7 +468,7 @@ def _as_base64(values: npt.NDArray[Any], type_name: str | None = None) -> Iterat
     yield b'"}'
 
 
-def made_by(models: LoadedModels, spaces: Mapping[str, str]) -> dict[str, Any]:
+def describe_models(models: LoadedModels, spaces: Mapping[str, str]) -> dict[str, Any]:
     """The fields of an answer that tell the model and the space of each kind of vectors."""
     dense, own = models.dense_model.name, models.embedder.name
     return {

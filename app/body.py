@@ -27,9 +27,9 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from app.context import NATIVE
-from app.error_responses import not_json
+from app.error_responses import invalid_json_error
 from app.errors import ClientGoneError, UnsupportedMediaError
-from app.headers import preference
+from app.headers import read_preference
 from app.logs import escape_text
 from app.schemas import OPENAI_TEXTS, RequestModel, invalid_body
 from app.settings import Settings
@@ -102,17 +102,19 @@ def schema_of(value: Any, schemas: Sequence[type[RequestModel]]) -> type[Request
     """
     if len(schemas) == 1:
         return schemas[0]
-    fit = [each for each in schemas if each.told_by in value] if isinstance(value, dict) else []
-    if len(fit) > 1:
+    fields = value if isinstance(value, dict) else {}
+    matching = [schema for schema in schemas if schema.discriminator in fields]
+    if len(matching) > 1:
         raise invalid_body(
-            f"the body has the fields of several APIs, {named(fit)}: send one of these fields"
+            f"the body has the fields of several APIs, {list_discriminators(matching)}: "
+            "send one of these fields"
         )
-    return fit[0] if fit else None
+    return matching[0] if matching else None
 
 
-def named(schemas: Sequence[type[RequestModel]]) -> str:
-    """The fields that tell these, and their dialects."""
-    return " and ".join(f"{each.told_by} ({each.dialect.name})" for each in schemas)
+def list_discriminators(schemas: Sequence[type[RequestModel]]) -> str:
+    """Name the fields that tell these schemas apart, and their dialects, for an error."""
+    return " and ".join(f"{schema.discriminator} ({schema.dialect.name})" for schema in schemas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class DescribedBy:
         return describe(union["choices"][self.field])
 
 
-def told_by(*fields: str) -> Discriminator:
+def discriminate_by(*fields: str) -> Discriminator:
     """Tells the bodies of a union by the first of these fields that they have; else the first."""
 
     def tag(value: Any) -> str:
@@ -152,7 +154,7 @@ def parse_json(
     except ValueError as error:
         with suppress(ValueError):
             return parse_with_surrogates(content, [] if replaced is None else replaced)
-        raise not_json(str(error), schema, len(content)) from None
+        raise invalid_json_error(str(error), schema, len(content)) from None
 
 
 class JsonValueCounter:
@@ -208,7 +210,7 @@ def _require_json(headers: Headers) -> None:
         raise UnsupportedMediaError(f"the request has no Content-Type: {_ADVICE}")
     if is_typed:
         # Empty where it is too long: the time to parse it grows with the square of its length.
-        value = preference(headers, "content-type")
+        value = read_preference(headers, "content-type")
         kind, _, subtype = value.partition(";")[0].strip().lower().partition("/")
         is_json = kind == "application" and (subtype == "json" or subtype.endswith("+json"))
         if len(values) > 1 or not is_json:

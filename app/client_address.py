@@ -68,7 +68,7 @@ def parse_address(text: str) -> Address | None:
     return mapped or address
 
 
-def unmapped(network: Network) -> Network:
+def unmap_network(network: Network) -> Network:
     """The IPv4 network of an IPv4-mapped IPv6 one; any other unchanged."""
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
         address = IPv4Address(int(network.network_address) & 0xFFFF_FFFF)
@@ -77,12 +77,12 @@ def unmapped(network: Network) -> Network:
 
 
 @lru_cache(maxsize=1024)
-def key_of_peer(peer: str) -> str:
+def client_key_of_peer(peer: str) -> str:
     """The key of a client that no proxy stands before; most send many requests."""
-    return network_key(parse_address(peer))
+    return client_key(parse_address(peer))
 
 
-def network_key(address: Address | None) -> str:
+def client_key(address: Address | None) -> str:
     """The key of a client: its IPv4 address, or the /64 that an IPv6 subscriber owns."""
     if address is None:
         return _UNKNOWN

@@ -163,7 +163,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self._is_idle() or not (self.cycle.response_started or self.pipeline):
-            self.transport.write(error_response(status, code, detail))
+            self.transport.write(render_error(status, code, detail))
             self.transport.close()
         else:
             self._plain.abort()
@@ -202,7 +202,7 @@ class LingeringTransport:
         return self.has_sent_eof or bool(self._transport.is_closing())
 
 
-def error_response(status: HTTPStatus, code: str, detail: str) -> bytes:
+def render_error(status: HTTPStatus, code: str, detail: str) -> bytes:
     """A whole response with the usual error body; it announces that the connection closes."""
     request_id = uuid.uuid4().hex
     body = orjson.dumps({"detail": detail, "code": code, "request_id": request_id})

@@ -104,7 +104,7 @@ class RequestContext:
     replaced: list[str] = field(default_factory=list)
 
     @property
-    def way_up(self) -> str:
+    def relative_root(self) -> str:
         """What relative links of a page begin with: a path with a slash at its end is deeper."""
         return "../" if self.path.endswith("/") else ""
 
@@ -127,7 +127,7 @@ def context_of(scope: Scope) -> RequestContext:
     return context
 
 
-def working_endpoint(scope: Scope) -> Endpoint | None:
+def find_work_endpoint(scope: Scope) -> Endpoint | None:
     """The endpoint of a POST that asks for work; None for every other request."""
     return context_of(scope).endpoint if scope["type"] == "http" else None
 

@@ -99,7 +99,7 @@ def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
     return _response(scope, facts, headers)
 
 
-def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
+def internal_error_response(scope: Scope, error: Exception) -> Response:
     """The response for an unexpected exception, which reveals nothing of the cause.
 
     A lack of memory for a body, its tokens or its response is temporary, and gets 503.
@@ -132,7 +132,7 @@ async def handle_error(request: Request, error: Exception) -> Response:
         return error_response(request.scope, error)
     request_id = context_of(request.scope).request_id
     log.warning("request_out_of_memory", request_id=request_id, reason=str(error) or None)
-    return unforeseen_error_response(request.scope, error)
+    return internal_error_response(request.scope, error)
 
 
 async def _handle_http_exception(request: Request, error: Any) -> Response:
@@ -174,7 +174,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
-def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidRequestError:
+def invalid_json_error(reason: str, model: type[RequestModel], size: int) -> InvalidRequestError:
     """The error for a body of `size` bytes that no parser reads; it shows an example of `model`."""
     if not size:
         return invalid_body(f"the body is empty: send {_example(model)}")
@@ -183,7 +183,7 @@ def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidReques
     )
 
 
-def as_invalid_request(
+def invalid_request_error(
     found: Sequence[dict[str, Any]], model: type[RequestModel], most: int = MAX_PROBLEMS
 ) -> InvalidRequestError:
     """The error for a body in which pydantic has found these errors; lists `most` at most."""

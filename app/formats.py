@@ -13,7 +13,7 @@ import orjson
 from starlette.requests import Request
 
 from app.answers import JSON, METADATA_KEY, Chunk, EmbeddingAnswer, TextVectors
-from app.headers import preference, preferred
+from app.headers import choose_preferred, read_preference
 from smart_embedder.vectors import scales_of
 
 SAFETENSORS = "application/vnd.safetensors"
@@ -31,7 +31,7 @@ _TYPES = {
 
 def media_type_of(request: Request) -> str:
     """JSON or safetensors, as the request prefers; JSON by default."""
-    return preferred(preference(request.headers, "accept"), (JSON, SAFETENSORS)) or JSON
+    return choose_preferred(read_preference(request.headers, "accept"), (JSON, SAFETENSORS)) or JSON
 
 
 class _Tensor(NamedTuple):

@@ -187,7 +187,7 @@ async def _end_when_it_leaves(request: Request, scope: asyncio.Timeout) -> None:
     scope.reschedule(0)
 
 
-def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
+def find_embedder(call: Call, role: Role | None = None) -> ServedModel:
     """The embedding model in the request's path, or else the default one, or that of `role`.
 
     Raises `InvalidRequestError` where the model in the path makes other kinds, or none.
@@ -212,12 +212,14 @@ async def embed(
     most = max(call.service.settings.max_sentences_per_request, allowed)
     check_texts(request.texts, field, most)
     try:
-        return await compute(call, request, model)
+        return await embed_texts(call, request, model)
     except TextTooLongError as error:
         raise _of_field(error, "sentences", field) from None
 
 
-async def compute(call: Call, request: EmbedRequest, model: ServedModel | None) -> EmbeddingResult:
+async def embed_texts(
+    call: Call, request: EmbedRequest, model: ServedModel | None
+) -> EmbeddingResult:
     """Embed texts that have been checked; by default all models make vectors."""
     work, counter = call.service.engine.embedding.embed, call.service.metrics.sentences
     return await call.run(work, request, model, counter, sentences=len(request.texts))
@@ -234,7 +236,7 @@ async def rerank(
     check_passages(request.query, request.passages, field, call.service.settings)
     check_rerank_options(await call.lease(model), instruction=request.instruction)
     try:
-        result = await scores(call, request, model)
+        result = await score_passages(call, request, model)
     except TextTooLongError as error:
         raise _of_field(error, "passages", field) from None
     if result.parts is None or not request.normalize:
@@ -242,7 +244,9 @@ async def rerank(
     return replace(result, scores=sigmoid(result.scores))
 
 
-async def scores(call: Call, request: RerankRequest, model: ServedModel | None) -> RerankResult:
+async def score_passages(
+    call: Call, request: RerankRequest, model: ServedModel | None
+) -> RerankResult:
     """Score passages that have been checked."""
     work, counter = call.service.engine.scoring.rerank, call.service.metrics.pairs
     return await call.run(work, request, model, counter, passages=len(request.passages))

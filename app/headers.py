@@ -15,7 +15,7 @@ _MAX_ITEMS = 64
 _QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
 
 
-def preference(headers: Headers, name: str) -> str:
+def read_preference(headers: Headers, name: str) -> str:
     """The values of a header, joined; empty where there is none, or too much of it.
 
     It is read on the event loop, before any limit counts the request: a value that is longer than
@@ -25,7 +25,7 @@ def preference(headers: Headers, name: str) -> str:
     return joined if len(joined) <= _MAX_CHARACTERS else ""
 
 
-def preferences(header: str) -> dict[str, float]:
+def parse_preferences(header: str) -> dict[str, float]:
     """The quality, 0 to 1, of each item of an Accept or Accept-Encoding header, by RFC 9110.
 
     A malformed item is ignored, which is no reason to refuse a request, and so are items beyond
@@ -41,9 +41,9 @@ def preferences(header: str) -> dict[str, float]:
 
 
 @lru_cache(maxsize=256)  # Clients send the same header with every request.
-def preferred(header: str, offered: tuple[str, ...]) -> str | None:
+def choose_preferred(header: str, offered: tuple[str, ...]) -> str | None:
     """The one of `offered` that such a header likes best, the first of equals; None for none."""
-    wanted = preferences(header)
+    wanted = parse_preferences(header)
     liked = [name for name in offered if wanted.get(name)]
     return max(liked, key=lambda name: wanted[name], default=None)
 
@@ -53,7 +53,7 @@ def is_bulk(request: Request) -> bool:
 
     Malformed values are ignored, as RFC 9218 demands.
     """
-    priority = preference(request.headers, "priority")
+    priority = read_preference(request.headers, "priority")
     if not priority:
         return False
     try:

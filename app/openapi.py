@@ -58,7 +58,7 @@ def install_openapi(app: FastAPI, service: Service, paths: Paths) -> None:
             (RerankBody, "passages", settings.max_rerank_passages),
         ):
             schemas[schema.__name__]["properties"][field]["maxItems"] = most
-        if settings.asks_for_tokens:
+        if settings.requires_token:
             _lock(description, paths, COUNTERS if settings.protect_metrics else ())
         return description
 

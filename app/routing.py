@@ -16,9 +16,9 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from app.body import named, read_json, schema_of
+from app.body import list_discriminators, read_json, schema_of
 from app.context import NATIVE, Dialect, PathFacts, context_of
-from app.error_responses import as_invalid_request
+from app.error_responses import invalid_request_error
 from app.handler import Call, cancel_on_disconnect, time_limit
 from app.response_schemas import ErrorResponse
 from app.schemas import RequestModel
@@ -84,10 +84,10 @@ def _as_invalid(
     found = [item | {"loc": item["loc"][beginning:]} for item in error.errors()]
     if value is None:  # FastAPI says that it is missing.
         found = [{"type": "model_type", "loc": (), "input": None}]
-    invalid = as_invalid_request(found, schema or schemas[0])
+    invalid = invalid_request_error(found, schema or schemas[0])
     if schema is not None or not isinstance(value, dict):
         return invalid
-    message = f"{invalid}; other APIs on this path are told by {named(schemas[1:])}"
+    message = f"{invalid}; other APIs on this path are told by {list_discriminators(schemas[1:])}"
     return InvalidRequestError(message, invalid.problems)
 
 

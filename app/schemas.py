@@ -73,15 +73,15 @@ def _takes_text(kind: Any) -> bool:
 class RequestModel(BaseModel):
     """Strict: no conversion between types, no unknown fields.
 
-    A request with such a body is of `dialect`, and counted as one of `endpoint`. Of the bodies that
-    share a path, only this one has the field `told_by`. Error messages show `example`, and suggest
-    a field for a name in `aliases`.
+    A request with this body belongs to `dialect`, and metrics count it under `endpoint`. Where
+    several schemas share a path, only this one has the field that `discriminator` names. Error
+    messages show `example`, and suggest a field for a name in `aliases`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     dialect: ClassVar[Dialect] = NATIVE
     endpoint: ClassVar[Endpoint]
-    told_by: ClassVar[str]
+    discriminator: ClassVar[str]
     example: ClassVar[Mapping[str, JsonValue]]
     aliases: ClassVar[Mapping[str, str]] = {}
 
@@ -184,7 +184,7 @@ class EmbeddingRequest(EmbeddingFields, _Sentences):
     """Texts to embed, and which kinds of vectors to return."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
-    endpoint, told_by = NATIVE_EMBEDDINGS, "sentences"
+    endpoint, discriminator = NATIVE_EMBEDDINGS, "sentences"
     example = {"sentences": ["What is hybrid search?"]}
     aliases = {
         **EmbeddingFields.aliases,
@@ -212,7 +212,7 @@ class RerankBody(RequestModel):
     model_config = ConfigDict(
         json_schema_extra={"examples": [RERANK_REQUEST]}, use_attribute_docstrings=True
     )
-    endpoint, told_by = RERANK, "passages"
+    endpoint, discriminator = RERANK, "passages"
     example = {
         "query": "What is hybrid search?",
         "passages": ["A recipe for bread.", "It joins two rankings."],

@@ -235,7 +235,7 @@ def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
     """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
     # Until the server sets its own handlers: without one, process 1 of a container ignores SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    collect_rarely()
+    delay_garbage_collection()
     try:
         settings = load_settings_and_configure_logs(arguments, server_at="debug")
         require_port(settings.host, settings.port)
@@ -412,7 +412,7 @@ def log_failure(error: Exception) -> None:
     log.error("start_failed", reason=reason)
 
 
-def collect_rarely() -> None:
+def delay_garbage_collection() -> None:
     """Collect rarely while libraries and models load: their objects stay, and scans cost 0.4 s."""
     gc.set_threshold(*_STARTUP_THRESHOLD)
 

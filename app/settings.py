@@ -285,7 +285,7 @@ class Settings(EngineSettings, BaseSettings):
         return self
 
     @property
-    def asks_for_tokens(self) -> bool:
+    def requires_token(self) -> bool:
         """Whether requests must show a token."""
         return self.api_token is not None or self.api_tokens_file is not None
 

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from app.answers import (
-    by_falling_score,
+    rank_by_score,
     render_list,
     render_object,
     text_as_json,
@@ -60,7 +60,7 @@ Documents = Annotated[
 class DocumentsRequest(ForeignRequest):
     """A query and documents, each a string or an object with `text`."""
 
-    dialect, endpoint, told_by = COHERE, RERANK, "documents"
+    dialect, endpoint, discriminator = COHERE, RERANK, "documents"
     example: ClassVar[Mapping[str, JsonValue]] = {
         "query": "What is hybrid search?",
         "documents": ["A recipe for bread.", "It joins two rankings."],
@@ -186,7 +186,7 @@ async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
     )
     result = await rerank(call, request, model, "documents")
     name = "" if model is None else model.name
-    ranked = by_falling_score(result.scores)[: most or None]
+    ranked = rank_by_score(result.scores)[: most or None]
     render = partial(_render_ranking, body, ranked, result, name, call.context.request_id)
     return await call.render(render)
 

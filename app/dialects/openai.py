@@ -14,11 +14,11 @@ from starlette.responses import Response
 from app.answers import (
     OPTIONS,
     TextVectors,
-    hold_rendering,
     render_items,
     render_object,
     render_vectors,
     replacement_as_json,
+    reserve_rendering_memory,
     sparse_as_json,
     truncation_as_json,
     usage_as_json,
@@ -33,7 +33,7 @@ from app.context import (
 )
 from app.dialects import fields
 from app.error_responses import NO_422
-from app.handler import Call, embed, embedder_of
+from app.handler import Call, embed, find_embedder
 from app.response_schemas import (
     SparseIndices,
     TruncationWarning,
@@ -103,7 +103,7 @@ def _unique(
 class OpenAIEmbeddingRequest(ForeignRequest):
     """Texts to embed."""
 
-    dialect, endpoint, told_by = OPENAI, Endpoint("/v1/embeddings"), "input"
+    dialect, endpoint, discriminator = OPENAI, Endpoint("/v1/embeddings"), "input"
     example: ClassVar[Mapping[str, JsonValue]] = {"input": ["What is hybrid search?"]}
     aliases = dict.fromkeys(("inputs", "texts", "text", "sentences"), "input")
 
@@ -291,7 +291,7 @@ router = Router(OPENAI, OpenAIError, [TAG], below=("/v1/", "/openai/"), tags=[TA
 async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     """A dense vector of each text, of unit length. /embeddings takes the same body."""
     of_path = "model" in call.path_params
-    model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
+    model = find_embedder(call) if of_path else call.service.catalogue.embedder(body.model)
     form, task = body.form, body.known_task
     normalize = fields.value_of(body, "normalize", "normalized", "use_activation")
     request = EmbedRequest(
@@ -310,7 +310,7 @@ async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     )
     check_rendering(request)
     result = await embed(call, request, field="input", model=model, allowed=OPENAI_TEXTS)
-    hold_rendering(result.embeddings, request, call.context.answer)
+    reserve_rendering_memory(result.embeddings, request, call.context.answer)
     return await call.render(partial(_render, result, model, request, form))
 
 

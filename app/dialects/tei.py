@@ -17,12 +17,12 @@ from starlette.responses import JSONResponse, Response
 
 from app import handler
 from app.answers import (
-    by_falling_score,
+    rank_by_score,
     render_items,
     render_list,
     text_as_json,
 )
-from app.body import DescribedBy, told_by
+from app.body import DescribedBy, discriminate_by
 from app.catalogue import Role, ServedModel
 from app.dialects.tei_schemas import (
     TEI,
@@ -93,7 +93,7 @@ async def embed_dense(body: TeiEmbedRequest, call: handler.Call) -> EmbeddingRes
         dimensions=body.dimensions,
         normalize_dense=body.normalize is not False,
     )
-    return await handler.embed(call, request, field="inputs", model=handler.embedder_of(call))
+    return await handler.embed(call, request, field="inputs", model=handler.find_embedder(call))
 
 
 @router.work("/embed_sparse", SparseVectors, summary="Embed texts as sparse vectors")
@@ -106,7 +106,7 @@ async def embed_dense(body: TeiEmbedRequest, call: handler.Call) -> EmbeddingRes
 async def embed_sparse(body: EmbedSparseRequest, call: handler.Call) -> Response:
     """The lexical weights of each text, which only models of bge-m3's kind make."""
     request = body.request(body.inputs, records.Outputs(sparse=True))
-    model = handler.embedder_of(call, Role.EMBEDDER)
+    model = handler.find_embedder(call, Role.EMBEDDER)
     result = await handler.embed(call, request, field="inputs", model=model)
     vectors = [each.sparse for each in result.embeddings if each.sparse is not None]
 
@@ -132,7 +132,7 @@ async def rerank_texts(body: RerankTextsRequest, call: handler.Call) -> Response
     result = await handler.rerank(call, request, _reranker_of(call), "texts")
 
     def ranks() -> Iterator[dict[str, Any]]:
-        for index, score in by_falling_score(result.scores):
+        for index, score in rank_by_score(result.scores):
             text = {"text": text_as_json(body.texts[index])} if body.return_text else {}
             yield {"index": index, "score": score} | text
 
@@ -144,7 +144,7 @@ async def rerank_texts(body: RerankTextsRequest, call: handler.Call) -> Response
 async def ask_model(
     body: Annotated[
         Annotated[TeiEmbedRequest, Tag("inputs")] | Annotated[RerankTextsRequest, Tag("texts")],
-        told_by("inputs", "texts"),
+        discriminate_by("inputs", "texts"),
         DescribedBy("inputs"),
     ],
     call: handler.Call,

@@ -89,7 +89,7 @@ class EmbedSparseRequest(_Reading):
 class TeiEmbedRequest(EmbedSparseRequest):
     """Embed texts."""
 
-    endpoint, told_by = Endpoint("/embed"), "inputs"
+    endpoint, discriminator = Endpoint("/embed"), "inputs"
     normalize: bool | None = Field(None, description="To unit length, as by default.")
     dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
 
@@ -97,7 +97,7 @@ class TeiEmbedRequest(EmbedSparseRequest):
 class RerankTextsRequest(_Reading):
     """Order texts by relevance."""
 
-    endpoint, told_by = RERANK, "texts"
+    endpoint, discriminator = RERANK, "texts"
     example: ClassVar[Mapping[str, JsonValue]] = {
         "query": "What is hybrid search?",
         "texts": ["A recipe for bread.", "It joins two rankings."],

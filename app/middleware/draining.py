@@ -6,7 +6,7 @@ from collections.abc import Callable
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.context import working_endpoint
+from app.context import find_work_endpoint
 from app.error_responses import error_response
 from smart_embedder import errors
 from smart_embedder.core import ActiveRequests
@@ -61,7 +61,7 @@ class RefuseWhileDraining:
                 MutableHeaders(scope=message)["Connection"] = "close"
             await send(message)
 
-        if working_endpoint(scope) is None:
+        if find_work_endpoint(scope) is None:
             await self.app(scope, receive, send_last)
         elif self._drain.begun:
             error = errors.DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)

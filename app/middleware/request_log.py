@@ -16,13 +16,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.client_address import (
     Network,
     client_address,
+    client_key,
+    client_key_of_peer,
     forwarded_prefix,
-    key_of_peer,
-    network_key,
-    unmapped,
+    unmap_network,
 )
 from app.context import PathFacts, RequestContext, context_of
-from app.error_responses import unforeseen_error_response
+from app.error_responses import internal_error_response
 from app.http_metrics import (
     EMBEDDING_ENDPOINT,
 )
@@ -46,7 +46,7 @@ class ProvideContext:
     ) -> None:
         self.app = app
         self._facts_of = facts_of
-        self._trusted_proxies = [unmapped(network) for network in trusted_proxies]
+        self._trusted_proxies = [unmap_network(network) for network in trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Create the context of an HTTP request and go on."""
@@ -102,9 +102,9 @@ class ProvideContext:
             endpoint=facts.endpoint if scope["method"] == "POST" else None,
             dialects=facts.dialects,
             is_public=facts.is_public,
-            client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies))
+            client_address=client_key(client_address(peer, forwarded_for, self._trusted_proxies))
             if forwarded_for
-            else key_of_peer(peer),
+            else client_key_of_peer(peer),
             route=normalized,
             prefix=prefix,
             query=query,
@@ -136,7 +136,7 @@ class LogRequests:
         except Exception as error:  # The last resort: the client must get a response.
             log.exception("request_failed", request_id=context.request_id)
             if context.status is None:
-                await unforeseen_error_response(scope, error)(scope, receive, send)
+                await internal_error_response(scope, error)(scope, receive, send)
         finally:
             # A health check or a scrape, unless its sender made a mistake.
             is_wrong = 400 <= (context.status or 0) < 500  # noqa: PLR2004 - a 4xx

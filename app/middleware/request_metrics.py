@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.context import Endpoint, RequestContext, context_of, working_endpoint
+from app.context import Endpoint, RequestContext, context_of, find_work_endpoint
 from app.errors import ClientGoneError
 from app.http_metrics import REASON_OF, EndpointMetrics, Metrics
 from smart_embedder.requests import Purpose
@@ -29,7 +29,7 @@ class MeasureRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Measure POST requests to known endpoints; pass everything else through."""
-        endpoint = working_endpoint(scope)
+        endpoint = find_work_endpoint(scope)
         if endpoint is None:
             await self.app(scope, receive, send)
             return
@@ -39,7 +39,7 @@ class MeasureRequests:
                 await self.app(scope, receive, send)
         finally:
             # If dialects share a path, the body has decided between them by now.
-            endpoint = working_endpoint(scope) or endpoint
+            endpoint = find_work_endpoint(scope) or endpoint
             seconds = time.perf_counter() - started
             self._count(self._endpoints[endpoint.path], context_of(scope), seconds)
 

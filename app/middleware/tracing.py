@@ -19,8 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.context import RequestContext, context_of, working_endpoint
-from app.headers import preference
+from app.context import RequestContext, context_of, find_work_endpoint
+from app.headers import read_preference
 from smart_embedder import __version__
 
 log = structlog.get_logger(__name__)
@@ -47,12 +47,12 @@ class TraceRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request inside its span."""
-        endpoint = working_endpoint(scope)
+        endpoint = find_work_endpoint(scope)
         if endpoint is None:
             await self.app(scope, receive, send)
             return
         headers, context = Headers(scope=scope), context_of(scope)
-        parent = _W3C.extract({name: preference(headers, name) for name in _W3C.fields})
+        parent = _W3C.extract({name: read_preference(headers, name) for name in _W3C.fields})
         attributes = {
             "http.request.method": "POST",
             "http.route": endpoint.path,

@@ -11,16 +11,16 @@ from app import schemas
 from app.answers import (
     Chunk,
     EmbeddingAnswer,
-    hold_rendering,
-    made_by,
+    describe_models,
     render_embeddings,
+    reserve_rendering_memory,
 )
-from app.body import DescribedBy, told_by
+from app.body import DescribedBy, discriminate_by
 from app.context import NATIVE_EMBEDDINGS
 from app.dialects import openai
 from app.dialects.openai import OpenAIEmbeddingRequest
 from app.formats import SAFETENSORS, media_type_of, render_safetensors
-from app.handler import Call, compute
+from app.handler import Call, embed_texts
 from app.response_schemas import Base64Response, EmbeddingResponse
 from app.routing import Router
 from app.schemas import EmbeddingFields, EmbeddingRequest
@@ -41,7 +41,7 @@ router = Router(
 
 EmbeddingsBody = Annotated[
     Annotated[EmbeddingRequest, Tag("sentences")] | Annotated[OpenAIEmbeddingRequest, Tag("input")],
-    told_by("sentences", "input"),
+    discriminate_by("sentences", "input"),
     DescribedBy("sentences"),
 ]
 
@@ -67,10 +67,10 @@ async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
     models = await call.lease(model)
     request = native_request(body, body.sentences, models, media_type)
     call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
-    result = await compute(call, request, model)
+    result = await embed_texts(call, request, model)
     at_once = media_type == SAFETENSORS
-    hold_rendering(result.embeddings, request, call.context.answer, at_once=at_once)
-    answer = EmbeddingAnswer(request, result, made_by(models, call.context.vector_spaces))
+    reserve_rendering_memory(result.embeddings, request, call.context.answer, at_once=at_once)
+    answer = EmbeddingAnswer(request, result, describe_models(models, call.context.vector_spaces))
     render: Callable[[], Iterable[Chunk]] = partial(
         render_embeddings,
         answer,

@@ -17,7 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.staticfiles import StaticFiles
 
 from app.context import context_of
-from app.headers import preference, preferences, preferred
+from app.headers import choose_preferred, parse_preferences, read_preference
 from app.http_metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.response_schemas import IndexResponse
 from app.routing import Router
@@ -73,7 +73,7 @@ def install_docs(app: FastAPI, groups: Sequence[str]) -> None:
     app.mount(f"/{_STATIC}", assets, name="docs-assets")
 
     async def swagger(request: Request) -> HTMLResponse:
-        up = context_of(request.scope).way_up
+        up = context_of(request.scope).relative_root
         page = get_swagger_ui_html(
             openapi_url=f"{up}{_OPENAPI}",
             title=f"{app.title} API",
@@ -87,7 +87,7 @@ def install_docs(app: FastAPI, groups: Sequence[str]) -> None:
         return HTMLResponse(content)
 
     async def redoc(request: Request) -> HTMLResponse:
-        up = context_of(request.scope).way_up
+        up = context_of(request.scope).relative_root
         return get_redoc_html(
             openapi_url=f"{up}{_OPENAPI}",
             title=f"{app.title} API",
@@ -150,15 +150,15 @@ def install_ui(app: FastAPI) -> None:
 
     async def serve(request: Request) -> Response:
         name = request.path_params.get("name", _INDEX)
-        is_deeper = name == _INDEX and context_of(request.scope).way_up
+        is_deeper = name == _INDEX and context_of(request.scope).relative_root
         file = deeper if is_deeper else files.get(name)
         if file is None:
             raise HTTPException(HTTPStatus.NOT_FOUND)
         headers = _HEADERS | {"ETag": file.etag}
         if file.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-        wanted = preference(request.headers, "accept-encoding")
-        if preferred(wanted, ("gzip", "identity")) != "gzip":
+        wanted = read_preference(request.headers, "accept-encoding")
+        if choose_preferred(wanted, ("gzip", "identity")) != "gzip":
             return Response(file.content, headers=headers, media_type=file.media_type)
         headers |= {"Content-Encoding": "gzip"}
         return Response(file.gzipped, headers=headers, media_type=file.media_type)
@@ -198,5 +198,5 @@ async def show_index(request: Request, service: ServiceDep) -> Response:
 
 def _wants_html(request: Request) -> bool:
     """Whether it is a browser's: it names text/html, and JSON not as much."""
-    wanted = preferences(preference(request.headers, "accept"))
+    wanted = parse_preferences(read_preference(request.headers, "accept"))
     return wanted.get("text/html", 0) > wanted.get("application/json", 0)

@@ -8,12 +8,12 @@ from starlette.responses import Response
 
 from app import schemas
 from app.answers import render_rerank
-from app.body import DescribedBy, told_by
+from app.body import DescribedBy, discriminate_by
 from app.context import RERANK
 from app.dialects import cohere, tei
 from app.dialects.cohere import DocumentsRequest
 from app.dialects.tei_schemas import RerankTextsRequest
-from app.handler import Call, scores
+from app.handler import Call, score_passages
 from app.response_schemas import RerankResponse
 from app.routing import Router
 from app.schemas import RerankBody
@@ -27,7 +27,7 @@ AnyRerankBody = Annotated[
     Annotated[RerankBody, Tag("passages")]
     | Annotated[DocumentsRequest, Tag("documents")]
     | Annotated[RerankTextsRequest, Tag("texts")],
-    told_by("passages", "documents", "texts"),
+    discriminate_by("passages", "documents", "texts"),
 ]
 
 
@@ -65,7 +65,7 @@ async def rerank_passages(
         truncation=TruncationOptions(body.truncate, body.truncation_side),
     )
     call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
-    result = await scores(call, request, model)
+    result = await score_passages(call, request, model)
     name = public_name(service.settings.reranker_name) if model is None else model.name
     about = {"model_name": name, "vector_space": call.context.vector_spaces}
     return await call.render(partial(render_rerank, passages, result, about))

@@ -1,8 +1,9 @@
-"""Vectors and scores as JSON, and answers as messages of bounded size."""
+"""Post-processed vectors, their memory, and answers as JSON in messages of bounded size."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -16,22 +17,31 @@ from starlette.requests import Request
 from app import answers as rendering
 from app.answers import (
     ChunkedResponse,
-    by_falling_score,
-    messages_of,
+    EmbeddingAnswer,
+    join_or_split_chunks,
+    rank_by_score,
     render_matrix,
     render_rerank,
+    reserve_rendering_memory,
     sparse_as_json,
     text_as_json,
     truncation_as_json,
     vector_as_json,
+    vectors_of,
 )
+from app.handler import LARGE_ANSWER_BYTES
+from smart_embedder.requests import AnswerMemory, EmbedRequest, Outputs
 from smart_embedder.results import (
+    EmbeddingResult,
     PartScores,
     RerankResult,
     SparseVector,
+    TextEmbedding,
     Timings,
+    TokenStrings,
     Truncation,
 )
+from smart_embedder.vectors import quantize
 
 MESSAGE, WHOLE = 262_144, 4 << 20
 
@@ -39,7 +49,7 @@ MESSAGE, WHOLE = 262_144, 4 << 20
 @given(st.lists(st.floats(-5, 5, width=32), max_size=20))
 @example([0.25, 0.5, 0.5 + 1e-12, 0.75])  # Of which two are shown as equal.
 def test_the_best_are_first_and_equal_ones_in_the_order_of_the_request(scores) -> None:
-    ranked = by_falling_score(scores)
+    ranked = rank_by_score(scores)
     expected = sorted(enumerate(map(np.float32, scores)), key=lambda pair: -pair[1])
     assert ranked == expected
     assert all(isinstance(score, np.float32) for _, score in ranked)
@@ -79,7 +89,7 @@ def test_chunks_are_joined_to_messages_and_large_ones_split(sizes: list[int]) ->
     chunks = [bytes([65 + number % 26]) * size for number, size in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendering, "_MESSAGE_BYTES", 10)
-        messages = list(messages_of(chunks))
+        messages = list(join_or_split_chunks(chunks))
     assert b"".join(messages) == b"".join(chunks)
     assert max(map(len, messages), default=0) < 20
     assert len(messages) <= sum(sizes) / 10 * 3 + 1
@@ -87,12 +97,12 @@ def test_chunks_are_joined_to_messages_and_large_ones_split(sizes: list[int]) ->
 
 def test_a_large_chunk_is_split_without_being_copied_and_no_more_is_held_than_a_message() -> None:
     whole = b"a" * (3 * MESSAGE + 5)
-    first, *parts, last = messages_of([b"before", whole, b"after"])
+    first, *parts, last = join_or_split_chunks([b"before", whole, b"after"])
     assert (first, last) == (b"before", b"after")
     assert [len(part) for part in parts] == [MESSAGE] * 3 + [5]
     assert all(isinstance(part, memoryview) and part.obj is whole for part in parts)
     taken = count()
-    messages = messages_of(b"a" * 1000 for _ in taken)
+    messages = join_or_split_chunks(b"a" * 1000 for _ in taken)
     assert MESSAGE <= len(next(messages)) < MESSAGE + 1000
     assert next(taken) <= MESSAGE // 1000 + 2
 
@@ -247,3 +257,115 @@ def test_a_warning_says_which_text_was_cut_where_and_by_how_much(cut, field, poi
         "truncated_tokens": 3,
         "truncation_side": side,
     }
+
+
+# Post-processing of the vectors.
+
+ALL = Outputs(dense=True, sparse=True, colbert=True)
+DTYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
+
+
+def asked(outputs: Outputs, **fields: Any) -> EmbedRequest:
+    return EmbedRequest([], outputs, **fields)
+
+
+def embedding_of(tokens: int, width: int = 16) -> TextEmbedding:
+    random = np.random.default_rng(tokens)
+    colbert = random.normal(size=(tokens, width)).astype(np.float32)
+    weights = SparseVector(np.arange(tokens), np.ones(tokens, np.float32))
+    return TextEmbedding(np.ones(width, np.float32), weights, colbert)
+
+
+class Held(AnswerMemory):
+    """Notes all that is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[int] = []
+
+    def need(self, size: int, what: str, advice: str) -> None:
+        super().need(size, what, advice)
+        self.asked.append(size)
+
+
+@given(
+    st.lists(st.integers(1, 30), max_size=4),
+    st.sampled_from(DTYPES),
+    st.sampled_from([None, 2, 5]),
+    st.sampled_from([None, "document"]),
+    st.booleans(),
+)
+def test_what_is_made_is_held_before_it_is_made(texts, dtype, factor, muvera, at_once) -> None:
+    options = asked(ALL, output_dtype=dtype, colbert_pool_factor=factor, muvera=muvera)
+    embeddings = [embedding_of(tokens) for tokens in texts]
+    memory = Held()
+    reserve_rendering_memory(embeddings, options, memory, at_once=at_once)
+    pooling = max((4 * tokens**2 for tokens in texts), default=0) if factor else 0
+    (held,) = memory.asked
+    made = 0
+    for embedding in embeddings:
+        vectors = vectors_of(embedding, options)
+        new = vectors.nbytes - 8 * embedding.sparse.indices.size
+        made += new if dtype != "float32" else (0 if vectors.muvera is None else 40_960)
+    assert held - pooling >= (made if at_once else 0)
+    # Half of float32 at most, and what MUVERA adds.
+    most = [
+        (e.nbytes // 2 if dtype != "float32" else 0) + 40_960 * bool(muvera) for e in embeddings
+    ]
+    assert held - pooling == (sum(most) if at_once else max(most, default=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "embedding", "held"),
+    [
+        (asked(ALL), embedding_of(10), 0),
+        (asked(ALL, colbert_pool_factor=2), embedding_of(10), 400),
+        (asked(ALL, colbert_pool_factor=2), TextEmbedding(np.ones(4, np.float32)), 0),
+        # What takes long holds so much that it leaves the event loop.
+        (asked(ALL, output_dtype="int8"), embedding_of(100), range(LARGE_ANSWER_BYTES)),
+        (asked(ALL, colbert_pool_factor=2), embedding_of(100), range(LARGE_ANSWER_BYTES, 1 << 20)),
+        (asked(ALL, muvera="query"), embedding_of(1), range(LARGE_ANSWER_BYTES, 1 << 20)),
+    ],
+)
+def test_only_what_is_made_is_held(options, embedding, held) -> None:
+    memory = AnswerMemory()
+    reserve_rendering_memory([embedding], options, memory)
+    assert memory.held in (held if isinstance(held, range) else {held})
+
+
+DENSE = Outputs(dense=True)
+
+
+def test_muvera_needs_colbert_vectors_that_the_answer_may_leave_out() -> None:
+    request = asked(DENSE, muvera="query")
+    assert request.needed == replace(DENSE, colbert=True)
+    assert (asked(DENSE).needed, asked(ALL).needed) == (DENSE, ALL)
+    made = vectors_of(embedding_of(5), request)
+    assert made.colbert is None
+    assert made.muvera is not None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dense_and_colbert_vectors_are_quantized_and_others_are_not(dtype) -> None:
+    embedding = embedding_of(6)
+    request = asked(ALL, output_dtype=dtype, colbert_pool_factor=3)
+    made = vectors_of(embedding, request, TokenStrings(["a"], None))
+    np.testing.assert_array_equal(made.dense.values, quantize(embedding.dense, dtype).values)
+    assert (made.colbert.dtype, len(made.colbert.values)) == (dtype, 2)
+    assert made.sparse is embedding.sparse
+    assert made.tokens == TokenStrings(["a"], None)
+    values = made.dense.values.nbytes + made.colbert.values.nbytes
+    assert made.nbytes == values + 6 * 8
+    made = vectors_of(TextEmbedding(), replace(request, muvera="document"))
+    assert (made.dense, made.sparse, made.colbert, made.muvera, made.nbytes) == (None,) * 4 + (0,)
+
+
+def test_an_answer_has_its_texts_in_order_and_tells_who_made_it() -> None:
+    timings = Timings(tokenize=0, queue=0, inference=0, total=0)
+    strings = [TokenStrings(["a"], None), TokenStrings(["b"], None)]
+    result = EmbeddingResult([embedding_of(1), embedding_of(2)], [], 3, timings, strings)
+    request = EmbedRequest(["x", "y"], ALL, output_dtype="int8")
+    answer = EmbeddingAnswer(request, result, {"model_name": "d"})
+    assert [len(row.colbert.values) for row in answer.vectors()] == [1, 2]
+    assert [row.tokens for row in answer.vectors()] == strings
+    assert {"model_name": "d", "output_dtype": "int8"}.items() <= answer.report().items()

@@ -93,7 +93,7 @@ NAMES = {f"return_{i:05}": 0 for i in range(8000)}
 )
 def test_what_is_wrong_is_looked_for_and_told_ten_times_at_most(model, sent, monkeypatch) -> None:
     searches, found = Counter[str](), []
-    search, tell = difflib.get_close_matches, bodies.as_invalid_request
+    search, tell = difflib.get_close_matches, bodies.invalid_request_error
 
     def counted_search(*args: Any) -> list[str]:
         searches["close matches"] += 1
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_looked_for_and_told_ten_times_at_most(model, sent, mon
         return tell(errors, *args)
 
     monkeypatch.setattr(difflib, "get_close_matches", counted_search)
-    monkeypatch.setattr(bodies, "as_invalid_request", counted_tell)
+    monkeypatch.setattr(bodies, "invalid_request_error", counted_tell)
     with pytest.raises(InvalidRequestError) as raised:
         validate(sent, model)
     assert 0 < found[0] <= 12
@@ -162,7 +162,7 @@ async def refusal(*parts: bytes, **options: Any) -> str:
 async def test_a_body_of_any_size_has_the_schema_whose_field_it_has(size: int) -> None:
     text = "é\\" * (size // 4 + 1)
     for schema in SCHEMAS:
-        field = schema.told_by
+        field = schema.discriminator
         content = json.dumps({field: [text], **({"model": "m"} if field == "input" else {})})
         half = len(content) // 2
         value = await read(content[:half].encode(), content[half:].encode())

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from app import client_address as module
 from app.client_address import (
     client_address,
+    client_key,
     forwarded_prefix,
-    network_key,
     parse_address,
-    unmapped,
+    unmap_network,
 )
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
@@ -102,14 +102,14 @@ def test_an_address_may_name_a_port_and_mapped_ones_are_ipv4(text: str, address)
 @given(low=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1))
 def test_ipv6_is_counted_by_its_64(low: int, other: int) -> None:
     first, second = (IPv6Address((0x20010DB8 << 96) + end) for end in (low, other))
-    assert network_key(first) == network_key(second) == "2001:db8::/64"
-    assert network_key(IPv6Address(int(first) + 2**64)) == "2001:db8:0:1::/64"
+    assert client_key(first) == client_key(second) == "2001:db8::/64"
+    assert client_key(IPv6Address(int(first) + 2**64)) == "2001:db8:0:1::/64"
 
 
 def test_ipv4_is_counted_by_address_and_a_mapped_one_the_same() -> None:
-    assert network_key(parse_address("203.0.113.5")) == "203.0.113.5"
-    assert network_key(parse_address("::ffff:203.0.113.5")) == "203.0.113.5"
-    assert network_key(None) == "unknown"
+    assert client_key(parse_address("203.0.113.5")) == "203.0.113.5"
+    assert client_key(parse_address("::ffff:203.0.113.5")) == "203.0.113.5"
+    assert client_key(None) == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_ipv4_is_counted_by_address_and_a_mapped_one_the_same() -> None:
     ],
 )
 def test_a_mapped_network_is_the_ipv4_one(written: str, meant: str) -> None:
-    assert unmapped(ip_network(written)) == ip_network(meant)
+    assert unmap_network(ip_network(written)) == ip_network(meant)
 
 
 def test_commas_without_end_are_not_looked_at(monkeypatch) -> None:

@@ -9,7 +9,7 @@ from app.dialects.cohere import COHERE
 from app.dialects.openai import OPENAI
 from app.dialects.tei_schemas import TEI
 from app.formats import media_type_of
-from app.headers import is_bulk, preference, preferences
+from app.headers import is_bulk, parse_preferences, read_preference
 from app.routers.pages import _wants_html
 from tests.support.formats import JSON, SAFETENSORS
 from tests.support.paths import PATHS
@@ -86,7 +86,7 @@ def test_a_header_of_a_usual_length_counts_and_longer_ones_are_not_parsed(monkey
     padding = b"*/*;q=0.1" + b", a/b;q=0.1" * 70
     usual = {"accept": b"text/html, " + padding, "priority": b"u=5"}
     request = request_with(*usual.items())
-    assert len(preference(request.headers, "accept")) > 700
+    assert len(read_preference(request.headers, "accept")) > 700
     read = (_wants_html(request), is_bulk(request))
     assert read == (True, True)
     monkeypatch.setattr(http_sf, "parse", None)
@@ -115,4 +115,4 @@ def test_a_malformed_item_is_ignored_and_no_parser_of_structured_fields_asked(
 ) -> None:
     """It would take half a millisecond for 1,000 characters, a request at a time."""
     monkeypatch.setattr(http_sf, "parse", None)
-    assert preferences(header) == read
+    assert parse_preferences(header) == read

@@ -28,7 +28,7 @@ from app.dialects.tei_schemas import TEI
 from app.error_responses import (
     _response,
     install_error_handlers,
-    unforeseen_error_response,
+    internal_error_response,
 )
 from app.middleware.request_log import ProvideContext
 from app.schemas import EmbeddingRequest, RequestModel, RerankBody
@@ -212,7 +212,7 @@ def scope() -> dict[str, object]:
 
 def test_what_nobody_foresaw_reveals_nothing_and_is_500() -> None:
     of = scope()
-    answer = unforeseen_error_response(of, ValueError("secret"))
+    answer = internal_error_response(of, ValueError("secret"))
     told = orjson.loads(answer.body)
     assert (answer.status_code, told["code"]) == (500, "internal_error")
     assert told["request_id"] == "an id"
@@ -221,7 +221,7 @@ def test_what_nobody_foresaw_reveals_nothing_and_is_500() -> None:
 
 
 async def test_a_lack_of_memory_is_temporary_wherever_it_is_noticed() -> None:
-    outside = unforeseen_error_response(scope(), MemoryError())
+    outside = internal_error_response(scope(), MemoryError())
     app = FastAPI()
     install_error_handlers(app)
 

@@ -21,7 +21,7 @@ from app.handler import (
     Call,
     cancel_on_disconnect,
     embed,
-    embedder_of,
+    find_embedder,
     time_limit,
 )
 from app.headers import is_bulk
@@ -295,7 +295,7 @@ health_router = Router(OLLAMA, is_public=True)
 @router.work("/ollama/embed", OllamaAnswer, summary="Embed texts")
 async def ollama_embed(body: OllamaRequest, call: Call) -> Response:
     asked = EmbedRequest(body.ollama_input, Outputs(dense=True))
-    result = await embed(call, asked, field="ollama_input", model=embedder_of(call))
+    result = await embed(call, asked, field="ollama_input", model=find_embedder(call))
     return JSONResponse({"embeddings": [each.dense.tolist() for each in result.embeddings]})
 
 

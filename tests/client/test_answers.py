@@ -14,7 +14,7 @@ from smart_embedder_client.calls import embed_calls
 from transformers import BertModel
 
 from app import schemas
-from app.answers import hold_rendering
+from app.answers import reserve_rendering_memory
 from smart_embedder.pipelines.embedding import vector_bytes
 from smart_embedder.requests import ANSWER_BYTES, AnswerMemory, EmbedRequest, Outputs
 from smart_embedder.results import TextEmbedding
@@ -182,7 +182,7 @@ def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(
             for length in lengths
         ]
         memory = AnswerMemory()
-        hold_rendering(embeddings, wanted, memory, at_once=True)
+        reserve_rendering_memory(embeddings, wanted, memory, at_once=True)
         assert size + memory.held <= ANSWER_BYTES
 
 

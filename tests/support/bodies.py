@@ -4,7 +4,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.error_responses import as_invalid_request
+from app.error_responses import invalid_request_error
 from app.schemas import RequestModel
 
 Model = TypeVar("Model", bound=RequestModel)
@@ -16,4 +16,4 @@ def validate(value: Any, schema: type[Model]) -> Model:
         return TypeAdapter(schema).validate_python(value, from_attributes=True)
     except ValidationError as error:
         found = [dict(item) for item in error.errors(include_url=False)]
-        raise as_invalid_request(found, schema) from None
+        raise invalid_request_error(found, schema) from None

@@ -151,7 +151,7 @@ def test_a_model_gets_only_the_work_that_it_is_needed_for(
 @pytest.mark.parametrize(
     ("body", "status", "code", "said"),
     [
-        # More of what is said of each field: test_errors.py.
+        # More of what is said of each field: test_error_responses.py.
         ({"query": " \t\n"}, 400, "empty_input", "The query is blank"),
         ({"query": "", "passages": []}, 400, "empty_input", "The query is blank"),
         ({"passages": []}, 400, "empty_input", "The list passages is empty"),

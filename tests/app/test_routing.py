@@ -102,7 +102,7 @@ def test_any_other_type_or_packing_is_415_and_told_which_one_is_read(client) -> 
 
 
 def test_a_malformed_body_is_422_quotes_no_text_and_costs_nobody_else_anything(client) -> None:
-    """What is said of each fault: test_errors.py and test_body.py."""
+    """What is said of each fault: test_error_responses.py and test_body.py."""
     for body in (
         *(b"", b"not json", b"{", b"null", b"[]", b'"text"', b"{}", b'{"sentences": ["\xff\xfe"]}'),
         *(b'{"sentences": null}', b'{"sentences": ["a"]} trailing'),

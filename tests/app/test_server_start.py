@@ -20,7 +20,7 @@ from app.server import (
     _exit,
     _flush,
     _print_example,
-    collect_rarely,
+    delay_garbage_collection,
     freeze_startup_objects,
     load_settings_and_configure_logs,
     log_failure,
@@ -160,7 +160,7 @@ def test_the_status_of_the_process_is_that_of_its_start(
     monkeypatch.setattr(process, "load_settings", lambda _: Settings(port=7, log_level="error"))
     monkeypatch.setattr(process, "configure_logs", lambda *how, **_: said.append(how))
     monkeypatch.setattr(process, "require_port", lambda *where: said.append(where))
-    monkeypatch.setattr(process, "collect_rarely", lambda: said.append("rarely"))
+    monkeypatch.setattr(process, "delay_garbage_collection", lambda: said.append("rarely"))
     monkeypatch.setattr(process.threading, "active_count", lambda: 1)
     with pytest.raises(Ended, match=f"^{status}$"):
         run(None, ["--port", "7"])
@@ -184,7 +184,7 @@ def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
 ) -> None:
     monkeypatch.setattr(process, "serve", lambda *_: 0)
     monkeypatch.setattr(process, "load_settings", lambda _: Settings(**settings))
-    for name in ("configure_logs", "require_port", "collect_rarely"):
+    for name in ("configure_logs", "require_port", "delay_garbage_collection"):
         monkeypatch.setattr(process, name, lambda *_, **__: None)
     with capture_logs() as log, pytest.raises(Ended):
         run(None)
@@ -306,7 +306,7 @@ def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(monke
 
 def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
     usual = gc.get_threshold()
-    collect_rarely()
+    delay_garbage_collection()
     try:
         assert gc.get_threshold() > usual
         tracked = len(gc.get_objects())
