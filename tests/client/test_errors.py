@@ -247,8 +247,8 @@ def test_what_cannot_be_sent_is_an_error_of_the_client(connect, server) -> None:
     with connect(server.url) as client:
         for ask, told in (
             (lambda: client.embed(["a", "river \ud800"]), "half of a surrogate pair.*river "),
-            (lambda: client.embed(["a", None]), "place 1 is NoneType and no string"),
-            (lambda: client.rerank("a", [7]), "place 0 is int and no string"),
+            (lambda: client.embed(["a", None]), "index 1 is NoneType and no string"),
+            (lambda: client.rerank("a", [7]), "index 0 is int and no string"),
             (lambda: client.rerank("\udfff", ["a"]), "invalid_input"),
             (lambda: client.embed(["a"], dimensions=float("nan")), "invalid_input"),
             (lambda: client.embed("search"), "put it into a list"),

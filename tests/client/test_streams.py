@@ -142,10 +142,10 @@ def test_a_stream_of_threads_has_nothing_to_do_with_the_event_loop_around_it(ser
 
 def test_a_page_is_as_large_as_its_size_says_which_has_a_limit() -> None:
     maker = PageMaker()
-    while not maker.full:
+    while not maker.is_full:
         maker.add("x" * 100)
-    page = maker.take()
-    assert maker.take() == []
+    page = maker.pop()
+    assert maker.pop() == []
     assert len(page) <= maker.pace.size // 100 + 1
     for _ in range(20):
         maker.record_end()

@@ -1,4 +1,4 @@
-"""A client of Smart Embedder: vectors as numpy arrays, and reranking; for threads and asyncio."""
+"""The Python client of Smart Embedder: vectors as numpy arrays, and reranking."""
 
 from smart_embedder_client.answers import (
     Embeddings,

@@ -1,4 +1,4 @@
-"""`python -m smart_embedder_client` is the command `smart-embedder`."""
+"""Run the command `smart-embedder` with `python -m smart_embedder_client`."""
 
 from smart_embedder_client.cli import main
 

@@ -11,8 +11,8 @@ from smart_embedder_client.calls import (
     DEFAULT_URL,
     TOKEN_VARIABLE,
     URL_VARIABLE,
-    address_of,
-    token_of,
+    check_token,
+    resolve_address,
 )
 from smart_embedder_client.qdrant.store import DENSE, EDGE, KINDS, SPARSE, Target
 
@@ -40,9 +40,9 @@ def add_common(parser: argparse.ArgumentParser, *, with_collection: bool = True)
     add = parser.add_argument_group("the service").add_argument
     url = os.environ.get(URL_VARIABLE) or DEFAULT_URL
     help_ = f"the address of the service (%(default)s; {URL_VARIABLE})"
-    add("--url", type=_checked(address_of), default=url, help=help_)
+    add("--url", type=_checked(resolve_address), default=url, help=help_)
     token, help_ = os.environ.get(TOKEN_VARIABLE), f"the access token ({TOKEN_VARIABLE})"
-    add("--token", type=_checked(token_of), default=token, help=help_)
+    add("--token", type=_checked(check_token), default=token, help=help_)
     add = parser.add_argument_group("Qdrant").add_argument
     address = os.environ.get(_QDRANT, "http://127.0.0.1:6333")
     help_ = (

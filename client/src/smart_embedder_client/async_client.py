@@ -1,4 +1,4 @@
-"""The client for asyncio."""
+"""The asynchronous client."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from typing import Self, Unpack
@@ -13,10 +13,10 @@ from smart_embedder_client.streams import Stream, StreamedText, TextOrPair
 
 
 class AsyncClient:
-    """Asks one service; all tasks of one event loop may share it.
+    """A client for one service; the tasks of one event loop may share it.
 
-    Arguments, methods and errors are those of `Client`. A task that is cancelled takes its request
-    out of the service's queue.
+    It has the arguments, methods and errors of `Client`. Cancelling a task removes its request from
+    the service's queue.
     """
 
     def __init__(
@@ -31,28 +31,30 @@ class AsyncClient:
     ) -> None:
         service = calls.service_at(url, token, timeout, max_retries, max_wait)
         self._http = http or httpx.AsyncClient()
-        self._is_own = http is None
+        self._owns_http = http is None
         self._sender = Sender(AsyncioHttp(self._http), service)
 
     async def embed(
         self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """As `Client.embed`."""
+        """See `Client.embed`."""
         return await self._sender.embed(texts, options, priority)
 
     async def embed_query(
         self, query: str, *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """As `Client.embed_query`."""
-        asked = calls.with_input_type(options, "query")
-        return await self.embed([query], priority=priority, **asked)
+        """See `Client.embed_query`."""
+        return await self.embed(
+            [query], priority=priority, **calls.with_input_type(options, "query")
+        )
 
     async def embed_documents(
         self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """As `Client.embed_documents`."""
-        asked = calls.with_input_type(options, "document")
-        return await self.embed(texts, priority=priority, **asked)
+        """See `Client.embed_documents`."""
+        return await self.embed(
+            texts, priority=priority, **calls.with_input_type(options, "document")
+        )
 
     def embed_stream(
         self,
@@ -62,7 +64,7 @@ class AsyncClient:
         priority: int | None = None,
         **options: Unpack[EmbedOptions],
     ) -> AsyncIterator[StreamedText]:
-        """As `Client.embed_stream`; `texts` may come from an asynchronous iterator, too."""
+        """See `Client.embed_stream`; `texts` may also be an asynchronous iterable."""
         stream = Stream(self._sender, calls.with_defaults(options), priority, on_error)
         return stream.run(texts)
 
@@ -74,24 +76,24 @@ class AsyncClient:
         priority: int | None = None,
         **options: Unpack[RerankOptions],
     ) -> Ranking:
-        """As `Client.rerank`."""
+        """See `Client.rerank`."""
         return await self._sender.send(calls.rerank_call(query, passages, options, priority))
 
     async def count_tokens(self, texts: Sequence[str], *, model: str | None = None) -> list[int]:
-        """As `Client.count_tokens`."""
+        """See `Client.count_tokens`."""
         return [len(tokens.ids) for tokens in await self.tokenize(texts, model=model)]
 
     async def tokenize(self, texts: Sequence[str], *, model: str | None = None) -> list[Tokenized]:
-        """As `Client.tokenize`."""
+        """See `Client.tokenize`."""
         return await self._sender.send(calls.tokenize_call(texts, model))
 
     async def health(self) -> Health:
-        """As `Client.health`."""
+        """See `Client.health`."""
         return await self._sender.send_once(calls.health_call())
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._is_own:
+        if self._owns_http:
             await self._http.aclose()
 
     async def __aenter__(self) -> Self:

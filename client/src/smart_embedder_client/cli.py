@@ -1,4 +1,4 @@
-"""The command `smart-embedder`: it fills a Qdrant collection, asks it, and checks it."""
+"""The command `smart-embedder`, which fills, searches and checks a Qdrant collection."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ usage: smart-embedder ingest SOURCE --collection NAME [options]
        smart-embedder search QUERY --collection NAME [options]
        smart-embedder check COLLECTION [options]
 
-With --help each lists its options."""
+Each command lists its options with --help."""
 _MODULES = {"ingest": "ingest.command", "search": "search", "check": "ingest.check"}
 _EXTRA = '"smart-embedder-client[qdrant]"'
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _load(name: str) -> Callable[[Sequence[str]], int]:
-    """The command, whose packages the extra `qdrant` installs."""
+    """Import the `main` function of a command; its packages come with the extra `qdrant`."""
     try:
         command: Callable[[Sequence[str]], int] = import_module(
             f"smart_embedder_client.{_MODULES[name]}"

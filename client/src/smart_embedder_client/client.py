@@ -1,4 +1,4 @@
-"""The client for threads."""
+"""The synchronous client."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self, Unpack
@@ -8,27 +8,26 @@ import httpx
 from smart_embedder_client import calls
 from smart_embedder_client.answers import Embeddings, Health, Ranking, Tokenized
 from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
-from smart_embedder_client.sending import Sender, ThreadHttp, finished, iterate
+from smart_embedder_client.sending import Sender, ThreadHttp, iterate, run
 from smart_embedder_client.streams import Stream, StreamedText, TextOrPair
 
 
 class Client:
-    """Asks one service; threads may share it.
+    """A client for one service; threads may share it.
 
-    Every method raises `SmartEmbedderError` if the service refuses the request or does not answer.
+    All methods raise `SmartEmbedderError` if the service refuses a request or does not answer.
 
     Args:
-        url: The service's address; without it SMART_EMBEDDER_URL, else http://127.0.0.1:8000.
-        token: Its access token, if one is set; without an address and a token, that in
-            SMART_EMBEDDER_TOKEN.
-        timeout: Seconds without a byte of an answer before a request fails; 5 to connect. The
-            default is longer than the service's own limit of 90.
-        max_retries: How often a request is sent again at most.
-        max_wait: Seconds that the pauses of one request may take together.
-        http: A client of yours for TLS, proxies and limits of connections; it is left open.
+        url: Address of the service. Defaults to SMART_EMBEDDER_URL, else http://127.0.0.1:8000.
+        token: Access token. If neither `url` nor `token` is given, SMART_EMBEDDER_TOKEN is used.
+        timeout: Seconds without a byte of a response before a request fails; connecting may take
+            5. The default is longer than the service's own limit of 90.
+        max_retries: Maximum number of times that a request is sent again.
+        max_wait: Maximum seconds that the pauses between the tries of a request take in total.
+        http: Your own httpx client, for TLS, proxies and connection limits. `close` leaves it open.
 
     Raises:
-        ValueError: The address or the token is none.
+        ValueError: The address or the token is invalid.
     """
 
     def __init__(
@@ -43,32 +42,30 @@ class Client:
     ) -> None:
         service = calls.service_at(url, token, timeout, max_retries, max_wait)
         self._http = http or httpx.Client()
-        self._is_own = http is None
+        self._owns_http = http is None
         self._sender = Sender(ThreadHttp(self._http), service)
 
     def embed(
         self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """The vectors of `texts`; `priority` is 0 (urgent) to 7 (background).
+        """Embed texts; `priority` is 0 (urgent) to 7 (background).
 
-        A long list is sent in several requests. ColBERT vectors are made where `return_colbert` is
-        True.
+        A long list is sent in several requests. ColBERT vectors are returned only with
+        `return_colbert=True`.
         """
-        return finished(self._sender.embed(texts, options, priority))
+        return run(self._sender.embed(texts, options, priority))
 
     def embed_query(
         self, query: str, *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """The vectors of one query, with what the model reads before queries, if anything."""
-        asked = calls.with_input_type(options, "query")
-        return self.embed([query], priority=priority, **asked)
+        """Embed one query, with the model's prompt for queries if it has one."""
+        return self.embed([query], priority=priority, **calls.with_input_type(options, "query"))
 
     def embed_documents(
         self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """The vectors of texts that are searched, with what the model reads before such texts."""
-        asked = calls.with_input_type(options, "document")
-        return self.embed(texts, priority=priority, **asked)
+        """Embed documents, with the model's prompt for documents if it has one."""
+        return self.embed(texts, priority=priority, **calls.with_input_type(options, "document"))
 
     def embed_stream(
         self,
@@ -78,13 +75,12 @@ class Client:
         priority: int | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Iterator[StreamedText]:
-        """The vectors of any number of `texts`, one after the other, in constant memory.
+        """Embed any number of texts in constant memory, and yield their vectors in order.
 
-        A text may be given as a pair of its id and itself. Texts are taken as they are needed, and
-        sent in pages of about two seconds. A page is sent again after a lost connection or a
-        restart of the service. `priority` is 7 (background) unless another is asked for. With
-        `on_error` "raise" a text that cannot be embedded ends the stream, with "yield" its record
-        has the `error`.
+        A text may be given as a pair `(id, text)`. Texts are read as they are needed, and sent in
+        pages that take about two seconds. A page is sent again after a lost connection or a
+        restart of the service. `priority` defaults to 7 (background). A text that cannot be
+        embedded ends the stream with `on_error="raise"`; with "yield", its record has an `error`.
         """
         stream = Stream(self._sender, calls.with_defaults(options), priority, on_error)
         return iterate(stream.run(iter(texts)))
@@ -97,27 +93,27 @@ class Client:
         priority: int | None = None,
         **options: Unpack[RerankOptions],
     ) -> Ranking:
-        """The passages by falling score; `priority` is 0 (urgent) to 7 (background)."""
-        return finished(self._sender.send(calls.rerank_call(query, passages, options, priority)))
+        """Sort passages by descending score; `priority` is 0 (urgent) to 7 (background)."""
+        return run(self._sender.send(calls.rerank_call(query, passages, options, priority)))
 
     def count_tokens(self, texts: Sequence[str], *, model: str | None = None) -> list[int]:
-        """How many tokens each text has for a model, the dense one unless named.
+        """Count the tokens of each text, without special ones.
 
-        Special tokens are left out.
+        `model` defaults to the dense model.
         """
         return [len(tokens.ids) for tokens in self.tokenize(texts, model=model)]
 
     def tokenize(self, texts: Sequence[str], *, model: str | None = None) -> list[Tokenized]:
-        """The tokens of each text for a model, the dense one unless named."""
-        return finished(self._sender.send(calls.tokenize_call(texts, model)))
+        """Tokenize each text with a model, by default the dense one."""
+        return run(self._sender.send(calls.tokenize_call(texts, model)))
 
     def health(self) -> Health:
-        """Whether the service is ready; asked once."""
-        return finished(self._sender.send_once(calls.health_call()))
+        """Ask once whether the service is ready."""
+        return run(self._sender.send_once(calls.health_call()))
 
     def close(self) -> None:
         """Close the connections."""
-        if self._is_own:
+        if self._owns_http:
             self._http.close()
 
     def __enter__(self) -> Self:

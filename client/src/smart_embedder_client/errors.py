@@ -1,4 +1,4 @@
-"""The one exception, for refusals of the service and for requests that were not answered."""
+"""The client's exception, for errors of the service and for requests without a response."""
 
 import math
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ import httpx
 
 from smart_embedder_client.limits import SMALL, load_json
 
-# The exceptions of reading an answer of another shape.
+# Raised when a response of an unexpected shape is parsed.
 MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
-# Codes beside the service's own.
+# Codes of the client.
 UNREACHABLE = "unreachable"
 CLIENT_TIMEOUT = "client_timeout"
 CONNECTION_LOST = "connection_lost"
@@ -21,7 +21,7 @@ UNEXPECTED_ANSWER = "unexpected_answer"
 INVALID_INPUT = "invalid_input"
 CLIENT_CLOSED = "client_closed"
 VECTOR_SPACE_UNKNOWN = "vector_space_unknown"
-# One of the service's own.
+# A code of the service.
 VECTOR_SPACE_DIFFERS = "vector_space_differs"
 
 
@@ -29,14 +29,14 @@ class SmartEmbedderError(Exception):
     """A request was refused, or not answered.
 
     Attributes:
-        detail: A sentence that says why.
-        code: A stable word: one of the service's, or `unreachable` (nothing was sent),
-            `client_timeout`, `connection_lost`, `unexpected_answer` (not one to this request),
-            `invalid_input` (it cannot be sent), `client_closed`, or `vector_space_unknown` (the
-            service does not say whether its vectors are in the space that was asked for).
-        status: The HTTP status; None where there was no answer.
-        request_id: Finds the request in the service's log.
-        retry_after: Seconds after which another try makes sense; None where it makes none.
+        detail: A sentence that gives the reason.
+        code: A stable word: a code of the service, or `unreachable` (nothing was sent),
+            `client_timeout`, `connection_lost`, `unexpected_answer` (the response does not fit the
+            request), `invalid_input` (the request cannot be sent), `client_closed`, or
+            `vector_space_unknown` (the service does not report the vector space of its vectors).
+        status: The HTTP status; None if there was no response.
+        request_id: The id of the request in the service's log.
+        retry_after: Seconds after which to try again; None if the service names none.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SmartEmbedderError(Exception):
         request_id: str | None = None,
         retry_after: float | None = None,
     ) -> None:
-        # All of them, so that the exception can be pickled.
+        # Pickling passes the arguments of `super().__init__` to this method.
         super().__init__(detail, code, status, request_id, retry_after)
         self.detail = detail
         self.code = code
@@ -56,54 +56,54 @@ class SmartEmbedderError(Exception):
         self.retry_after = retry_after
 
     def __str__(self) -> str:
-        """The sentence, and in parentheses what finds it in the documentation and in the log."""
-        facts = [self.code if self.status is None else f"{self.status} {self.code}"]
+        """Return the sentence, with status, code and request id in parentheses."""
+        identifiers = [self.code if self.status is None else f"{self.status} {self.code}"]
         if self.request_id is not None:
-            facts.append(f"request {self.request_id}")
-        return f"{self.detail} ({', '.join(facts)})"
+            identifiers.append(f"request {self.request_id}")
+        return f"{self.detail} ({', '.join(identifiers)})"
 
 
 def check_status(response: httpx.Response) -> None:
-    """Raise the error of an answer whose status is not 200."""
+    """Raise the error of a response whose status is not 200."""
     if response.status_code != httpx.codes.OK:
         raise refusal(response)
 
 
 def refusal(response: httpx.Response) -> SmartEmbedderError:
-    """The error in an answer whose status is not 200."""
-    told = json_object(response)
-    # /tokenize answers errors as text-embeddings-inference does, by the second names.
-    detail = told.get("detail", told.get("error"))
-    code = told.get("code", told.get("error_type"))
+    """Return the error of a response whose status is not 200."""
+    body = json_object(response)
+    # /tokenize uses the field names of text-embeddings-inference: error and error_type.
+    detail = body.get("detail", body.get("error"))
+    code = body.get("code", body.get("error_type"))
     if isinstance(detail, str) and isinstance(code, str):
         return _error(response, detail, code)
     return unexpected_answer(response, f"the answer is HTTP {response.status_code}")
 
 
-def unexpected_answer(response: httpx.Response, what: str) -> SmartEmbedderError:
-    """The error for an answer that this service does not give."""
-    detail = f"{what}, which is not an answer of Smart Embedder: look at what {response.url} is"
+def unexpected_answer(response: httpx.Response, problem: str) -> SmartEmbedderError:
+    """Return the error for a response that Smart Embedder does not give."""
+    detail = f"{problem}, which is not an answer of Smart Embedder: check what {response.url} is"
     return _error(response, detail, UNEXPECTED_ANSWER)
 
 
 def _error(response: httpx.Response, detail: str, code: str) -> SmartEmbedderError:
     request_id = response.headers.get("x-request-id")
-    retry_after = _seconds(response.headers.get("retry-after"))
+    retry_after = _parse_retry_after(response.headers.get("retry-after"))
     return SmartEmbedderError(detail, code, response.status_code, request_id, retry_after)
 
 
 def json_object(response: httpx.Response) -> dict[str, Any]:
-    """The JSON object of an answer; empty if there is none."""
+    """Return the JSON object of a response; an empty one if it has none."""
     try:
-        told = load_json(response.content, SMALL)
+        body = load_json(response.content, SMALL)
     except MALFORMED:
         return {}
-    return told if isinstance(told, dict) else {}
+    return body if isinstance(body, dict) else {}
 
 
 @contextmanager
 def transport_errors(http: httpx.Client | httpx.AsyncClient, url: str) -> Iterator[None]:
-    """Raise the failures of a connection as `SmartEmbedderError`, and those of a closed client."""
+    """Raise a failed connection, or a closed client, as `SmartEmbedderError`."""
     if http.is_closed:
         raise SmartEmbedderError("the client is closed: make another one", CLIENT_CLOSED)
     try:
@@ -119,22 +119,22 @@ def transport_errors(http: httpx.Client | httpx.AsyncClient, url: str) -> Iterat
         raise SmartEmbedderError(detail, CONNECTION_LOST) from error
 
 
-def _seconds(retry_after: str | None) -> float | None:
-    """A Retry-After header in seconds: a number, or as proxies send it, a date."""
-    if retry_after is None:
+def _parse_retry_after(value: str | None) -> float | None:
+    """Return the seconds of a Retry-After header: a number, or a date, as proxies send it."""
+    if value is None:
         return None
     try:
-        seconds = float(retry_after)
+        seconds = float(value)
     except ValueError:
-        return _seconds_until(retry_after)
+        return _seconds_until(value)
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def _seconds_until(date: str) -> float | None:
     try:
-        moment = parsedate_to_datetime(date)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return max((moment - datetime.now(UTC)).total_seconds(), 0.0)
+        time = parsedate_to_datetime(date)
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+        return max((time - datetime.now(UTC)).total_seconds(), 0.0)
     except MALFORMED:
         return None

@@ -1,6 +1,6 @@
-"""What a request may ask for: the fields of the service's API under their own names.
+"""The options of requests: fields of the service's API, under the same names.
 
-An option that is left out has the service's default; its documentation says what each one means.
+docs/api.md describes them. The service has a default for each.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ OutputDtype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary
 class EmbedOptions(TypedDict, total=False):
     """The options of `embed`.
 
-    `if_vector_space` has the ids of an earlier answer's `vector_space`: the service then refuses
-    to make vectors that may not be compared with those (`vector_space_differs`).
+    `if_vector_space` takes the ids in `vector_space` of an earlier response. The service refuses a
+    request whose vectors could not be compared with those (`vector_space_differs`).
     """
 
     return_dense: bool
@@ -36,7 +36,7 @@ class EmbedOptions(TypedDict, total=False):
 
 
 class RerankWeights(TypedDict, total=False):
-    """How much each of bge-m3's scores counts in late interaction; 1 if it is left out."""
+    """The weights of bge-m3's three scores in late interaction; each defaults to 1."""
 
     dense: float
     sparse: float
@@ -44,7 +44,7 @@ class RerankWeights(TypedDict, total=False):
 
 
 class RerankOptions(TypedDict, total=False):
-    """The options of `rerank`; `if_vector_space` is as in `EmbedOptions`."""
+    """The options of `rerank`; for `if_vector_space` see `EmbedOptions`."""
 
     normalize: bool
     instruction: str | None

@@ -1,4 +1,4 @@
-"""The safetensors format, read without copies: a length, a JSON header, and the tensors' bytes."""
+"""Parse the safetensors format without copies: a length, a JSON header, and the tensors' bytes."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from smart_embedder_client.limits import Limits, load_json
 Array = npt.NDArray[Any]
 
 MEDIA_TYPE = "application/vnd.safetensors"
-# The key of the service's own metadata in a file.
+# The key of the service's metadata in a file.
 METADATA_KEY = "smart-embedder"
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8
@@ -31,7 +31,7 @@ _TYPES: Mapping[str, str] = {
 
 
 def check_media_type(response: httpx.Response) -> None:
-    """Raise the error of an answer whose status is not 200, or that is not safetensors."""
+    """Raise the error of a response whose status is not 200, or that is not safetensors."""
     check_status(response)
     media_type = response.headers.get("content-type", "of no type")
     if media_type != MEDIA_TYPE:
@@ -39,23 +39,23 @@ def check_media_type(response: httpx.Response) -> None:
 
 
 def read(content: bytes, limits: Limits) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The tensors, read-only views of `content`, and what the service says beside them.
+    """Return the tensors, as read-only views of `content`, and the service's metadata.
 
-    bfloat16, which numpy does not have, becomes float32 with the same values. Raises one of
-    `MALFORMED` unless `content` is one file in which each byte of the data is of one tensor.
+    bfloat16, which numpy lacks, becomes float32 with the same values. Raises one of `MALFORMED`
+    unless each byte of the data belongs to exactly one tensor.
     """
-    start, header = _header(content, limits)
+    start, header = _read_header(content, limits)
     metadata = load_json(header.pop(_METADATA)[METADATA_KEY], limits)
     if not isinstance(metadata, dict):
         raise TypeError("the metadata are no JSON object")
     data = np.frombuffer(content, np.uint8)[start:]
-    if _data_bytes(header.values()) != len(data):
+    if _data_size(header.values()) != len(data):
         raise ValueError(f"it has {len(data)} bytes of data, and its header says another number")
-    return {name: _tensor(data, about) for name, about in header.items()}, metadata
+    return {name: _read_tensor(data, entry) for name, entry in header.items()}, metadata
 
 
-def _header(content: bytes, limits: Limits) -> tuple[int, dict[str, Any]]:
-    """Where the data begin, and what is said about the tensors."""
+def _read_header(content: bytes, limits: Limits) -> tuple[int, dict[str, Any]]:
+    """Return the start of the data, and the header's entries."""
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     if len(content) < max(start, _LENGTH_BYTES):
         raise ValueError(f"a header of {start} bytes in a file of {len(content)}")
@@ -65,32 +65,32 @@ def _header(content: bytes, limits: Limits) -> tuple[int, dict[str, Any]]:
     return start, header
 
 
-def _data_bytes(tensors: Iterable[Mapping[str, Any]]) -> int:
-    """The bytes of all tensors, which follow each other without gaps and share none."""
-    end = 0
-    for begin, after in sorted(_sizes(about["data_offsets"]) for about in tensors):
-        if begin != end or after < begin:
-            raise ValueError(f"a tensor at {begin} to {after}, where {end} is expected")
-        end = after
-    return end
+def _data_size(entries: Iterable[Mapping[str, Any]]) -> int:
+    """Return the bytes of all tensors; raise `ValueError` if there are gaps or overlaps."""
+    size = 0
+    for begin, end in sorted(_check_integers(entry["data_offsets"]) for entry in entries):
+        if begin != size or end < begin:
+            raise ValueError(f"a tensor at {begin} to {end}, where {size} is expected")
+        size = end
+    return size
 
 
-def _sizes(numbers: Any) -> tuple[int, ...]:
-    """A list of numbers of things, which are at most two."""
+def _check_integers(numbers: Any) -> tuple[int, ...]:
+    """Return a list of one or two integers as a tuple: offsets, or a shape."""
     if not isinstance(numbers, list) or len(numbers) not in (1, 2):
         raise TypeError(f"{numbers!r:.80} are no sizes")
-    if not all(type(each) is int and each >= 0 for each in numbers):
+    if not all(type(number) is int and number >= 0 for number in numbers):
         raise TypeError(f"{numbers!r:.80} are no sizes")
     return tuple(numbers)
 
 
-def _tensor(data: npt.NDArray[np.uint8], about: Mapping[str, Any]) -> Array:
-    begin, end = _sizes(about["data_offsets"])
-    shape, dtype = _sizes(about["shape"]), np.dtype(_TYPES[about["dtype"]])
+def _read_tensor(data: npt.NDArray[np.uint8], entry: Mapping[str, Any]) -> Array:
+    begin, end = _check_integers(entry["data_offsets"])
+    shape, dtype = _check_integers(entry["shape"]), np.dtype(_TYPES[entry["dtype"]])
     if math.prod(shape) * dtype.itemsize != end - begin:
         raise ValueError(f"{end - begin} bytes for the shape {shape}")
     tensor: Array = data[begin:end].view(dtype).reshape(shape)
-    if about["dtype"] == _BFLOAT16:
+    if entry["dtype"] == _BFLOAT16:
         tensor = (tensor.astype(np.uint32) << 16).view(np.float32)
         tensor.flags.writeable = False
     return tensor

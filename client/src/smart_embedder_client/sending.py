@@ -1,6 +1,6 @@
-"""How both clients send requests: written once, over connections of threads or of asyncio.
+"""Send requests: one implementation for both clients, over connections of threads or of asyncio.
 
-Over those of threads a coroutine never waits for an event loop: `finished` and `iterate` run it.
+Over those of threads a coroutine never waits for an event loop: `run` and `iterate` run it.
 """
 
 import asyncio
@@ -19,90 +19,89 @@ from collections.abc import (
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from smart_embedder_client.answers import Embeddings, join_embeddings
-from smart_embedder_client.calls import Answer, Call, Retries, Service, embed_calls
+from smart_embedder_client.calls import Call, Result, Retries, Service, embed_calls
 from smart_embedder_client.errors import SmartEmbedderError, transport_errors, unexpected_answer
 from smart_embedder_client.limits import SMALL, Limits
 
-Result = TypeVar("Result")
 # While one page of a stream is computed, the others wait in the service.
 OPEN_PAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadHttp:
-    """What of httpx differs between threads and asyncio; here each method blocks its thread."""
+    """The operations that differ between threads and asyncio; these block the calling thread."""
 
     client: httpx.Client
     threads: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, OPEN_PAGES))
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """The beginning of an answer."""
+        """Send a request, and return the response without its body."""
         return self.client.send(request, stream=True)
 
     async def read(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        """Its body as it arrives."""
+        """Yield the body as it arrives."""
         for chunk in response.iter_raw():
             yield chunk
 
-    async def end(self, response: httpx.Response) -> None:
-        """Let go of its connection."""
+    async def close(self, response: httpx.Response) -> None:
+        """Release the connection of a response."""
         response.close()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Pause before a retry."""
         time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs it
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
-        """Begin a page of a stream."""
-        return self.threads.submit(lambda: finished(work()))
+    def start(self, embed_page: Callable[[], Coroutine[Any, Any, Result]]) -> Future[Result]:
+        """Start to embed a page of a stream."""
+        return self.threads.submit(lambda: run(embed_page()))
 
-    async def result(self, page: Future[Result]) -> Result:
-        """Wait for the page."""
+    async def wait(self, page: Future[Result]) -> Result:
+        """Wait for the result of a page."""
         return page.result()
 
     async def cancel(self, pages: Iterable[Future[Any]]) -> None:
-        """Drop the pages that have not begun; the others end by themselves."""
+        """Drop the pages that were not started; the others run to their end."""
         for page in pages:
             page.cancel()
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncioHttp:
-    """The same where each method waits in the event loop."""
+    """The same operations in an event loop."""
 
     client: httpx.AsyncClient
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """The beginning of an answer."""
+        """Send a request, and return the response without its body."""
         return await self.client.send(request, stream=True)
 
     def read(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        """Its body as it arrives."""
+        """Yield the body as it arrives."""
         return response.aiter_raw()
 
-    async def end(self, response: httpx.Response) -> None:
-        """Let go of its connection."""
+    async def close(self, response: httpx.Response) -> None:
+        """Release the connection of a response."""
         await response.aclose()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Pause before a retry."""
         await asyncio.sleep(seconds)
 
-    def start(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> asyncio.Task[Result]:
-        """Begin a page of a stream."""
-        return asyncio.create_task(work())
+    def start(self, embed_page: Callable[[], Coroutine[Any, Any, Result]]) -> asyncio.Task[Result]:
+        """Start to embed a page of a stream."""
+        return asyncio.create_task(embed_page())
 
-    async def result(self, page: asyncio.Task[Result]) -> Result:
-        """Wait for the page."""
+    async def wait(self, page: asyncio.Task[Result]) -> Result:
+        """Wait for the result of a page."""
         return await page
 
     async def cancel(self, pages: Iterable[asyncio.Task[Any]]) -> None:
-        """Cancel the pages, which takes their requests out of the service's queue."""
+        """Cancel the pages, which removes their requests from the service's queue."""
         for page in pages:
             page.cancel()
         await asyncio.gather(*pages, return_exceptions=True)
@@ -111,9 +110,9 @@ class AsyncioHttp:
 Http = ThreadHttp | AsyncioHttp
 
 
-def finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """The result of a coroutine over `ThreadHttp`."""
-    # An event loop of this thread would close the generators in it at its own end.
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine over `ThreadHttp`, and return its result."""
+    # An event loop that runs in this thread would close the coroutine's generators when it ends.
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(None, None)
     try:
@@ -123,31 +122,31 @@ def finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return result
     finally:
         sys.set_asyncgen_hooks(*hooks)
-    raise RuntimeError("what runs in a thread has waited for an event loop")
+    raise RuntimeError("a coroutine over ThreadHttp has waited for an event loop")
 
 
 def iterate(records: AsyncGenerator[Result]) -> Generator[Result]:
-    """The items of a generator over `ThreadHttp`, which ends with this one."""
+    """Yield the items of a generator over `ThreadHttp`; closing this one closes it."""
+
+    async def read_next() -> Result:
+        return await anext(records)
+
     try:
         while True:
             try:
-                record = finished(_next(records))
+                record = run(read_next())
             except StopAsyncIteration:
                 return
             yield record
     finally:
-        finished(records.aclose())
+        run(records.aclose())
 
 
-async def _next(records: AsyncGenerator[Result]) -> Result:
-    return await anext(records)
+async def read_chunks(http: Http, response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the body as it arrives, or whole if a hook of the caller has read it already.
 
-
-async def chunks_of(http: Http, response: httpx.Response) -> AsyncIterator[bytes]:
-    """The body as it arrives; all of it if a hook of the caller's has read it already.
-
-    Raises `SmartEmbedderError` if it is compressed, which nobody asked for and which hides its
-    size.
+    Raises `SmartEmbedderError` if it is compressed: the client asks for no compression, which hides
+    the size of a body.
     """
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
@@ -160,15 +159,15 @@ async def chunks_of(http: Http, response: httpx.Response) -> AsyncIterator[bytes
 
 
 async def read_body(http: Http, response: httpx.Response, limits: Limits) -> httpx.Response:
-    """The same response with its body; raises `SmartEmbedderError` if it is too long."""
-    # A refusal is no larger, whatever was asked for.
-    most = (limits if response.status_code == httpx.codes.OK else SMALL).bytes
+    """Return the response with its body; raise `SmartEmbedderError` if that is too long."""
+    # Error responses are small, whatever was requested.
+    max_bytes = (limits if response.status_code == httpx.codes.OK else SMALL).bytes
     content = bytearray()
-    async for chunk in chunks_of(http, response):
+    async for chunk in read_chunks(http, response):
         content += chunk
-        if len(content) > most:
-            what = f"the answer has more than the {most} bytes that it may have"
-            raise unexpected_answer(response, what)
+        if len(content) > max_bytes:
+            problem = f"the answer has more than the {max_bytes} bytes that it may have"
+            raise unexpected_answer(response, problem)
     status, headers, request = response.status_code, response.headers, response.request
     return httpx.Response(status, headers=headers, content=bytes(content), request=request)
 
@@ -188,15 +187,15 @@ class Sender:
         *,
         resumes: bool = False,
     ) -> Embeddings:
-        """The vectors of all texts, which may take several requests."""
+        """Embed all texts, in several requests if needed."""
         sizes, parts = [], []
         for size, call in embed_calls(texts, options, priority):
             parts.append(await self.send(call, resumes=resumes))
             sizes.append(size)
         return join_embeddings(parts, sizes)
 
-    async def send(self, call: Call[Answer], *, resumes: bool = False) -> Answer:
-        """The answer, with other tries where they make sense; see `Retries`."""
+    async def send(self, call: Call[Result], *, resumes: bool = False) -> Result:
+        """Send a request, and again as `Retries` says, until it is answered."""
         retries = Retries(self.service.max_retries, self.service.max_wait, resumes)
         while True:
             try:
@@ -205,13 +204,13 @@ class Sender:
                 pause = retries.pause_after(error)
             await self.http.sleep(pause)
 
-    async def send_once(self, call: Call[Answer]) -> Answer:
-        """The answer to one try."""
+    async def send_once(self, call: Call[Result]) -> Result:
+        """Send a request once, and parse the response."""
         request = self.http.client.build_request(**self.service.request(call))
         with transport_errors(self.http.client, self.service.url):
             response = await self.http.send(request)
             try:
-                answer = await read_body(self.http, response, call.limits)
+                complete = await read_body(self.http, response, call.limits)
             finally:
-                await self.http.end(response)
-        return call.read(answer)
+                await self.http.close(response)
+        return call.read(complete)

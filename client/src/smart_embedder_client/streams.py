@@ -1,8 +1,8 @@
-"""Streams of any number of texts, sent as pages: requests of about two seconds each.
+"""Streams of any number of texts, sent as pages: requests that take about two seconds each.
 
-A few pages are with the service at a time, so that its device never waits for the client. A page
-that is refused because of a text is tried again in halves, until the text is alone. Only the texts
-and the vectors of these pages are in memory.
+A few pages are sent at a time, so that the service's device never waits for the client. If a page
+is refused because of one text, its halves are sent, until the text is alone. Only the texts and
+vectors of the open pages are in memory.
 """
 
 import time
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from smart_embedder_client.answers import Embeddings, SparseVector, TokenStrings
+from smart_embedder_client.answers import VECTOR_FIELDS, Embeddings, SparseVector, TokenStrings
 from smart_embedder_client.errors import INVALID_INPUT, SmartEmbedderError
 from smart_embedder_client.options import OnError
 from smart_embedder_client.safetensors import Array
@@ -20,12 +20,12 @@ from smart_embedder_client.sending import OPEN_PAGES, Sender
 
 BULK_PRIORITY = 7
 _PAGE_SECONDS = 2.0
-_LEAST_BYTES, _FIRST_BYTES, _MOST_BYTES = 4096, 16_384, 524_288
-# As many as one request may have.
-_MOST_TEXTS = 1024
+_MIN_BYTES, _FIRST_BYTES, _MAX_BYTES = 4096, 16_384, 524_288
+# The service's limit of texts in a request.
+_MAX_TEXTS = 1024
 _INVALID_REQUEST = "invalid_request"
-# The errors that one text of a page can cause for all of them.
-_OF_A_TEXT = {
+# The errors that one text can cause for its whole page.
+_TEXT_ERRORS = {
     INVALID_INPUT,
     _INVALID_REQUEST,
     "text_too_long",
@@ -44,15 +44,15 @@ TextOrPair = str | tuple[Id, str]
 class StreamedText:
     """The vectors of one text of a stream, or its error.
 
-    A kind that was not asked for is None; with an error all kinds are. The types are those of
-    `Embeddings`, and the shapes those of one text in it.
+    Kinds that were not requested are None, and with an error all kinds are. Types and shapes are
+    those of one text in `Embeddings`.
 
     Attributes:
-        id: The text's own, or its place among the texts, from 0.
-        text: As it was given.
-        vector_space: For each kind the id of the space of its vectors, as in `Embeddings`.
-        warnings: Whether the text was cut.
-        error: What is wrong with this text.
+        id: The id given with the text, or its index in the stream, from 0.
+        text: The text as it was given.
+        vector_space: The id of the vector space of each kind, as in `Embeddings`.
+        warnings: The service's warnings, such as that the text was truncated.
+        error: The reason why this text has no vectors.
     """
 
     id: Id
@@ -71,30 +71,30 @@ class StreamedText:
 
 @dataclass(slots=True)
 class Pace:
-    """How much is done at a time, so that it takes about two seconds.
+    """A batch size that adapts so that a batch takes about two seconds.
 
-    `size` is at most doubled or halved at once.
+    Each step at most doubles or halves `size`.
     """
 
     size: int
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
     def record(self, size: int, seconds: float) -> None:
-        """Adapt to how long so much has taken; little of it tells nothing."""
+        """Adapt to the time that a batch took; one below half the size is ignored."""
         if 2 * size >= self.size:
             factor = min(max(_PAGE_SECONDS / max(seconds, 0.001), 0.5), 2.0)
-            self.size = min(max(int(self.size * factor), self.least), self.most)
+            self.size = min(max(int(self.size * factor), self.minimum), self.maximum)
 
 
 class PageMaker:
-    """Collects texts for the next page, whose bytes `pace` decides.
+    """Collects texts for the next page, whose size in bytes follows `pace`.
 
-    A page is also `full` after a second, so that a slow source does not hold back texts.
+    A page is also full after a second, so that a slow source does not hold texts back.
     """
 
     def __init__(self) -> None:
-        self.pace = Pace(_FIRST_BYTES, _LEAST_BYTES, _MOST_BYTES)
+        self.pace = Pace(_FIRST_BYTES, _MIN_BYTES, _MAX_BYTES)
         self._last_end: float | None = None
         self._page: list[tuple[Id, str]] = []
         self._bytes = 0
@@ -102,22 +102,22 @@ class PageMaker:
         self._began = 0.0
 
     def record_end(self) -> None:
-        """Adapt the size when a page is answered."""
+        """Adapt the page size; called when a page was answered."""
         now = time.monotonic()
         if self._last_end is not None:
             self.pace.record(self.pace.size, now - self._last_end)
         self._last_end = now
 
-    def add(self, given: TextOrPair) -> None:
-        """Add a text, or an id and a text; raises `SmartEmbedderError` for anything else."""
-        match given:
+    def add(self, item: TextOrPair) -> None:
+        """Add a text, or a pair of an id and a text; raise `SmartEmbedderError` otherwise."""
+        match item:
             case str():
-                id_, text = self._count, given
+                id_, text = self._count, item
             case [id_, str(text)]:
                 pass
             case _:
                 raise SmartEmbedderError(
-                    f"item {self._count} of the stream is {type(given).__name__}, and a stream is "
+                    f"item {self._count} of the stream is {type(item).__name__}, and a stream is "
                     "made of texts, or of pairs of an id and a text",
                     INVALID_INPUT,
                 )
@@ -128,48 +128,47 @@ class PageMaker:
         self._bytes += len(text)
 
     @property
-    def full(self) -> bool:
-        """Whether the page is to be sent."""
+    def is_full(self) -> bool:
+        """Whether the page should be sent now."""
         return bool(self._page) and (
             self._bytes >= self.pace.size
-            or len(self._page) >= _MOST_TEXTS
+            or len(self._page) >= _MAX_TEXTS
             or time.monotonic() - self._began > _PAGE_SECONDS / 2
         )
 
-    def take(self) -> list[tuple[Id, str]]:
-        """The ids and texts of the page, which may be empty."""
+    def pop(self) -> list[tuple[Id, str]]:
+        """Return the ids and texts of the page, if any, and start the next one."""
         page, self._page, self._bytes = self._page, [], 0
         return page
 
 
 @dataclass(slots=True)
 class Stream:
-    """Sends texts in pages and yields their records, in order.
+    """Sends texts in pages, and yields their records in order.
 
-    The first page is alone with the service: its vector space is required of all others. With
-    `on_error` "raise" a text that cannot be embedded ends the stream.
+    The first page is sent alone, and all others require its vector spaces.
     """
 
     sender: Sender
     options: dict[str, Any]
     priority: int | None
     on_error: OnError
-    _has_answer: bool = field(default=False, init=False)
+    _is_answered: bool = field(default=False, init=False)
 
     async def run(
         self, texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair]
     ) -> AsyncGenerator[StreamedText]:
-        """The records; a few pages are with the service at a time."""
+        """Yield the records of all texts."""
         maker, source, http = PageMaker(), _iterate(texts), self.sender.http
         pages: deque[Any] = deque()
         try:
             while True:
-                most = OPEN_PAGES if self._has_answer else 1
-                while len(pages) < most and (page := await _next(maker, source)):
+                max_pages = OPEN_PAGES if self._is_answered else 1
+                while len(pages) < max_pages and (page := await _read_page(maker, source)):
                     pages.append(http.start(partial(self._embed, page)))
                 if not pages:
                     return
-                for record in await http.result(pages.popleft()):
+                for record in await http.wait(pages.popleft()):
                     if record.error is not None and self.on_error == "raise":
                         raise record.error
                     yield record
@@ -178,38 +177,39 @@ class Stream:
             await http.cancel(pages)
 
     async def _embed(self, page: Sequence[tuple[Id, str]]) -> list[StreamedText]:
-        """The records of a page, in halves where a text of it may be the reason of an error."""
+        """Embed a page; on an error that one text may have caused, embed its halves."""
         try:
-            found = await self.sender.embed(
+            embeddings = await self.sender.embed(
                 [text for _, text in page],
                 self.options,
                 BULK_PRIORITY if self.priority is None else self.priority,
                 resumes=True,
             )
         except SmartEmbedderError as error:
-            if error.code not in _OF_A_TEXT:
+            if error.code not in _TEXT_ERRORS:
                 raise
             if len(page) > 1:
                 middle = len(page) // 2
                 return await self._embed(page[:middle]) + await self._embed(page[middle:])
-            if error.code == _INVALID_REQUEST and not self._has_answer:
-                raise  # Not the text is invalid, but the options of the stream.
+            if error.code == _INVALID_REQUEST and not self._is_answered:
+                raise  # The stream's options are invalid, not the text.
             ((id_, text),) = page
             return [StreamedText(id=id_, text=text, error=error)]
-        if not self._has_answer:
-            self.options.setdefault("if_vector_space", list(found.vector_space.values()))
-            self._has_answer = True
+        if not self._is_answered:
+            self.options.setdefault("if_vector_space", list(embeddings.vector_space.values()))
+            self._is_answered = True
         return [
-            StreamedText(id=id_, text=text, **_vectors_of(found, place))
-            for place, (id_, text) in enumerate(page)
+            StreamedText(id=id_, text=text, **_copy_fields(embeddings, index))
+            for index, (id_, text) in enumerate(page)
         ]
 
 
-def _vectors_of(found: Embeddings, place: int) -> dict[str, Any]:
-    """The vectors of the text in this place, copied: a view would keep those of the whole page."""
-    kinds = ("dense", "dense_scale", "sparse", "colbert", "colbert_scale", "muvera", "tokens")
+def _copy_fields(embeddings: Embeddings, index: int) -> dict[str, Any]:
+    """Copy the vectors of one text: a view would keep those of the whole page in memory."""
     fields: dict[str, Any] = {
-        kind: vectors[place] for kind in kinds if (vectors := getattr(found, kind)) is not None
+        kind: vectors[index]
+        for kind in VECTOR_FIELDS
+        if (vectors := getattr(embeddings, kind)) is not None
     }
     for kind, vectors in fields.items():
         if isinstance(vectors, SparseVector):
@@ -218,24 +218,24 @@ def _vectors_of(found: Embeddings, place: int) -> dict[str, Any]:
             fields[kind] = float(vectors)
         elif kind != "tokens":
             fields[kind] = vectors.copy()
-    warnings = [warning for warning in found.warnings if warning["target"]["index"] == place]
-    return fields | {"vector_space": found.vector_space, "warnings": warnings}
+    warnings = [warning for warning in embeddings.warnings if warning["target"]["index"] == index]
+    return fields | {"vector_space": embeddings.vector_space, "warnings": warnings}
 
 
 async def _iterate(
     texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair],
 ) -> AsyncIterator[TextOrPair]:
     if isinstance(texts, AsyncIterable):
-        async for given in texts:
-            yield given
+        async for item in texts:
+            yield item
     else:
-        for given in texts:
-            yield given
+        for item in texts:
+            yield item
 
 
-async def _next(maker: PageMaker, source: AsyncIterator[TextOrPair]) -> list[tuple[Id, str]]:
-    async for given in source:
-        maker.add(given)
-        if maker.full:
+async def _read_page(maker: PageMaker, source: AsyncIterator[TextOrPair]) -> list[tuple[Id, str]]:
+    async for item in source:
+        maker.add(item)
+        if maker.is_full:
             break
-    return maker.take()
+    return maker.pop()
