@@ -27,6 +27,7 @@ beside mypy mypy; mypy=$!
 echo "== ruff";        ruff check .; ruff format --check .
 echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run scripts/*.sh
 echo "== import layers"; lint-imports --no-logo
+echo "== prose";       python -m scripts.check_prose
 missing_programs() {
   command -v promtool > /dev/null \
     || echo "prometheus is not installed: the tests of the dashboard and the alerts are skipped."
