@@ -122,8 +122,8 @@ class EngineCore:
 
     def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"
-        seconds_to_place = partial(self._devices.seconds_to_place, purpose)
-        return ConcurrencyLimit(capacity, _ACQUIRE_TIMEOUT, full, seconds_to_place)
+        estimate_retry_after = partial(self._devices.estimate_retry_after, purpose)
+        return ConcurrencyLimit(capacity, _ACQUIRE_TIMEOUT, full, estimate_retry_after)
 
     async def __aenter__(self) -> Self:
         await self.start()

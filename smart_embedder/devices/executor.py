@@ -17,9 +17,13 @@ from smart_embedder.devices.thread import DeviceThread, guarded
 from smart_embedder.interface import Model
 from smart_embedder.metrics import EngineMetrics
 from smart_embedder.requests import Purpose
-from smart_embedder.scheduling.batcher import Batch, Limits
+from smart_embedder.scheduling.batcher import Batch, BatchLimits
 from smart_embedder.scheduling.job import Job
-from smart_embedder.scheduling.preemption import WORTH_PREEMPTING, Preemption, split_short
+from smart_embedder.scheduling.preemption import (
+    MIN_PREEMPTED_SECONDS,
+    Preemption,
+    split_off_short_jobs,
+)
 from smart_embedder.scheduling.queue import JobQueue
 
 log = structlog.get_logger(__name__)
@@ -111,7 +115,7 @@ class DeviceExecutor:
         self.rate = limits.ServiceRate()
         self.failed = False
         self.most_batches = 1 if self.collecting is None else 2
-        self._consumer = self.queue.consumer(self.serves)
+        self._consumer = self.queue.add_consumer(self.serves)
         self._slots = asyncio.Semaphore(self.most_batches)
         self._in_flight: set[InFlight] = set()
         self._last_done = asyncio.Event()
@@ -174,7 +178,7 @@ class DeviceExecutor:
         if batch.handed_over:
             # It has failed another device, and may fail this one: it runs beside no other.
             await in_flight.device_free.wait()
-        if batch.handed_over or (self.collecting is None and seconds <= WORTH_PREEMPTING):
+        if batch.handed_over or (self.collecting is None and seconds <= MIN_PREEMPTED_SECONDS):
             await self._execute(in_flight)
             return
         if self.collecting is None:
@@ -182,7 +186,7 @@ class DeviceExecutor:
         tasks.create_task(self._execute(in_flight))
         await in_flight.launched.wait()
 
-    def _limits_of(self, model: Model) -> Limits:
+    def _limits_of(self, model: Model) -> BatchLimits:
         return self.models[model].budget.limits
 
     def _let_short_jobs_preempt(self, in_flight: InFlight, tasks: asyncio.TaskGroup) -> None:
@@ -193,7 +197,7 @@ class DeviceExecutor:
             self._in_flight.add(preempting)
             tasks.create_task(self._execute(preempting))
 
-        short, in_flight.batch = split_short(in_flight.batch)
+        short, in_flight.batch = split_off_short_jobs(in_flight.batch)
         self._preemption = Preemption(
             in_flight.batch, in_flight.expected_seconds, self._consumer, self._limits_of, start
         )
@@ -236,7 +240,7 @@ class DeviceExecutor:
                 self._slots.release()
             elif preemption is not None and preemption.batch is preempted.batch:
                 first = in_flight.first_launched_at
-                preemption.ended(time.perf_counter() - first if first else 0.0)
+                preemption.end(time.perf_counter() - first if first else 0.0)
 
     async def _run_batch(self, in_flight: InFlight, batch: Batch) -> None:
         """Run it, or a half of it."""
@@ -314,7 +318,7 @@ class DeviceExecutor:
     async def _run_in_halves(self, in_flight: InFlight, error: errors.OutOfMemoryError) -> None:
         """Run each half by itself; a single sequence that does not fit fails its request."""
         batch = in_flight.forward
-        halves = batch.halves()
+        halves = batch.split_in_half()
         if not halves[0].slices:
             batch.fail(error)
             return
@@ -354,7 +358,7 @@ class DeviceExecutor:
 
         Returns the results, or with a second thread what collects them there.
         """
-        batch = in_flight.forward.unresolved()
+        batch = in_flight.forward.drop_resolved()
         if self.failed or not batch.slices:
             raise _NotLaunchedError
         in_flight.forward = batch

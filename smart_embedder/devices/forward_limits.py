@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from smart_embedder.errors import InferenceTimeoutError
 from smart_embedder.interface import Model
-from smart_embedder.scheduling.batcher import Batch, Limits
+from smart_embedder.scheduling.batcher import Batch, BatchLimits
 
 GPU_SECONDS = 15.0
 CPU_SECONDS = 30.0
@@ -193,7 +193,7 @@ class TokenBudget:
         self, tokens: int, max_sequences: int | None = None, max_requests: int | None = None
     ) -> None:
         self._most = tokens
-        self.limits = Limits(tokens, max_sequences, max_requests)
+        self.limits = BatchLimits(tokens, max_sequences, max_requests)
 
     def shrink(self, failed_tokens: int) -> None:
         """Lower the budget to half of `failed_tokens`, which did not fit."""

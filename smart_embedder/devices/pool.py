@@ -128,7 +128,7 @@ class DevicePool:
             )
         return None
 
-    def seconds_to_place(self, purpose: Purpose) -> int:
+    def estimate_retry_after(self, purpose: Purpose) -> int:
         """Seconds until a request of this purpose leaves its place, about; at least 1.
 
         They are those of the forward that runs, and of the tokens that are taken before. One that
@@ -140,7 +140,7 @@ class DevicePool:
             placed = [model for executor in executors for model in executor.models.values()]
             largest = max((model.budget.limits.max_tokens for model in placed), default=0)
             last = largest if purpose is Purpose.EMBEDDING else 0
-            seconds += self._queue.tokens_before_place(purpose, last) / rate
+            seconds += self._queue.estimate_tokens_ahead(purpose, last) / rate
         return max(1, math.ceil(seconds))
 
     async def close(self, seconds: float) -> None:

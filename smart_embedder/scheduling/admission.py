@@ -1,6 +1,6 @@
-"""Admission: tokenize texts, long ones off the event loop, and queue jobs for the device.
+"""Admission: limit the requests, tokenize their texts, and queue their jobs.
 
-The threads of the tokenizers are shared fairly between clients, and huge texts have their own.
+Clients share the tokenizer threads fairly. Huge texts have a thread of their own.
 """
 
 import asyncio
@@ -22,23 +22,24 @@ from smart_embedder.results import Stage
 from smart_embedder.scheduling.job import Job
 from smart_embedder.scheduling.queue import JobQueue
 
-# A client may hold at most this many times what is free, and always one: a newcomer finds room.
+# A client may hold at most this many times the free permits, and always one, so that new clients
+# find a free permit.
 _TIMES_FREE = 3
 
 Result = TypeVar("Result")
 
-_MOST_THREADS = 8
-# A tokenizer takes about a second for these.
+_MAX_THREADS = 8
+# A tokenizer takes about a second for so many characters.
 _HUGE_CHARACTERS = 1_000_000
-# Characters that become so many under NFKC; no other one becomes more than seven.
-_GROWING = {"\ufdfa": 18, "\ufdfb": 8}
-# With the number of texts. A tokenizer takes a quarter of a millisecond for these, which is about
-# what a change to another thread and back takes.
+# The number of characters into which NFKC expands these; it expands others to at most seven.
+_EXPANSIONS = {"\ufdfa": 18, "\ufdfb": 8}
+# The limit for characters plus texts. A tokenizer takes a quarter of a millisecond for them, about
+# as long as a switch to another thread and back.
 _FEW_CHARACTERS = 256
 
 
 class Abortable:
-    """What is awaited within a `scope` fails once `abort` is called, and so do later scopes."""
+    """Fails everything that is awaited in one of its scopes, once `abort` is called."""
 
     def __init__(self) -> None:
         self._scopes: set[asyncio.Timeout] = set()
@@ -46,7 +47,7 @@ class Abortable:
 
     @asynccontextmanager
     async def scope(self) -> AsyncIterator[None]:
-        """Raises a `DrainingError` once it is aborted."""
+        """Raise `DrainingError` in the block once `abort` is called."""
         if self._aborted:
             raise _stopped()
         async with failing_with(_stopped) as scope:
@@ -57,7 +58,7 @@ class Abortable:
                 self._scopes.discard(scope)
 
     def abort(self) -> None:
-        """Fail what is in a scope, and what comes."""
+        """Fail all current and later scopes."""
         self._aborted = True
         while self._scopes:
             self._scopes.pop().reschedule(0)
@@ -68,14 +69,14 @@ def _stopped() -> DrainingError:
 
 
 class TokenizerThreads:
-    """`count` threads for requests of usual size, and one for huge ones, which take seconds.
+    """`count` threads for requests of usual size, and one for huge requests, which take seconds.
 
-    One of the shortest is run on the event loop itself, at most one each time that the loop turns.
+    Very short requests run on the event loop itself, at most one in each of its iterations.
     """
 
     def __init__(self, count: int | None) -> None:
         self._loop_is_free = True
-        usual = count or min(os.cpu_count() or 1, _MOST_THREADS)
+        usual = count or min(os.cpu_count() or 1, _MAX_THREADS)
         self._usual = _FairThreads(usual, "tokenizer")
         self._huge = _FairThreads(1, "tokenizer-huge")
 
@@ -86,7 +87,7 @@ class TokenizerThreads:
             self._loop_is_free = False
             asyncio.get_running_loop().call_soon(self._free_loop)
             return call()
-        for character, count in _GROWING.items():
+        for character, count in _EXPANSIONS.items():
             characters += (count - 1) * sum([text.count(character) for text in texts])
         is_huge = characters > _HUGE_CHARACTERS
         return await (self._huge if is_huge else self._usual).run(call, client)
@@ -101,7 +102,7 @@ class TokenizerThreads:
 
 
 class _FairThreads:
-    """A thread pool whose next free thread goes to the waiting client that uses the fewest."""
+    """A thread pool that gives a free thread to the waiting client that uses the fewest."""
 
     def __init__(self, count: int, name: str) -> None:
         self._permits = FairSemaphore(count)
@@ -110,20 +111,19 @@ class _FairThreads:
     async def run(self, call: Callable[[], Result], client: str) -> Result:
         """Run `call` on a thread.
 
-        If the caller is cancelled, the call ends where it next calls `stop_if_given_up`, and
-        occupies the thread until then.
+        If the caller is cancelled, the call runs on until it next calls `stop_if_given_up`.
         """
         await self._permits.acquire(client)
         given_up, context = threading.Event(), copy_context()
         context.run(_given_up.set, given_up)
 
-        def free(done: "asyncio.Future[Result]") -> None:
+        def release_thread(done: "asyncio.Future[Result]") -> None:
             self._permits.release(client)
             if not done.cancelled():
                 done.exception()  # Marks it as retrieved: the caller may have been cancelled.
 
         running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, call)
-        running.add_done_callback(free)
+        running.add_done_callback(release_thread)
         try:
             return await asyncio.shield(running)
         finally:
@@ -134,10 +134,10 @@ class _FairThreads:
 
 
 class Admission:
-    """Tokenises the texts of requests that hold a permit, and queues their jobs.
+    """Tokenizes the texts of requests that hold a permit, and queues their jobs.
 
-    `threads` also run what else costs more with the size of texts. Each request is in a scope of
-    `accepted`.
+    `threads` also run other work whose duration grows with the texts. Each request runs in a scope
+    of `accepted`.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class Admission:
     async def tokenize(
         self, model: Model, call: Callable[[], Result], texts: list[str], client: str
     ) -> tuple[Result, Stage]:
-        """Run `call`, which tokenises `texts` with the tokenizer of `model`.
+        """Run `call`, which tokenizes `texts` with the tokenizer of `model`.
 
-        Returns its result, and when it ran.
+        Returns its result and its start and end.
         """
         started = time.perf_counter()
         result = await self.threads.run(call, texts, client)
@@ -166,43 +166,48 @@ class Admission:
         return result, Stage("tokenize", started, ended, model.name)
 
     async def submit(self, *jobs: Job) -> None:
-        """Queue jobs; return when the device has taken all of them, or raise when one fails.
+        """Queue jobs; return when devices have taken all of them, or raise when one fails.
 
         Cancelling the caller cancels the jobs.
         """
         try:
             for job in jobs:
                 self._queue.put(job)
-            await _all([job.dequeued() for job in jobs])
+            await _gather([job.wait_until_taken() for job in jobs])
         except BaseException:
             for job in jobs:
                 job.cancel()
             raise
 
     async def run(self, job: Job) -> list[Any]:
-        """Queue a job; return its results, or raise the error that it fails with."""
+        """Queue a job; return its results, or raise its error."""
         await self.submit(job)
         (results,) = await self.results(job)
         return results
 
     async def results(self, *jobs: Job) -> list[list[Any]]:
-        """The results of each job; if one fails, the others are cancelled."""
+        """Wait for the results of each job; if one fails, cancel the others."""
         try:
-            return await _all([job.result() for job in jobs])
+            return await _gather([job.result() for job in jobs])
         finally:
             for job in jobs:
                 job.cancel()
 
 
-async def _all(waits: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """As `asyncio.gather`, but without a task for a single one, which nearly every request has."""
-    return [await waits[0]] if len(waits) == 1 else await asyncio.gather(*waits)
+async def _gather(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Await coroutines as `asyncio.gather` does, but a single one without a task.
+
+    Nearly every request has a single job.
+    """
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    return await asyncio.gather(*coroutines)
 
 
 class FairSemaphore:
-    """`capacity` permits; a freed one goes to the waiting client that holds the fewest.
+    """A semaphore that gives a released permit to the waiting client that holds the fewest.
 
-    With `times_free` a client may hold at most that many times what is free, and always one.
+    With `times_free`, a client may hold at most that many times the free permits, and always one.
     """
 
     def __init__(self, capacity: int, times_free: int | None = None) -> None:
@@ -214,15 +219,15 @@ class FairSemaphore:
 
     @property
     def held(self) -> int:
-        """How many permits are held."""
+        """The number of permits that are held."""
         return self._capacity - self._free
 
     def held_by(self, client: str) -> int:
-        """How many permits one client holds."""
+        """Return how many permits the client holds."""
         return self._held.get(client, 0)
 
     def may_acquire(self, client: str) -> bool:
-        """Whether this client may have a permit."""
+        """Return True if the client may have a permit."""
         held = self.held_by(client)
         if not self._free or not held or self._times_free is None:
             return self._free > 0
@@ -240,65 +245,67 @@ class FairSemaphore:
         """Wait for a permit and take it."""
         if self.try_acquire(client):
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(client, deque()).append(turn)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(client, deque()).append(waiter)
         try:
-            await turn
+            await waiter
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # It was handed over in the same moment.
+            # The permit may have been given to this waiter just before it was cancelled.
+            if waiter.done() and not waiter.cancelled():
                 self.release(client)
             raise
         finally:
             waiters = self._waiters[client]
-            waiters.remove(turn)
+            waiters.remove(waiter)
             if not waiters:
                 del self._waiters[client]
 
     def release(self, client: str) -> None:
-        """Return a permit; the next waiting client gets it at once."""
+        """Release a permit; the next waiting client gets it at once."""
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
         self._free += 1
         waiting = {
-            name: turn
-            for name, turns in self._waiters.items()
-            if (turn := next((turn for turn in turns if not turn.done()), None)) is not None
+            name: waiter
+            for name, waiters in self._waiters.items()
+            if (waiter := next((waiter for waiter in waiters if not waiter.done()), None))
+            is not None
             and self.may_acquire(name)
         }
         if waiting:
-            # Who holds the fewest; of equals another one than `client`, so that two alternate.
+            # Among clients with equally few permits, prefer another one than `client`.
             chosen = min(waiting, key=lambda name: (self.held_by(name), name == client))
             self.try_acquire(chosen)
             waiting[chosen].set_result(None)
-            # Last in the order, so that clients that hold equally many alternate.
+            # Move the client to the end, so that clients with equally many permits alternate.
             self._waiters[chosen] = self._waiters.pop(chosen)
 
 
 class ConcurrencyLimit(FairSemaphore):
-    """At most `capacity` requests at once, of one client at most three times what is free.
+    """Limits the requests at once to `capacity`, and each client to three times the free permits.
 
-    A request that may have no permit waits for `acquire_timeout` seconds at most, and is refused
-    with `full` as the message. `seconds_to_place` gives the Retry-After of a refusal.
+    A request waits for a permit for at most `acquire_timeout` seconds, and is then refused with
+    `message`. `retry_after` returns the seconds after which the client should try again.
     """
 
     def __init__(
-        self, capacity: int, acquire_timeout: float, full: str, seconds_to_place: Callable[[], int]
+        self, capacity: int, acquire_timeout: float, message: str, retry_after: Callable[[], int]
     ) -> None:
         super().__init__(capacity, _TIMES_FREE)
         self._acquire_timeout = acquire_timeout
-        self._full = full
-        self._seconds_to_place = seconds_to_place
+        self._message = message
+        self._retry_after = retry_after
 
     @asynccontextmanager
     async def hold(self, client: str) -> AsyncIterator[None]:
-        """Hold a permit; raise `QueueFullError` if there is none in time."""
-        async with failing_with(self._error, self._acquire_timeout):
+        """Hold a permit in the block; raise `QueueFullError` if there is none in time."""
+        async with failing_with(self._queue_full, self._acquire_timeout):
             await self.acquire(client)
         try:
             yield
         finally:
             self.release(client)
 
-    def _error(self) -> QueueFullError:
-        return QueueFullError(self._full, retry_after=self._seconds_to_place())
+    def _queue_full(self) -> QueueFullError:
+        return QueueFullError(self._message, retry_after=self._retry_after())

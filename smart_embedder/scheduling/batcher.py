@@ -1,12 +1,13 @@
-"""Choosing the next batch: a pure function of the waiting jobs and the limits of one forward.
+"""Form the next batch: a pure function of the waiting jobs and the limits of one forward.
 
-Jobs wait in a tree of class (interactive weighs 4, bulk 1), client and job, and all levels share
-one rule. Each node counts the tokens that it was served, divided by its weight. The next sequence
-is that of the least class, its least client, its least job (ties: interactive, then arrival).
+Jobs wait in a tree of classes (interactive has weight 4, bulk 1), clients and jobs. All levels
+follow one rule: each node counts the tokens that it was served, divided by its weight, and the
+node with the lowest count is next (ties: interactive first, then in order of arrival).
 
-The first sequence of a batch is taken whatever its length and fixes the model. A sequence that does
-not fit the rest is passed over; those behind it use the rest and are charged for it, as long as
-they are ahead of it by no more than the largest forward. `JobQueue` keeps the counts.
+The first sequence of a batch is taken whatever its length, and its model becomes the model of the
+batch. A sequence that does not fit into the rest of the batch is passed over. Later sequences may
+use the rest and are charged for it, while they are ahead of the skipped sequence by at most the
+largest forward. `JobQueue` keeps the counts.
 """
 
 import heapq
@@ -19,20 +20,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smart_embedder import requests as records
 from smart_embedder.interface import Model
+from smart_embedder.requests import Outputs
 from smart_embedder.results import TextEmbedding, in_own_memory
 from smart_embedder.scheduling.job import Job
 from smart_embedder.tokens import TokenSequence, join
 
 INTERACTIVE_WEIGHT, BULK_WEIGHT = 4, 1
-# The event loop waits meanwhile: thousands of short sequences are taken in about so many steps.
-_ROUNDS = 64
+# A step takes this fraction of the budget: forming a batch of thousands of short sequences one by
+# one would block the event loop.
+_STEPS_PER_BATCH = 64
 
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """The share of one job in a batch: its sequences from `start` up to `stop`."""
+    """The part of a job that is in a batch: its sequences from `start` up to `stop`."""
 
     job: Job
     start: int
@@ -40,20 +42,20 @@ class BatchSlice:
 
     @property
     def count(self) -> int:
-        """The number of its sequences."""
+        """The number of sequences."""
         return self.stop - self.start
 
     @cached_property
     def tokens(self) -> int:
-        """The tokens of its sequences."""
+        """The number of tokens."""
         return sum(map(len, self.job.sequences[self.start : self.stop]))
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one forward runs: slices of one or more jobs for the same model.
+    """The work of one forward: slices of one or more jobs for the same model.
 
-    `handed_over` says that another device has failed on it.
+    `handed_over` is set when another device has failed on the batch.
     """
 
     model: Model
@@ -64,116 +66,121 @@ class Batch:
     def sequences(self) -> list[TokenSequence]:
         """The token ids of every sequence, slice after slice."""
         sequences: list[TokenSequence] = []
-        for each in self.slices:
-            sequences += each.job.sequences[each.start : each.stop]
+        for part in self.slices:
+            sequences += part.job.sequences[part.start : part.stop]
         return sequences
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of the whole batch."""
+        """The number of tokens in the batch."""
         return sum(map(len, self.sequences))
 
     @cached_property
     def client_tokens(self) -> dict[str, int]:
-        """The tokens of each client."""
+        """The number of tokens of each client."""
         tokens: Counter[str] = Counter()
-        for each in self.slices:
-            tokens[each.job.client] += each.tokens
+        for part in self.slices:
+            tokens[part.job.client] += part.tokens
         return tokens
 
     def launch(self, model: Model) -> Callable[[], list[Any]]:
-        """Launch the forward, in the device thread; return a function that waits for its results.
+        """Launch the forward in the device thread; return a function that waits for the results.
 
-        `model` is the batch's own model, or the replica of it on this device.
+        `model` is the batch's model, or its replica on this device.
         """
-        outputs: list[records.Outputs] = []
-        for each in self.slices:
-            outputs += [each.job.outputs] * each.count
+        outputs: list[Outputs] = []
+        for part in self.slices:
+            outputs += [part.job.outputs] * part.count
         collect = model.launch(list(map(join, self.sequences)), outputs)
         return partial(self._collect, collect)
 
     def complete(self, results: Sequence[Any], seconds: float) -> None:
         """Give each job the results of its sequences; the forward took `seconds`."""
         begin = 0
-        for each in self.slices:
-            each.job.complete(each.start, results[begin : begin + each.count], seconds)
-            begin += each.count
+        for part in self.slices:
+            part.job.complete(part.start, results[begin : begin + part.count], seconds)
+            begin += part.count
 
     def fail(self, error: Exception) -> None:
-        """Fail every job that has a slice in it."""
-        for each in self.slices:
-            each.job.fail(error)
+        """Fail every job in the batch."""
+        for part in self.slices:
+            part.job.fail(error)
 
-    def unresolved(self) -> "Batch":
-        """The same batch without the slices of jobs that are resolved."""
-        slices = [each for each in self.slices if not each.job.resolved]
+    def drop_resolved(self) -> "Batch":
+        """Return the batch without the slices of resolved jobs."""
+        slices = [part for part in self.slices if not part.job.resolved]
         return self if len(slices) == len(self.slices) else replace(self, slices=slices)
 
-    def halves(self) -> "tuple[Batch, Batch]":
-        """Two batches of half of its sequences each; the first is empty for a single sequence."""
+    def split_in_half(self) -> "tuple[Batch, Batch]":
+        """Return two batches with half of the sequences each.
+
+        The first half of a single sequence is empty.
+        """
         left = len(self.sequences) // 2
         first: list[BatchSlice] = []
         second: list[BatchSlice] = []
-        for each in self.slices:
-            middle = each.start + min(left, each.count)
-            left -= middle - each.start
-            if each.start < middle:
-                first.append(BatchSlice(each.job, each.start, middle))
-            if middle < each.stop:
-                second.append(BatchSlice(each.job, middle, each.stop))
+        for part in self.slices:
+            middle = part.start + min(left, part.count)
+            left -= middle - part.start
+            if part.start < middle:
+                first.append(BatchSlice(part.job, part.start, middle))
+            if middle < part.stop:
+                second.append(BatchSlice(part.job, middle, part.stop))
         return replace(self, slices=first), replace(self, slices=second)
 
     def _collect(self, collect: Callable[[], Sequence[Any]]) -> list[Any]:
-        """What each job keeps of its results, of which none keeps those of another one alive.
+        """Reduce the results of each job, and copy them if the batch has several jobs.
 
-        An error in place of a result is kept.
+        Without the copy, a job's results would be views that keep those of all jobs in memory.
+        Errors among the results are kept as they are.
         """
         results, kept, start = collect(), list[Any](), 0
-        for each in self.slices:
-            own, reduce = results[start : start + each.count], each.job.reduce
-            start += each.count
+        for part in self.slices:
+            part_results, reduce = results[start : start + part.count], part.job.reduce
+            start += part.count
             if reduce is not None:
-                own = [
-                    result if isinstance(result, Exception) else reduce(result) for result in own
+                part_results = [
+                    result if isinstance(result, Exception) else reduce(result)
+                    for result in part_results
                 ]
-            kept += own if len(self.slices) == 1 else _without_others(own)
+            kept += part_results if len(self.slices) == 1 else _copy_results(part_results)
         return kept
 
 
-def _without_others(results: Sequence[Any]) -> list[Any]:
-    """The results of one job as no views of what others have, too."""
-    embeddings = [each for each in results if isinstance(each, TextEmbedding)]
+def _copy_results(results: Sequence[Any]) -> list[Any]:
+    """Copy the results of one job, which may be views of arrays of the whole batch."""
+    embeddings = [result for result in results if isinstance(result, TextEmbedding)]
     copies = iter(in_own_memory(embeddings))
     kept: list[Any] = []
-    for each in results:
-        if isinstance(each, TextEmbedding):
+    for result in results:
+        if isinstance(result, TextEmbedding):
             kept.append(next(copies))
         else:
-            kept.append(each.copy() if isinstance(each, np.ndarray) else each)
+            kept.append(result.copy() if isinstance(result, np.ndarray) else result)
     return kept
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one forward may hold; a single longer sequence goes alone."""
+class BatchLimits:
+    """The limits of one forward. A single longer sequence forms a batch of its own."""
 
     max_tokens: int
     max_sequences: int | None = None
     max_requests: int | None = None
 
 
-# Each model has a token budget of its own.
-LimitsOf = Callable[[Model], Limits]
+# Returns the limits of a model's forward: each model has its own token budget.
+LimitsOf = Callable[[Model], BatchLimits]
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A class, a client or a job, or the root, in the tree of what waits.
+    """The root, a class, a client or a job in the tree of waiting jobs.
 
-    `served` are the tokens that it was served, divided by its weight. `clock` is the count at which
-    a child begins that did not wait before. `jobs` are how many jobs wait below it, and
-    `waiting_weight` is that of its children that wait. Of equals the one with the lower `order` is
-    first.
+    `served` is the number of tokens that it was served, divided by its weight. `clock` is the count
+    at which a child starts that did not wait before. `jobs` is the number of jobs that wait below
+    it, and `waiting_weight` the weight of its waiting children. Among nodes with equal counts, the
+    one with the lower `order` is first.
     """
 
     order: int
@@ -184,8 +191,8 @@ class Node:
     waiting_weight: int = 0
 
 
-class Path(NamedTuple):
-    """Where a job waits."""
+class TreePath(NamedTuple):
+    """The nodes from the root to a job."""
 
     root: Node
     class_: Node
@@ -193,62 +200,63 @@ class Path(NamedTuple):
     job: Node
 
 
-def form_batch(jobs: Mapping[Job, Path], limits_of: LimitsOf, most_lead: float) -> Batch:
-    """The next batch from `jobs`, of which at least one must be waiting; changes nothing.
+def form_batch(jobs: Mapping[Job, TreePath], limits_of: LimitsOf, max_lead: float) -> Batch:
+    """Form the next batch from `jobs`, of which at least one must be waiting; change nothing.
 
-    A node may be ahead of one that was passed over by at most `most_lead`.
+    A node may be ahead of a node that was passed over by at most `max_lead`.
     """
-    classes = _branches(jobs)
+    classes = _build_heaps(jobs)
     root = _Branch(Node(0), 0.0)
-    model = min(classes).branch.first().job.model
+    model = min(classes).branch.next_job().job.model
     limits = limits_of(model)
-    most_tokens = tokens_left = limits.max_tokens
-    sequences_left = limits.max_sequences or most_tokens
+    max_tokens = tokens_left = limits.max_tokens
+    sequences_left = limits.max_sequences or max_tokens
     sequences_left = min(sequences_left, model.max_batch_sequences or sequences_left)
     stops: dict[Job, int] = {}
     while classes and tokens_left > 0 and sequences_left > 0:
         class_ = heapq.heappop(classes).branch
-        client = heapq.heappop(class_.waiting).branch
+        client = heapq.heappop(class_.clients).branch
         served, order, job = heapq.heappop(client.jobs)
         start = stops.get(job, job.taken)
         may_join = job.model is model and (
-            job in stops or len(stops) < (limits.max_requests or most_tokens)
+            job in stops or len(stops) < (limits.max_requests or max_tokens)
         )
-        leads = client.most - served, class_.most - client.served
-        room = min(tokens_left, *leads, (root.most - class_.served) * class_.node.weight)
-        if not stops or (may_join and len(job.sequences[start]) <= room):
-            step = int(min(most_tokens // _ROUNDS, room))
-            stop, tokens = _run(job, start, step, sequences_left)
+        leads_left = client.max_served - served, class_.max_served - client.served
+        class_lead_left = (root.max_served - class_.served) * class_.node.weight
+        allowed_tokens = min(tokens_left, *leads_left, class_lead_left)
+        if not stops or (may_join and len(job.sequences[start]) <= allowed_tokens):
+            step_tokens = int(min(max_tokens // _STEPS_PER_BATCH, allowed_tokens))
+            stop, tokens = _take_step(job, start, step_tokens, sequences_left)
             stops[job] = stop
             tokens_left -= tokens
             sequences_left -= stop - start
             client.served += tokens
             class_.served += tokens / class_.node.weight
             if stop < len(job.sequences):
-                heapq.heappush(client.jobs, _Waiting(served + tokens, order, job))
+                heapq.heappush(client.jobs, _JobEntry(served + tokens, order, job))
         else:
-            client.pass_over(served, most_lead)
+            client.pass_over(served, max_lead)
         if client.jobs:
-            heapq.heappush(class_.waiting, client.entry())
-        elif client.most < math.inf:
-            class_.pass_over(client.served, most_lead)
-        if class_.waiting:
+            heapq.heappush(class_.clients, client.entry())
+        elif client.max_served < math.inf:
+            class_.pass_over(client.served, max_lead)
+        if class_.clients:
             heapq.heappush(classes, class_.entry())
-        elif class_.most < math.inf:
-            root.pass_over(class_.served, most_lead)
+        elif class_.max_served < math.inf:
+            root.pass_over(class_.served, max_lead)
     return Batch(model, [BatchSlice(job, job.taken, stop) for job, stop in stops.items()])
 
 
-class _Waiting(NamedTuple):
-    """A job while a batch is formed; the smallest goes first, and `order` is unique."""
+class _JobEntry(NamedTuple):
+    """A job in the heap of its client; `order` is unique, so jobs are never compared."""
 
     served: float
     order: int
     job: Job
 
 
-class _Entry(NamedTuple):
-    """A class or a client in the heap of its group."""
+class _BranchEntry(NamedTuple):
+    """A class or a client in the heap of its parent."""
 
     served: float
     order: int
@@ -257,58 +265,59 @@ class _Entry(NamedTuple):
 
 @dataclass(slots=True)
 class _Branch:
-    """A group while a batch is formed; `waiting` and `jobs` are heaps of its children.
+    """A class or a client while a batch is formed, with heaps of its children.
 
-    `most` is the count that a child may reach beside those that were passed over.
+    A class has `clients`, a client has `jobs`. No child may get a count above `max_served` once
+    another child was passed over.
     """
 
     node: Node
     served: float
-    most: float = math.inf
-    waiting: list[_Entry] = field(default_factory=list)
-    jobs: list[_Waiting] = field(default_factory=list)
+    max_served: float = math.inf
+    clients: list[_BranchEntry] = field(default_factory=list)
+    jobs: list[_JobEntry] = field(default_factory=list)
 
-    def entry(self) -> _Entry:
-        """It in the heap of its group."""
-        return _Entry(self.served, self.node.order, self)
+    def entry(self) -> _BranchEntry:
+        """Return its entry for the heap of its parent."""
+        return _BranchEntry(self.served, self.node.order, self)
 
-    def pass_over(self, served: float, most_lead: float) -> None:
-        """Leave out a child of this count."""
-        self.most = min(self.most, served + most_lead)
+    def pass_over(self, served: float, max_lead: float) -> None:
+        """Pass over a child that has the count `served`."""
+        self.max_served = min(self.max_served, served + max_lead)
 
-    def first(self) -> _Waiting:
-        """The job whose sequence is next."""
-        return self.jobs[0] if self.jobs else self.waiting[0].branch.first()
+    def next_job(self) -> _JobEntry:
+        """Return the job whose sequence is next."""
+        return self.jobs[0] if self.jobs else self.clients[0].branch.next_job()
 
 
-def _branches(jobs: Mapping[Job, Path]) -> list[_Entry]:
-    """The heap of the classes in which these jobs wait."""
+def _build_heaps(jobs: Mapping[Job, TreePath]) -> list[_BranchEntry]:
+    """Return the heap of the classes in which the jobs wait."""
     branches: dict[Node, _Branch] = {}
-    classes: list[_Entry] = []
+    classes: list[_BranchEntry] = []
     for job, path in jobs.items():
         if path.class_ not in branches:
             branches[path.class_] = class_ = _Branch(path.class_, path.class_.served)
             classes.append(class_.entry())
         if path.client not in branches:
             branches[path.client] = client = _Branch(path.client, path.client.served)
-            branches[path.class_].waiting.append(client.entry())
-        branches[path.client].jobs.append(_Waiting(path.job.served, path.job.order, job))
+            branches[path.class_].clients.append(client.entry())
+        branches[path.client].jobs.append(_JobEntry(path.job.served, path.job.order, job))
     for branch in branches.values():
-        heapq.heapify(branch.waiting)
+        heapq.heapify(branch.clients)
         heapq.heapify(branch.jobs)
     heapq.heapify(classes)
     return classes
 
 
-def _run(job: Job, start: int, most_tokens: int, most_sequences: int) -> tuple[int, int]:
-    """The end and the tokens of the sequence at `start` and those behind it, as many as a step has.
+def _take_step(job: Job, start: int, max_tokens: int, max_sequences: int) -> tuple[int, int]:
+    """Take the sequence at `start` and those after it that fit; return the end and the tokens.
 
-    The first counts whatever its length.
+    The first sequence is taken whatever its length.
     """
     stop, tokens = start + 1, len(job.sequences[start])
-    count = max(0, min(most_tokens - tokens, most_sequences - 1))
+    count = max(0, min(max_tokens - tokens, max_sequences - 1))
     for ids in job.sequences[stop : stop + count]:
-        if tokens + len(ids) > most_tokens:
+        if tokens + len(ids) > max_tokens:
             break
         tokens += len(ids)
         stop += 1

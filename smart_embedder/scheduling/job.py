@@ -1,4 +1,4 @@
-"""The work of one request for one model: a state machine that owns its state."""
+"""The work of one request for one model, as a state machine."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from smart_embedder.tokens import TokenSequence
 
 
 class JobState(Enum):
-    """`WAITING` while sequences are queued, `TAKEN` once the device has all, then a final state."""
+    """`WAITING` while sequences are queued, `TAKEN` once all are in batches, then a final state."""
 
     WAITING = auto()
     TAKEN = auto()
@@ -26,20 +26,22 @@ class JobState(Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Job:
-    """The sequences of one request for one model, on their way through the device.
+    """The sequences of one request for one model.
 
-    The device takes them in order, in one or more batches, and makes `outputs` of each. The job is
-    interactive, or `is_bulk`. `time_limit` is the most seconds of its forwards together, of which
-    `time_spent` have passed; None limits each forward by itself. `reduce` is called off the event
-    loop with each result, and returns what is kept in its place.
+    Devices take the sequences in order, in one or more batches, and compute `outputs` of each. A
+    job is interactive, or bulk (`is_bulk`). `time_limit` is the maximum seconds of all its forwards
+    together, of which `time_spent` have passed; with None each forward has the limit of its device.
+    `reduce`, if set, is called off the event loop with each result, and its return value is kept
+    instead.
 
-    The rest changes on its way. The device has `taken` so many sequences, and `waiting_tokens` are
-    those of the others. `inference_seconds` are those of the forwards that held a part of it. The
-    queue that it enters sets `leave_queue`, which is called once, when no sequence waits.
+    The other fields change while the job is processed. `taken` is the number of sequences that are
+    in batches, and `waiting_tokens` the number of tokens of the others. `inference_seconds` is the
+    duration of all forwards with a part of the job. The queue sets `leave_queue`, which is called
+    once, when no sequence waits any more.
 
-    Each transition is a method that changes state, outcome and place in the queue together: a
-    resolved job is in no queue, and is resolved once. All methods must be called in the event
-    loop's thread.
+    Each transition is a method that changes the state, sets the outcome and leaves the queue. A
+    resolved job is in no queue, and is resolved only once. Call all methods in the event loop's
+    thread.
     """
 
     model: Model
@@ -73,16 +75,16 @@ class Job:
 
     @property
     def waiting(self) -> bool:
-        """Whether sequences of it still wait for the device."""
+        """True while sequences of the job wait for a device."""
         return self.state is JobState.WAITING
 
     @property
     def resolved(self) -> bool:
-        """Whether it is in a final state."""
+        """True once the job is in a final state."""
         return self._resolved.is_set()
 
     def take(self, count: int, now: float) -> None:
-        """Mark its next `count` sequences as taken by the device."""
+        """Mark the next `count` sequences as taken by a device."""
         self.waiting_tokens -= sum(map(len, self.sequences[self.taken : self.taken + count]))
         self.taken += count
         if self.first_taken_at is None:
@@ -91,9 +93,9 @@ class Job:
             self._end_wait(JobState.TAKEN)
 
     def complete(self, start: int, results: Sequence[Any], seconds: float) -> None:
-        """Store `results` of its sequences from `start` on; their forward took `seconds`.
+        """Store the results of the sequences from `start` on; their forward took `seconds`.
 
-        A result that is an error fails the job.
+        If a result is an error, the job fails with it.
         """
         if self.resolved:
             return
@@ -101,18 +103,18 @@ class Job:
         self._finished += len(results)
         self.inference_seconds += seconds
         self.last_completed_at = time.perf_counter()
-        for each in results:
-            if isinstance(each, Exception):
-                self.fail(each)
+        for result in results:
+            if isinstance(result, Exception):
+                self.fail(result)
                 return
         if self._finished == len(self.sequences):
             self._end_wait(JobState.COMPLETED)
 
     def fail(self, error: Exception) -> None:
-        """Fail with `error`, unless it is resolved."""
+        """Fail with `error`, unless the job is resolved."""
         if self.resolved:
             return
-        # A new error for each job: a shared one would collect the tracebacks of all callers.
+        # Each job gets a new error: a shared one would collect the tracebacks of all callers.
         if isinstance(error, SmartEmbedderError):
             self._error = type(error)(str(error), retry_after=error.retry_after)
         else:
@@ -121,18 +123,18 @@ class Job:
         self._end_wait(JobState.FAILED)
 
     def cancel(self) -> None:
-        """Cancel it, unless it is resolved."""
+        """Cancel the job, unless it is resolved."""
         if not self.resolved:
             self._end_wait(JobState.CANCELLED)
 
-    async def dequeued(self) -> None:
-        """Return when no sequence of it is queued; raises the error that it failed with."""
+    async def wait_until_taken(self) -> None:
+        """Wait until no sequence is queued; raise the error of a failed job."""
         await self._dequeued.wait()
         if self._error is not None:
             raise self._error
 
     async def result(self) -> list[Any]:
-        """A result for each sequence, in order; raises the error that it failed with."""
+        """Wait for the results, one for each sequence in order; raise the error of a failed job."""
         await self._resolved.wait()
         if self._error is not None:
             raise self._error
@@ -141,7 +143,7 @@ class Job:
         return self._results
 
     def _end_wait(self, state: JobState) -> None:
-        """Leave the queue, if it is still there, for a state in which no sequence waits."""
+        """Change to a state in which no sequence waits, and leave the queue."""
         self.state = state
         if state is not JobState.TAKEN:
             self._resolved.set()
@@ -152,9 +154,10 @@ class Job:
 
 
 def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
-    """Seconds in each stage until now; `queue` is all time outside tokenizing and forwards.
+    """Return the seconds of each stage since `started`.
 
-    The stages of a job are its wait for the first forward, and from there to the end of the last.
+    `queue` is all time outside tokenization and forwards. For a job, the stage `queue` ends when
+    its first batch is taken, and `forward` lasts from then to the end of its last forward.
     """
     total = time.perf_counter() - started
     stages, inference = [*tokenized], 0.0

@@ -181,7 +181,7 @@ class Auditor:
         devices.remove = watched_remove  # type: ignore[method-assign]
         for limit in (engine.embedding._waiting, engine.scoring._limit):
             self._free[limit] = 0
-            limit._seconds_to_place = self._watched_refusal(limit)
+            limit._retry_after = self._watched_refusal(limit)
         self._loop.on_quiet = self._quiet
         self._loop.set_exception_handler(self._unhandled)
 
@@ -196,7 +196,7 @@ class Auditor:
             raise self._broken
 
     def _watched_refusal(self, limit: ConcurrencyLimit) -> Callable[[], int]:
-        seconds_to_place = limit._seconds_to_place
+        estimate_retry_after = limit._retry_after
 
         def refused() -> int:
             owner = OWNER.get()
@@ -204,7 +204,7 @@ class Auditor:
             free = min(limit._free, self._free[limit])
             if owner and owner.is_only and not limit.held_by(owner.client) and free:
                 self.fail("place", f"{owner.client} is refused, and {free} places are free")
-            return seconds_to_place()
+            return estimate_retry_after()
 
         return refused
 

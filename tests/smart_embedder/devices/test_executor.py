@@ -219,7 +219,7 @@ async def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: b
     model = FakeModel()
     async with VirtualDevice(1.0, model, gpu=True).running() as device:
         if has_other:
-            device.queue.consumer(lambda served: served is model)
+            device.queue.add_consumer(lambda served: served is model)
         model.asynchronous, model.failures = True, [accelerator_error(719)]
         crashes = device.put(10)
         await turns(20)

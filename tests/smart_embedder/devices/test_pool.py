@@ -187,19 +187,19 @@ async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
     """Ten tokens a second and ten in a forward; what fits beside the last one is taken with it."""
     model = FakeModel()
     async with VirtualPool(10.0).started(on("cpu", model, seconds_per_token=0.099)) as pool:
-        assert pool.seconds_to_place(Purpose.EMBEDDING) == 1
+        assert pool.estimate_retry_after(Purpose.EMBEDDING) == 1
         pool.queue.put(job(10, model=model, client="a"))
         await turns()
-        assert pool.seconds_to_place(Purpose.EMBEDDING) == 1, "a second of the forward is left"
+        assert pool.estimate_retry_after(Purpose.EMBEDDING) == 1, "a second of the forward is left"
         pool.queue.put(job(5, 10, 10, 10, model=model, client="a"))
         # 25 tokens before the last, which fills a forward of its own.
-        assert pool.seconds_to_place(Purpose.EMBEDDING) == 4
-        assert pool.seconds_to_place(Purpose.RERANKING) == 1
+        assert pool.estimate_retry_after(Purpose.EMBEDDING) == 4
+        assert pool.estimate_retry_after(Purpose.RERANKING) == 1
         pool.queue.put(job(5, 10, 10, 10, 2, model=model, client="b"))
         # As much of the other's is taken meanwhile; nothing changes where that has less.
-        assert pool.seconds_to_place(Purpose.EMBEDDING) == 6
+        assert pool.estimate_retry_after(Purpose.EMBEDDING) == 6
         pool.queue.put(job(30, client="c", model=model, purpose=Purpose.RERANKING))
-        assert pool.seconds_to_place(Purpose.RERANKING) == 10, "30 of each client, and a second"
+        assert pool.estimate_retry_after(Purpose.RERANKING) == 10, "30 of each client, and a second"
 
 
 @in_skipped_time
@@ -234,7 +234,7 @@ async def test_devices_that_have_failed_promise_nothing() -> None:
         await turns()
         assert pool.is_using(first)
         # One device of ten tokens a second, and not two.
-        assert pool.seconds_to_place(Purpose.EMBEDDING) == pytest.approx(3, abs=1)
+        assert pool.estimate_retry_after(Purpose.EMBEDDING) == pytest.approx(3, abs=1)
 
 
 def watched(model: FakeModel, device: str, told: list[str]) -> PlacedModels:
@@ -366,4 +366,4 @@ async def test_one_stuck_device_of_two_fails_nobody_who_waits() -> None:
 async def test_a_pool_that_never_started_is_closed_too() -> None:
     await VirtualPool().close(1)
     assert not VirtualPool().all_failed
-    assert VirtualPool().seconds_to_place(Purpose.EMBEDDING) == 1
+    assert VirtualPool().estimate_retry_after(Purpose.EMBEDDING) == 1

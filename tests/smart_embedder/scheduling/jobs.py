@@ -1,9 +1,9 @@
-"""Jobs, batches and queues, built in a line."""
+"""Short constructors of jobs, batches and queues for tests."""
 
 import numpy as np
 
 from smart_embedder.requests import Outputs
-from smart_embedder.scheduling.batcher import Batch, BatchSlice, Limits
+from smart_embedder.scheduling.batcher import Batch, BatchLimits, BatchSlice
 from smart_embedder.scheduling.job import Job
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
@@ -24,22 +24,22 @@ def job(
 
 
 def batch_of(*slices: Job | tuple[Job, int, int]) -> Batch:
-    """Of jobs as a whole, or from a sequence up to another."""
+    """A batch of whole jobs, or of slices (job, start, stop)."""
     parts = [
-        BatchSlice(each, 0, len(each.sequences)) if isinstance(each, Job) else BatchSlice(*each)
-        for each in slices
+        BatchSlice(part, 0, len(part.sequences)) if isinstance(part, Job) else BatchSlice(*part)
+        for part in slices
     ]
     return Batch(parts[0].job.model, parts)
 
 
 def queue_of(*jobs: Job) -> JobQueue:
     queue = JobQueue()
-    for each in jobs:
-        queue.put(each)
+    for waiting in jobs:
+        queue.put(waiting)
     return queue
 
 
 def take(queue: JobQueue, budget: int = 16, **options) -> Batch:
-    batch = queue.take(lambda _: Limits(budget), **options)
+    batch = queue.take(lambda _: BatchLimits(budget), **options)
     assert batch is not None
     return batch

@@ -1,4 +1,4 @@
-"""From texts to queued jobs: whose texts are tokenised when, and what happens to the jobs."""
+"""Tokenizing texts on threads and the event loop, submitting jobs, and their timings."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from smart_embedder.errors import DrainingError, InferenceError
 from smart_embedder.interrupts import GivenUpError, stop_if_given_up
 from smart_embedder.results import Stage
 from smart_embedder.scheduling.admission import Abortable, Admission, TokenizerThreads
-from smart_embedder.scheduling.batcher import Limits
+from smart_embedder.scheduling.batcher import BatchLimits
 from smart_embedder.scheduling.job import timings_of
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
@@ -20,8 +20,8 @@ from tests.smart_embedder.scheduling.jobs import job
 from tests.support.skipped_time import turns
 
 
-class Desk:
-    """An admission over a queue of its own."""
+class AdmissionBench:
+    """An admission with its own queue."""
 
     def __init__(self) -> None:
         self.queue, self.metrics = JobQueue(), Metrics()
@@ -29,7 +29,7 @@ class Desk:
         self.admission = Admission(self.queue, self.threads, Abortable(), self.metrics)
 
     def take(self, budget: int = 100) -> None:
-        self.batch = self.queue.take(lambda _: Limits(budget))
+        self.batch = self.queue.take(lambda _: BatchLimits(budget))
 
     def complete(self) -> None:
         assert self.batch is not None
@@ -37,49 +37,49 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    made = Desk()
+def bench() -> Iterator[AdmissionBench]:
+    made = AdmissionBench()
     yield made
     made.threads.close()
 
 
-async def test_texts_are_tokenised_off_the_loop_and_the_time_is_told(desk, ticking) -> None:
+async def test_texts_are_tokenized_off_the_loop_and_the_time_is_measured(bench, ticking) -> None:
     def call() -> str:
         ticking.time += 3
         return threading.current_thread().name
 
-    name, stage = await desk.admission.tokenize(FakeModel(), call, USUAL, "client")
+    name, stage = await bench.admission.tokenize(FakeModel(), call, USUAL, "client")
     assert name.startswith("tokenizer")
     assert stage == Stage("tokenize", 100, 103, "fake")
-    assert desk.metrics.value("embedder_tokenize_seconds_sum") == 3
-    assert desk.metrics.value("embedder_tokenize_seconds_count") == 1
+    assert bench.metrics.value("embedder_tokenize_seconds_sum") == 3
+    assert bench.metrics.value("embedder_tokenize_seconds_count") == 1
 
 
-async def test_a_submission_is_over_when_the_device_has_taken_all_its_jobs(desk) -> None:
+async def test_submit_returns_when_the_device_has_taken_all_jobs(bench) -> None:
     first, second = job(10), job(10)
-    submits = asyncio.create_task(desk.admission.submit(first, second))
+    submits = asyncio.create_task(bench.admission.submit(first, second))
     for is_over in (False, True):
         await turns()
-        desk.take(10)
+        bench.take(10)
         await turns()
         assert submits.done() is is_over
     assert not first.resolved
-    runs = asyncio.create_task(desk.admission.run(job(4, 4)))
+    runs = asyncio.create_task(bench.admission.run(job(4, 4)))
     await turns()
-    desk.take()
+    bench.take()
     await turns()
     assert not runs.done()
-    desk.complete()
+    bench.complete()
     assert await runs == [7, 7]
 
 
 @pytest.mark.parametrize("stage", ["submit", "results"])
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_jobs_whose_caller_leaves_or_of_which_one_fails_leave_the_queue(
-    desk, stage: str, leaves: bool
+async def test_jobs_leave_the_queue_when_the_caller_leaves_or_one_of_them_fails(
+    bench, stage: str, leaves: bool
 ) -> None:
     first, second = job(10), job(10)
-    waits = asyncio.create_task(getattr(desk.admission, stage)(first, second))
+    waits = asyncio.create_task(getattr(bench.admission, stage)(first, second))
     await turns()
     if leaves:
         waits.cancel()
@@ -87,18 +87,18 @@ async def test_jobs_whose_caller_leaves_or_of_which_one_fails_leave_the_queue(
         first.fail(InferenceError("no"))
     with pytest.raises((asyncio.CancelledError, InferenceError)):
         await waits
-    assert desk.queue.jobs == []
+    assert bench.queue.jobs == []
     assert second.resolved
 
 
-async def test_the_stages_of_a_request_add_up_to_its_time(desk, ticking) -> None:
+async def test_the_timings_of_a_request_add_up_to_its_total(bench, ticking) -> None:
     ticking.time = 110.0
     waits, never = job(4), job(4)
-    desk.queue.put(waits)
+    bench.queue.put(waits)
     ticking.time = 113.0
-    desk.take()
+    bench.take()
     ticking.time = 119.0
-    desk.complete()
+    bench.complete()
     ticking.time = 120.0
     tokenized = [Stage("tokenize", 102.0, 105.0, "fake")]
     timings = timings_of(100.0, tokenized=tokenized, jobs=[waits, never])
@@ -109,29 +109,29 @@ async def test_the_stages_of_a_request_add_up_to_its_time(desk, ticking) -> None
         Stage("queue", 110.0, 113.0, "fake"),
         Stage("forward", 113.0, 119.0, "fake", 2.0),
     )
-    # Clocks of several forwards overlap: there is no wait below zero.
+    # The times of several forwards may overlap, but the wait is never below zero.
     assert timings_of(119.0, tokenized=tokenized, jobs=[waits]).queue == 0
 
 
-# The threads of tokenizers.
+# Tokenizer threads.
 
-# Which texts have a thread of their own, as they take seconds.
+# Texts, and whether they run on the thread for huge requests.
 TEXTS = {
     "a sentence": (["search vector"], False),
     "many texts": (["search vector"] * 1024, False),
     "a novel": (["search " * 100_000], False),
     "Chinese": (["检索向量" * 100_000], False),
     "a million characters": (["a" * 1_000_000], False),
-    "ligatures that become almost as many": (["ﷺ" * 55_555], False),
+    "ligatures that NFKC expands to less": (["ﷺ" * 55_555], False),
     "megabytes": (["search " * 200_000], True),
     "many long texts": (["search " * 200] * 1024, True),
     "many texts of ligatures": (["ﷺ" * 60] * 1024, True),
     "a character more than a million": (["a" * 500_000, "a" * 500_001], True),
-    "ligatures that become as many": (["ﷺ" * 55_556], True),
+    "ligatures that NFKC expands to more": (["ﷺ" * 55_556], True),
 }
 
 
-# More than what is tokenised on the event loop.
+# Too long to be tokenized on the event loop.
 USUAL = ["a" * 256]
 
 
@@ -142,8 +142,8 @@ def threads() -> Iterator[TokenizerThreads]:
     made.close()
 
 
-class Held:
-    """A call that a test lets go."""
+class BlockedCall:
+    """A call that blocks until its `gate` is set."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -154,14 +154,16 @@ class Held:
         self.gate.wait()
 
 
-async def held(threads: TokenizerThreads, client: str) -> tuple[Held, "asyncio.Task[None]"]:
-    call = Held()
+async def block_thread(
+    threads: TokenizerThreads, client: str
+) -> tuple[BlockedCall, "asyncio.Task[None]"]:
+    call = BlockedCall()
     task = asyncio.create_task(threads.run(call, USUAL, client))
     await asyncio.to_thread(call.entered.wait)
     return call, task
 
 
-async def test_aborting_fails_what_is_accepted_and_what_comes() -> None:
+async def test_abort_fails_current_and_later_scopes() -> None:
     accepted, reached = Abortable(), []
 
     async def work() -> None:
@@ -173,15 +175,15 @@ async def test_aborting_fails_what_is_accepted_and_what_comes() -> None:
     await asyncio.sleep(0)
     for _ in range(2):
         accepted.abort()
-    for each in (*tasks, work()):
+    for awaitable in (*tasks, work()):
         with pytest.raises(DrainingError, match="stopped before"):
-            await each
+            await awaitable
     assert len(reached) == 3
 
 
 async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client(threads) -> None:
     order: list[str] = []
-    call, first = await held(threads, "alice")
+    call, first = await block_thread(threads, "alice")
     waiting = [
         asyncio.create_task(threads.run(lambda c=client: order.append(c), USUAL, client))
         for client in ["alice"] * 5 + ["bob"]
@@ -195,7 +197,7 @@ async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client
 @pytest.mark.parametrize(
     ("count", "cores", "expected"), [(3, 1, 3), (None, 2, 2), (None, 64, 8), (None, None, 1)]
 )
-async def test_so_many_calls_run_at_once(monkeypatch, count, cores, expected) -> None:
+async def test_the_number_of_tokenizer_threads(monkeypatch, count, cores, expected) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     threads, entered, gate = TokenizerThreads(count), threading.Semaphore(0), threading.Event()
     active, most = [], []
@@ -227,20 +229,20 @@ async def test_no_thread_is_started_once_they_are_closed(name: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "on_loop"), [(["a" * 255], True), (["a" * 256], False), ([""] * 257, False)]
 )
-async def test_the_shortest_texts_are_tokenised_on_the_loop(threads, texts, on_loop: bool) -> None:
+async def test_the_shortest_texts_are_tokenized_on_the_loop(threads, texts, on_loop: bool) -> None:
     ran_on = await threads.run(threading.current_thread, texts, "alice")
     assert (ran_on is threading.current_thread()) == on_loop
 
 
-async def test_no_more_than_one_call_each_turn_runs_on_the_loop(threads) -> None:
+async def test_one_call_in_each_iteration_runs_on_the_event_loop(threads) -> None:
     for _ in range(2):
         calls = (threads.run(threading.current_thread, ["a"], "alice") for _ in range(3))
         ran_on = await asyncio.gather(*calls)
-        assert [each is threading.current_thread() for each in ran_on] == [True, False, False]
+        assert [thread is threading.current_thread() for thread in ran_on] == [True, False, False]
 
 
 @pytest.mark.parametrize(("texts", "is_huge"), TEXTS.values(), ids=TEXTS)
-async def test_what_takes_seconds_has_a_thread_of_its_own_and_usual_texts_share_some(
+async def test_huge_texts_are_tokenized_on_a_separate_thread(
     texts: list[str], is_huge: bool
 ) -> None:
     threads = TokenizerThreads(2)
@@ -249,7 +251,7 @@ async def test_what_takes_seconds_has_a_thread_of_its_own_and_usual_texts_share_
     assert name.startswith("tokenizer-huge") == is_huge
 
 
-async def test_a_call_whose_caller_has_left_ends_at_its_next_step(threads) -> None:
+async def test_a_call_ends_at_its_next_check_after_its_caller_was_cancelled(threads) -> None:
     entered, gate, given_up = threading.Event(), threading.Event(), threading.Event()
 
     def call() -> None:
@@ -268,5 +270,5 @@ async def test_a_call_whose_caller_has_left_ends_at_its_next_step(threads) -> No
     await asyncio.wait({task})
     gate.set()
     assert await asyncio.to_thread(given_up.wait, 60)
-    # The thread is free again, and a call that is wanted goes on.
+    # The thread is free again, and a call whose caller waits is not stopped.
     await threads.run(stop_if_given_up, USUAL, "bob")

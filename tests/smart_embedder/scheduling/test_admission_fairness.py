@@ -1,4 +1,4 @@
-"""Permits, divided fairly between the clients that want them."""
+"""Permits, divided fairly between clients."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ def limit_of(capacity: int, acquire_timeout: float = 0.01) -> ConcurrencyLimit:
 
 
 class Holder:
-    """A request inside the limit, until it is let go."""
+    """A request that holds a permit until `release` is called."""
 
     def __init__(self, limit: ConcurrencyLimit, client: str) -> None:
         self._gate = asyncio.Event()
@@ -30,57 +30,57 @@ class Holder:
             await self._gate.wait()
         return client
 
-    async def let_go(self) -> str:
+    async def release(self) -> str:
         self._gate.set()
         return await self.task
 
 
-async def holders(limit: ConcurrencyLimit, clients: str) -> list[Holder]:
-    made = [Holder(limit, client) for client in clients]
-    for each in made:
-        await each.inside.wait()
-    return made
+async def start_holders(limit: ConcurrencyLimit, clients: str) -> list[Holder]:
+    holders = [Holder(limit, client) for client in clients]
+    for holder in holders:
+        await holder.inside.wait()
+    return holders
 
 
-@pytest.mark.parametrize(("capacity", "most"), [(1, 1), (2, 1), (4, 3), (32, 24), (200, 150)])
-async def test_a_client_holds_at_most_three_times_what_is_free_and_a_newcomer_finds_room(
-    capacity: int, most: int
+@pytest.mark.parametrize(("capacity", "expected"), [(1, 1), (2, 1), (4, 3), (32, 24), (200, 150)])
+async def test_a_client_holds_at_most_three_times_the_free_permits(
+    capacity: int, expected: int
 ) -> None:
     limit = FairSemaphore(capacity, times_free=3)
     while limit.try_acquire("a"):
         pass
-    assert limit.held_by("a") == most
+    assert limit.held_by("a") == expected
     assert limit.try_acquire("b") == (capacity > 1)
 
 
-async def test_a_client_that_may_have_no_more_waits_until_there_is_room_again() -> None:
+async def test_a_client_at_its_limit_waits_until_enough_permits_are_free() -> None:
     limit = limit_of(4, acquire_timeout=30)
-    alices = await holders(limit, "aaa")
+    alices = await start_holders(limit, "aaa")
     waiting = Holder(limit, "a")
-    (bob,) = await holders(limit, "b")
-    await bob.let_go()
+    (bob,) = await start_holders(limit, "b")
+    await bob.release()
     await turns()
-    assert not waiting.inside.is_set(), "the last place is for somebody else"
-    await alices[0].let_go()
+    assert not waiting.inside.is_set(), "the last permit is for other clients"
+    await alices[0].release()
     await waiting.inside.wait()
-    for each in (*alices[1:], waiting):
-        await each.let_go()
+    for holder in (*alices[1:], waiting):
+        await holder.release()
     assert limit.held == 0
 
 
-async def test_who_returns_its_only_permit_and_waits_goes_before_one_that_holds_another() -> None:
+async def test_a_released_permit_goes_to_the_waiting_client_that_holds_the_fewest() -> None:
     limit = limit_of(2, acquire_timeout=60)
-    a, b = await holders(limit, "ab")
+    a, b = await start_holders(limit, "ab")
     waiting = [Holder(limit, client) for client in "bab"]
     await turns()
-    await a.let_go()
+    await a.release()
     await waiting[1].inside.wait()
     assert (limit.held_by("a"), limit.held_by("b")) == (1, 1)
-    for each in (b, *waiting):
-        await each.let_go()
+    for holder in (b, *waiting):
+        await holder.release()
 
 
-async def test_a_permit_handed_to_someone_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
+async def test_a_permit_given_to_a_waiter_that_is_cancelled_at_once_is_not_lost() -> None:
     permits = FairSemaphore(1)
     await permits.acquire("a")
     waiting = asyncio.create_task(permits.acquire("b"))
@@ -94,19 +94,19 @@ async def test_a_permit_handed_to_someone_who_is_cancelled_in_the_same_moment_is
 
 
 @in_skipped_time
-async def test_a_refusal_comes_when_the_time_is_over_and_not_before() -> None:
+async def test_a_request_is_refused_after_the_acquire_timeout() -> None:
     limit, began = limit_of(1, acquire_timeout=5), now()
-    (held,) = await holders(limit, "a")
+    (held,) = await start_holders(limit, "a")
     with pytest.raises(QueueFullError) as refused:
         await Holder(limit, "a").task
     assert refused.value.retry_after == 7
     assert now() - began == pytest.approx(5, abs=0.01)
     assert (limit.held, limit.held_by("a"), limit.held_by("b")) == (1, 1, 0)
-    await held.let_go()
+    await held.release()
     assert (limit.held, limit.held_by("a")) == (0, 0)
 
 
-async def test_a_request_that_fails_gives_its_place_back() -> None:
+async def test_a_request_that_fails_releases_its_permit() -> None:
     limit = limit_of(1)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
@@ -119,7 +119,7 @@ async def test_a_request_that_fails_gives_its_place_back() -> None:
     capacity=st.integers(1, 4),
     steps=st.lists(st.tuples(st.sampled_from(["acquire", "cancel", "release"]), st.integers(0, 5))),
 )
-async def test_no_permit_is_lost_or_given_twice_and_nobody_waits_beside_a_free_one(
+async def test_no_permit_is_lost_or_given_twice_and_no_client_waits_beside_a_free_one(
     capacity, steps
 ) -> None:
     permits = FairSemaphore(capacity)
@@ -135,7 +135,7 @@ async def test_no_permit_is_lost_or_given_twice_and_nobody_waits_beside_a_free_o
             permits.release(holding.pop(number % len(holding)))
         await turns(4)
         holding += [client for client, task in waiting if task.done() and not task.cancelled()]
-        waiting = [each for each in waiting if not each[1].done()]
+        waiting = [(client, task) for client, task in waiting if not task.done()]
         assert permits.held == len(holding) <= capacity
         assert not waiting or permits.held == capacity
         assert {client: permits.held_by(client) for client in "abc"} == {
@@ -144,7 +144,7 @@ async def test_no_permit_is_lost_or_given_twice_and_nobody_waits_beside_a_free_o
     for _, task in waiting:
         task.cancel()
     await turns(4)
-    assert not permits._waiters, "who leaves leaves no trace"
+    assert not permits._waiters, "cancelled waiters are removed"
 
 
 async def test_clients_that_hold_equally_many_alternate() -> None:
@@ -174,7 +174,7 @@ async def test_clients_that_hold_equally_many_alternate() -> None:
         ([], False, TimeoutError),
     ],
 )
-async def test_a_block_that_is_ended_raises_its_error_unless_more_is_ended(
+async def test_nested_failing_with_blocks_raise_the_error_of_the_outermost_that_ended(
     ends: list[str], is_cancelled: bool, expected: type[BaseException]
 ) -> None:
     scopes: dict[str, asyncio.Timeout] = {}

@@ -1,4 +1,4 @@
-"""A batch: which it is, by budget, fairness and order, and whose results are whose."""
+"""Forming batches by budget, fairness and order, and handing their results to jobs."""
 
 from dataclasses import replace
 
@@ -14,9 +14,9 @@ from smart_embedder.scheduling.batcher import (
     BULK_WEIGHT,
     INTERACTIVE_WEIGHT,
     Batch,
-    Limits,
+    BatchLimits,
     Node,
-    Path,
+    TreePath,
     form_batch,
 )
 from smart_embedder.scheduling.job import Job
@@ -31,22 +31,22 @@ CLASSES = {False: Node(0, INTERACTIVE_WEIGHT), True: Node(1, BULK_WEIGHT)}
 
 
 def served(*counts: float) -> list[Node]:
-    """Nodes of clients or jobs, in order of arrival, that were served so many tokens."""
+    """Nodes of clients or jobs with these counts, in order of arrival."""
     return [Node(order, served=count) for order, count in enumerate(counts)]
 
 
-def paths(jobs: list[Job], counts: list[Node] | None = None) -> dict[Job, Path]:
-    """Where jobs of one client wait, in order of arrival."""
+def paths(jobs: list[Job], counts: list[Node] | None = None) -> dict[Job, TreePath]:
+    """The tree paths of jobs of one client, in order of arrival."""
     clients, nodes = {False: Node(0), True: Node(1)}, counts or served(*[0.0] * len(jobs))
     return {
-        job: Path(ROOT, CLASSES[job.is_bulk], clients[job.is_bulk], node)
+        job: TreePath(ROOT, CLASSES[job.is_bulk], clients[job.is_bulk], node)
         for job, node in zip(jobs, nodes, strict=True)
     }
 
 
-def choose(jobs: list[Job], limits: Limits, counts: list[Node] | None = None) -> Batch:
+def choose(jobs: list[Job], limits: BatchLimits, counts: list[Node] | None = None) -> Batch:
     """The batch that `form_batch` makes of jobs of one client."""
-    return form_batch(paths(jobs, counts), lambda _: limits, most_lead=1000)
+    return form_batch(paths(jobs, counts), lambda _: limits, max_lead=1000)
 
 
 def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
@@ -54,30 +54,30 @@ def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
 
 
 CHOICES = {
-    "everything that fits": ([job(2, 3), job(4)], [0, 0], 9, [(0, 0, 2), (1, 0, 1)]),
-    "a part of what is larger than the budget": ([job(4, 4, 4)], [0], 9, [(0, 0, 2)]),
-    "alone what is longer than the budget": ([job(50), job(1)], [0, 32], 9, [(0, 0, 1)]),
-    "who was served less": ([job(9), job(9), job(9)], [13, 11, 12], 9, [(1, 0, 1)]),
-    "a long one whatever its length": ([job(8192), job(5)], [11, 12], 9, [(0, 0, 1)]),
-    "two long ones evenly": (
+    "all jobs that fit": ([job(2, 3), job(4)], [0, 0], 9, [(0, 0, 2), (1, 0, 1)]),
+    "a part of a job larger than the budget": ([job(4, 4, 4)], [0], 9, [(0, 0, 2)]),
+    "only a sequence longer than the budget": ([job(50), job(1)], [0, 32], 9, [(0, 0, 1)]),
+    "the job that was served least": ([job(9), job(9), job(9)], [13, 11, 12], 9, [(1, 0, 1)]),
+    "the longest sequence if it is next": ([job(8192), job(5)], [11, 12], 9, [(0, 0, 1)]),
+    "equal parts of two long jobs": (
         [job(*[2] * 10), job(*[2] * 10)],
         [0, 0],
         8,
         [(0, 0, 2), (1, 0, 2)],
     ),
-    "smaller ones in place of what does not fit": (
+    "a shorter job instead of one that does not fit": (
         [job(5), job(8), job(3)],
         [0, 0, 6],
         9,
         [(0, 0, 1), (2, 0, 1)],
     ),
-    "the model of whoever is next": (
+    "only jobs of the model of the next job": (
         [job(2), job(2, model=OTHER), job(2)],
         [5, 0, 5],
         9,
         [(1, 0, 1)],
     ),
-    "an interactive one before bulk that came first": (
+    "an interactive job before an earlier bulk job": (
         [job(4, bulk=True), job(4)],
         [0, 0],
         8,
@@ -90,41 +90,41 @@ CHOICES = {
 def test_a_batch_holds(case: str) -> None:
     jobs, counts, budget, expected = CHOICES[case]
     nodes = served(*counts)
-    batch = choose(jobs, Limits(budget), nodes)
+    batch = choose(jobs, BatchLimits(budget), nodes)
     assert taken(batch, jobs) == expected
     assert batch.model is jobs[expected[0][0]].model
-    assert taken(choose(jobs, Limits(budget), nodes), jobs) == expected, "it changes nothing"
+    assert taken(choose(jobs, BatchLimits(budget), nodes), jobs) == expected, "it changes nothing"
 
 
-def test_the_client_that_was_served_less_is_first_however_many_jobs_the_other_has() -> None:
+def test_the_client_that_was_served_least_is_first_however_many_jobs_others_have() -> None:
     alice, bob = served(100, 50)
     jobs = [*(job(4) for _ in range(9)), job(4)]
     clients = [alice] * 9 + [bob]
     waiting = {
-        each: Path(ROOT, CLASSES[False], client, Node(order))
-        for order, (each, client) in enumerate(zip(jobs, clients, strict=True))
+        job: TreePath(ROOT, CLASSES[False], client, Node(order))
+        for order, (job, client) in enumerate(zip(jobs, clients, strict=True))
     }
-    assert form_batch(waiting, lambda _: Limits(4), 4).slices[0].job is jobs[-1]
+    assert form_batch(waiting, lambda _: BatchLimits(4), 4).slices[0].job is jobs[-1]
 
 
 @pytest.mark.parametrize(("lead", "is_taken"), [(53, True), (54, True), (55, False)])
-def test_beside_one_that_was_passed_over_nobody_is_ahead_by_more_than_a_forward(
+def test_no_job_gets_more_than_a_forward_ahead_of_one_that_was_passed_over(
     lead: int, is_taken: bool
 ) -> None:
-    """The rest of a forward of 64 tokens, in which 100 do not fit, is no gift."""
+    """A sequence of 100 tokens does not fit into the rest of a forward of 64."""
     jobs = [job(40), job(100), job(10)]
-    batch = form_batch(paths(jobs, served(0, 0, lead)), lambda _: Limits(64), 64)
+    batch = form_batch(paths(jobs, served(0, 0, lead)), lambda _: BatchLimits(64), 64)
     assert [part.job for part in batch.slices] == [jobs[0], *([jobs[2]] if is_taken else [])]
 
 
-def test_a_batch_may_be_limited_in_requests_and_in_sequences_also_by_its_model() -> None:
+def test_limits_of_requests_and_sequences_and_the_sequence_limit_of_a_model() -> None:
     jobs = [job(1, 1), job(1, 1), job(1, 1)]
-    assert taken(choose(jobs, Limits(9, max_requests=2)), jobs) == [(0, 0, 2), (1, 0, 2)]
-    assert len(choose(jobs, Limits(9, max_sequences=4)).sequences) == 4
+    assert taken(choose(jobs, BatchLimits(9, max_requests=2)), jobs) == [(0, 0, 2), (1, 0, 2)]
+    assert len(choose(jobs, BatchLimits(9, max_sequences=4)).sequences) == 4
     limited = FakeModel()
     limited.max_batch_sequences = 3
     jobs = [job(1, 1, 1, model=limited), job(1, 1, model=limited)]
-    assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
+    assert taken(choose(jobs, BatchLimits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
 
 
 @given(
@@ -137,9 +137,9 @@ def test_a_batch_is_as_large_as_the_limits_allow_and_no_larger(
     requests, budget, times, sequences
 ) -> None:
     jobs = [job(*lengths * times) for lengths in requests]
-    batch = choose(jobs, Limits(budget, max_sequences=sequences))
+    batch = choose(jobs, BatchLimits(budget, max_sequences=sequences))
     assert batch.tokens <= budget or len(batch.sequences) == 1
-    all_sequences = sum(len(each.sequences) for each in jobs)
+    all_sequences = sum(len(job.sequences) for job in jobs)
     assert len(batch.sequences) == min(sequences, all_sequences) or batch.tokens > budget - 30
 
 
@@ -151,42 +151,42 @@ def test_a_batch_is_as_large_as_the_limits_allow_and_no_larger(
         ([3] * 30, 4, [3, 1]),  # A fourth would make 12 tokens.
         ([4, 6, 1], 2, [2, 0]),  # Exactly 10.
         ([4, 7, 1], 2, [1, 1]),
-        ([20, 1, 1], 2, [1, 1]),  # One that is longer than a turn is a turn.
+        ([20, 1, 1], 2, [1, 1]),  # A longer sequence is a step of its own.
     ],
 )
-def test_a_turn_holds_as_many_sequences_as_fit_a_64th_of_the_budget(
+def test_a_step_takes_as_many_sequences_as_fit_into_a_64th_of_the_budget(
     lengths, sequences, expected
 ) -> None:
     jobs = [job(*lengths), job(*lengths)]
-    batch = choose(jobs, Limits(64 * 10, max_sequences=sequences))
+    batch = choose(jobs, BatchLimits(64 * 10, max_sequences=sequences))
     count = {part.job: part.stop - part.start for part in batch.slices}
-    assert [count.get(each, 0) for each in jobs] == expected
+    assert [count.get(job, 0) for job in jobs] == expected
 
 
-class Watched(list):
-    """Sequences that count how often one of them is looked at."""
+class CountingList(list):
+    """A list that counts how often it is indexed."""
 
-    looks = 0
+    reads = 0
 
-    def __getitem__(self, place):
-        self.looks += 1
-        return super().__getitem__(place)
+    def __getitem__(self, index):
+        self.reads += 1
+        return super().__getitem__(index)
 
 
 def test_thousands_of_short_sequences_are_taken_in_few_steps() -> None:
-    sequences = Watched([np.zeros(1, np.int64)] * 6400)
+    sequences = CountingList([np.zeros(1, np.int64)] * 6400)
     many = Job(MODEL, sequences, Outputs(dense=True))
-    form_batch(paths([many]), lambda _: Limits(6400), 6400)
-    assert sequences.looks <= 3 * 64
+    form_batch(paths([many]), lambda _: BatchLimits(6400), 6400)
+    assert sequences.reads <= 3 * 64
 
 
 @given(st.permutations("abc"), st.integers(1, 6), st.integers(1, 6))
 def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences) -> None:
     models = {name: FakeModel() for name in "abc"}
     limits = {
-        models["a"]: Limits(tokens),
-        models["b"]: Limits(99, max_sequences=sequences),
-        models["c"]: Limits(99),
+        models["a"]: BatchLimits(tokens),
+        models["b"]: BatchLimits(99, max_sequences=sequences),
+        models["c"]: BatchLimits(99),
     }
     jobs = [job(*[1] * 8, model=models[name]) for name in order]
     batch = form_batch(paths(jobs), limits.__getitem__, 99)
@@ -194,7 +194,7 @@ def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences
     assert batch.tokens == {"a": tokens, "b": sequences, "c": 8}[order[0]]
 
 
-# Whose results are whose.
+# Results.
 
 
 async def test_each_job_gets_the_results_of_its_own_sequences() -> None:
@@ -210,33 +210,33 @@ async def test_each_job_gets_the_results_of_its_own_sequences() -> None:
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
-def test_halves_hold_every_sequence_once_the_first_as_many_as_the_second_or_one_less(counts):
+def test_halves_hold_every_sequence_once_and_differ_by_at_most_one(counts):
     jobs = [job(*range(1, count + 1)) for count in counts]
     whole = batch_of(*jobs)
-    first, second = whole.halves()
+    first, second = whole.split_in_half()
     assert len(second.sequences) - len(first.sequences) in {0, 1}
-    places = [
-        (part.job, place)
+    indices = [
+        (part.job, index)
         for half in (first, second)
         for part in half.slices
-        for place in range(part.start, part.stop)
+        for index in range(part.start, part.stop)
     ]
-    assert places == [(each, place) for each in jobs for place in range(len(each.sequences))]
+    assert indices == [(job, index) for job in jobs for index in range(len(job.sequences))]
     assert all(part.count for half in (first, second) for part in half.slices)
 
 
-def test_who_has_left_is_left_out_and_the_rest_fails_together() -> None:
+def test_cancelled_jobs_are_dropped_and_the_others_fail_together() -> None:
     here, gone = job(1), job(1)
     whole = replace(batch_of(gone, here), handed_over=True)
     gone.cancel()
-    assert [each.job for each in whole.unresolved().slices] == [here]
-    assert whole.unresolved().handed_over
+    assert [part.job for part in whole.drop_resolved().slices] == [here]
+    assert whole.drop_resolved().handed_over
     whole.fail(InferenceError("no"))
     assert here.resolved
 
 
-class Shared(FakeModel):
-    """Its results are views of one array, as those of a device are."""
+class SharedResults(FakeModel):
+    """A model whose results are views of one array, as those of a device are."""
 
     def launch(self, sequences, outputs):
         self.sequences = [list(ids) for ids in sequences]
@@ -246,8 +246,8 @@ class Shared(FakeModel):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-async def test_results_are_reduced_by_their_job_and_keep_no_other_jobs_alive(shared: bool) -> None:
-    model = Shared()
+async def test_results_are_reduced_and_keep_no_results_of_other_jobs_alive(shared: bool) -> None:
+    model = SharedResults()
     reduced, plain = job(1, 1, 1, model=model), job(1, model=model)
     reduced.reduce = lambda result: float(result.dense[0]) * 10
     slices = [(reduced, 1, 3), *([(plain, 0, 1)] if shared else [])]
@@ -255,13 +255,13 @@ async def test_results_are_reduced_by_their_job_and_keep_no_other_jobs_alive(sha
     assert results[:2] == [0.0, 10.0]
     if shared:
         assert results[2].dense[0] == 2
-        assert results[2].dense.base.size == 1, "no view of what the other job has"
+        assert results[2].dense.base.size == 1, "not a view of the whole batch"
     kept = batch_of((plain, 0, 1)).launch(model)()
     assert kept[0].dense.base is not None, "a batch of one job is not copied"
 
 
-async def test_an_error_in_place_of_a_result_is_not_reduced() -> None:
-    class Fails(Shared):
+async def test_an_error_among_the_results_is_not_reduced() -> None:
+    class Fails(SharedResults):
         def launch(self, sequences, outputs):
             return lambda: [InferenceError("not finite"), TextEmbedding()]
 

@@ -1,4 +1,4 @@
-"""A job's transitions: whatever their order, every caller hears exactly one outcome."""
+"""The transitions of a job: in any order, every caller gets exactly one outcome."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from smart_embedder.errors import (
     UnhealthyError,
 )
 from smart_embedder.requests import Outputs
-from smart_embedder.scheduling.batcher import Batch, Limits
+from smart_embedder.scheduling.batcher import Batch, BatchLimits
 from smart_embedder.scheduling.job import Job, JobState
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.scheduling.jobs import MODEL, OTHER, job
@@ -25,7 +25,7 @@ KINDS = [Outputs(dense=True), Outputs(sparse=True, colbert=True), Outputs(True, 
 ENDS = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
 
 
-async def test_an_error_in_the_place_of_one_result_fails_the_job_with_it() -> None:
+async def test_an_error_among_the_results_fails_the_job() -> None:
     made = job(1, 1)
     made.take(2, 0.0)
     made.complete(0, ["a", InferenceError("not finite")], 0.1)
@@ -33,12 +33,12 @@ async def test_an_error_in_the_place_of_one_result_fails_the_job_with_it() -> No
         await made.result()
 
 
-async def test_its_caller_is_told_how_it_ended_and_the_cause_stays_inside() -> None:
+async def test_the_caller_gets_the_outcome_but_not_the_cause_of_an_error() -> None:
     cancelled, failed, refused = job(1), job(1), job(1)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled.result()
-    await cancelled.dequeued()
+    await cancelled.wait_until_taken()
     failed.fail(ZeroDivisionError("secret"))
     failed.complete(0, ["late"], 1.0)
     assert (failed.state, failed.inference_seconds) == (JobState.FAILED, 0)
@@ -48,12 +48,12 @@ async def test_its_caller_is_told_how_it_ended_and_the_cause_stays_inside() -> N
     shared = UnhealthyError("gone", retry_after=30)
     refused.fail(shared)
     with pytest.raises(UnhealthyError, match="gone") as raised:
-        await refused.dequeued()
+        await refused.wait_until_taken()
     assert raised.value is not shared, "it would collect the tracebacks of all callers"
     assert raised.value.retry_after == 30
 
 
-async def test_it_knows_when_it_was_taken_first_and_its_results_came(monkeypatch) -> None:
+async def test_times_of_the_first_batch_and_the_last_result(monkeypatch) -> None:
     made = job(1, 1)
     for moment in (3.0, 4.0):
         made.take(1, moment)
@@ -72,7 +72,7 @@ def complete(batch: Batch) -> None:
 
 
 class Lifetimes(RuleBasedStateMachine):
-    """Jobs of several clients and models through a queue and batches, in every order."""
+    """Jobs of several clients and models in a queue and in batches; transitions in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Lifetimes(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 20), requests=st.none() | st.integers(1, 2))
     def take(self, tokens, requests) -> None:
-        batch = self.queue.take(lambda _: Limits(tokens, max_requests=requests))
+        batch = self.queue.take(lambda _: BatchLimits(tokens, max_requests=requests))
         if batch is not None:
             assert batch.tokens <= tokens or len(batch.sequences) == 1
             self.batches.append(batch)
@@ -104,14 +104,14 @@ class Lifetimes(RuleBasedStateMachine):
     @precondition(lambda self: self.batches)
     @rule(data=st.data())
     def finish(self, data) -> None:
-        """As a model does: for each sequence the kinds that its job asked for."""
+        """Complete a batch as a model does, with the outputs that each job asked for."""
         complete(self._some_batch(data))
 
     @precondition(lambda self: self.batches)
     @rule(data=st.data())
     def split(self, data) -> None:
-        for half in self._some_batch(data).halves():
-            rest = half.unresolved()
+        for half in self._some_batch(data).split_in_half():
+            rest = half.drop_resolved()
             if rest.slices:
                 self.batches.append(rest)
 
@@ -131,39 +131,39 @@ class Lifetimes(RuleBasedStateMachine):
         data.draw(st.sampled_from(self.jobs)).cancel()
 
     @rule()
-    def fail_what_waits(self) -> None:
+    def fail_waiting_jobs(self) -> None:
         self.queue.fail(UnhealthyError("the device does not come back"))
 
     @invariant()
     def an_outcome_never_changes(self) -> None:
-        for each in self.jobs:
-            assert each.resolved == (each.state in ENDS)
-            if each.resolved:
-                assert self.outcomes.setdefault(each, each.state) is each.state
+        for arrived in self.jobs:
+            assert arrived.resolved == (arrived.state in ENDS)
+            if arrived.resolved:
+                assert self.outcomes.setdefault(arrived, arrived.state) is arrived.state
 
     @invariant()
-    def the_queue_holds_what_waits_and_nothing_else(self) -> None:
-        waiting = [each for each in self.jobs if each.waiting]
+    def the_queue_holds_exactly_the_waiting_jobs(self) -> None:
+        waiting = [arrived for arrived in self.jobs if arrived.waiting]
         assert list(self.queue._jobs) == waiting
-        assert self.queue.waiting_tokens == sum(each.waiting_tokens for each in waiting)
+        assert self.queue.waiting_tokens == sum(arrived.waiting_tokens for arrived in waiting)
 
     def teardown(self) -> None:
-        """Serve what is left: then every caller has its own results or its error."""
+        """Complete all batches and check that every arrived has its own results or an error."""
         self.queue.close(UnhealthyError("the end"))
         for batch in self.batches:
             complete(batch)
-        assert self.queue.take(lambda _: Limits(1)) is None
+        assert self.queue.take(lambda _: BatchLimits(1)) is None
         asyncio.run(self._check_outcomes())
 
     async def _check_outcomes(self) -> None:
-        for each in self.jobs:
-            if each.state is JobState.COMPLETED:
-                expected = [(each.outputs, id(sequence)) for sequence in each.sequences]
-                assert await each.result() == expected
+        for arrived in self.jobs:
+            if arrived.state is JobState.COMPLETED:
+                expected = [(arrived.outputs, id(sequence)) for sequence in arrived.sequences]
+                assert await arrived.result() == expected
             else:
                 with pytest.raises((asyncio.CancelledError, Exception)):
-                    await asyncio.wait_for(each.result(), 1)
-                assert each.state in ENDS
+                    await asyncio.wait_for(arrived.result(), 1)
+                assert arrived.state in ENDS
 
     def _some_batch(self, data) -> Batch:
         return self.batches.pop(data.draw(st.integers(0, len(self.batches) - 1)))

@@ -1,4 +1,4 @@
-"""The queue over time: whose state is kept, who is woken, and what is handed over."""
+"""The queue over time: shares, counts, consumers, batches handed over, and preemption."""
 
 import asyncio
 from collections import Counter
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from smart_embedder.errors import DeviceFailedError, UnhealthyError
 from smart_embedder.requests import Purpose
-from smart_embedder.scheduling.batcher import Batch, Limits
+from smart_embedder.scheduling.batcher import Batch, BatchLimits
 from smart_embedder.scheduling.job import Job
-from smart_embedder.scheduling.preemption import Preemption, split_short
+from smart_embedder.scheduling.preemption import Preemption, split_off_short_jobs
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
 from tests.smart_embedder.scheduling.jobs import MODEL, OTHER, batch_of, job, queue_of, take
@@ -27,7 +27,7 @@ def serves(*models: FakeModel) -> Callable[[FakeModel], bool]:
 
 
 def jobs_of(batch: Batch) -> list[Job]:
-    return [each.job for each in batch.slices]
+    return [part.job for part in batch.slices]
 
 
 # Shares of jobs over time.
@@ -38,11 +38,11 @@ def test_every_sequence_is_taken_exactly_once_and_in_order_whatever_its_class(
     requests, budget
 ) -> None:
     jobs = [job(*lengths, bulk=bulk) for lengths, bulk in requests]
-    queue, places = queue_of(*jobs), {each: list[int]() for each in jobs}
-    while (batch := queue.take(lambda _: Limits(budget))) is not None:
+    queue, indices = queue_of(*jobs), {job: list[int]() for job in jobs}
+    while (batch := queue.take(lambda _: BatchLimits(budget))) is not None:
         for part in batch.slices:
-            places[part.job] += range(part.start, part.stop)
-    assert list(places.values()) == [list(range(len(each.sequences))) for each in jobs]
+            indices[part.job] += range(part.start, part.stop)
+    assert list(indices.values()) == [list(range(len(job.sequences))) for job in jobs]
 
 
 def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> None:
@@ -58,7 +58,7 @@ def test_bulk_gets_a_fifth_of_the_device_while_interactive_work_waits() -> None:
     queue = queue_of(*jobs)
     for _ in range(400):
         take(queue)
-    assert [each.taken / 1600 for each in jobs] == pytest.approx([0.8, 0.2], abs=0.005)
+    assert [job.taken / 1600 for job in jobs] == pytest.approx([0.8, 0.2], abs=0.005)
 
 
 def test_a_long_bulk_text_is_taken_though_short_ones_fit_beside_interactive_work() -> None:
@@ -79,7 +79,7 @@ def test_a_long_job_beside_its_own_clients_short_ones_gets_its_share() -> None:
         while len(queue.jobs) < 20:
             queue.put(job(2))
         take(queue)
-    # A twentieth of the tokens, as each of the others.
+    # A twentieth of the tokens, like each of the others.
     assert long.taken in {4, 5}
 
 
@@ -95,10 +95,10 @@ def test_a_client_with_one_request_at_a_time_is_always_in_the_next_batch() -> No
         queue.put(job(*[20] * 64, client="alice"))
 
 
-def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it() -> None:
-    """Alice's requests fill the batches that hold all of Bob's, too; then Carol sends a bulk load.
+def test_spare_capacity_that_a_client_used_does_not_make_it_wait_later() -> None:
+    """Alice's requests use the rest of the batches that hold all of Bob's; then Carol sends a lot.
 
-    Bob always has a request that waits, as two clients with two connections each would have.
+    Bob always has a request that waits.
     """
     queue = queue_of(job(10, client="bob"))
     for _ in range(200):
@@ -106,10 +106,10 @@ def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it()
         queue.put(job(10, client="bob"))
         take(queue, 1000)
     queue.put(job(*[100] * 3000, client="carol"))
-    queue.put(own := job(*[100] * 9, client="alice"))
+    queue.put(last := job(*[100] * 9, client="alice"))
     for _ in range(4):
         take(queue, 1000)
-    assert not own.waiting
+    assert not last.waiting
 
 
 @settings(max_examples=40)
@@ -121,12 +121,12 @@ def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it()
 def test_clients_that_always_have_work_get_equal_shares_however_they_send_it(
     length, sizes, budget
 ) -> None:
-    """In jobs of any size; of each client, so much waits that it could fill a batch."""
+    """Each client sends jobs of its own size, and always has enough waiting to fill a batch."""
     queue, taken = JobQueue(), Counter[str]()
     for _ in range(60):
         waiting = Counter[str]()
-        for each in queue.jobs:
-            waiting[each.client] += each.waiting_tokens
+        for waiting_job in queue.jobs:
+            waiting[waiting_job.client] += waiting_job.waiting_tokens
         for number, size in enumerate(sizes):
             client = str(number)
             while waiting[client] < budget:
@@ -136,21 +136,21 @@ def test_clients_that_always_have_work_get_equal_shares_however_they_send_it(
     assert max(taken.values()) - min(taken.values()) <= budget + length
 
 
-def test_work_that_another_device_did_for_a_client_is_forgiven_up_to_a_forward() -> None:
-    """Without the bound Alice would wait until Bob has caught up."""
+def test_the_lead_of_a_client_served_by_another_device_is_limited_to_a_forward() -> None:
+    """Without the limit Alice would wait until Bob has caught up."""
     queue = JobQueue()
     for _ in range(100):
         queue.put(job(100, client="alice", model=OTHER))
         take(queue, 100, serves=serves(OTHER))
         queue.put(job(1, client="bob", model=MODEL))
-    queue.put(own := job(50, client="alice", model=MODEL))
+    queue.put(last := job(50, client="alice", model=MODEL))
     queue.put(job(*[50] * 100, client="carol", model=MODEL))
     for _ in range(6):
         take(queue, 100, serves=serves(MODEL))
-    assert not own.waiting
+    assert not last.waiting
 
 
-def test_who_waits_for_nothing_is_forgotten_and_who_waits_is_not() -> None:
+def test_counts_of_clients_are_kept_while_they_wait_and_dropped_afterwards() -> None:
     queue = queue_of(*(job(4, client=str(number)) for number in range(50)))
     queue.put(job(*[4] * 500, client="stays"))
     for _ in range(100):
@@ -159,13 +159,13 @@ def test_who_waits_for_nothing_is_forgotten_and_who_waits_is_not() -> None:
     queue = queue_of(leaving := job(4, client="alice"))
     leaving.cancel()
     assert not queue._clients
-    assert queue._root.clock == 0, "nobody waits"
+    assert queue._root.clock == 0, "the queue is empty"
 
 
-# Who waits, and how much.
+# Waiting tokens.
 
 
-def test_tokens_that_wait_are_counted_in_and_out() -> None:
+def test_waiting_tokens_follow_put_take_hand_over_and_cancel() -> None:
     first, second = job(4, 4, 4), job(5)
     queue = queue_of(first, second)
     assert (queue.waiting_tokens, queue.jobs) == (17, [first, second])
@@ -192,17 +192,17 @@ def test_tokens_that_wait_are_counted_in_and_out() -> None:
 )
 def test_before_the_shortest_job_leaves_each_other_job_is_served_as_much(jobs, tokens) -> None:
     queue = queue_of(*jobs)
-    assert queue.tokens_before_place(Purpose.EMBEDDING) == tokens
-    for each in jobs:
-        each.cancel()
+    assert queue.estimate_tokens_ahead(Purpose.EMBEDDING) == tokens
+    for waiting in jobs:
+        waiting.cancel()
 
 
-# Devices.
+# Consumers.
 
 
-async def test_a_device_that_waits_is_woken_by_what_it_serves_and_is_left_to_it() -> None:
+async def test_an_idle_consumer_is_woken_only_by_jobs_of_its_models() -> None:
     queue = JobQueue()
-    consumer = queue.consumer(serves(MODEL))
+    consumer = queue.add_consumer(serves(MODEL))
     waits = asyncio.create_task(consumer.wait())
     await turns()
     queue.put(job(4, model=OTHER))
@@ -217,55 +217,55 @@ async def test_a_device_that_waits_is_woken_by_what_it_serves_and_is_left_to_it(
     assert (waits.done(), consumer.idle) == (True, False)
 
 
-async def test_busy_devices_are_told_of_what_arrives_unless_an_idle_one_takes_it() -> None:
-    queue, told = JobQueue(), list[tuple[str, Job]]()
-    busy, unfit, idle = (queue.consumer(serves(*each)) for each in ([MODEL], [OTHER], [MODEL]))
+async def test_busy_consumers_are_called_on_arrival_unless_an_idle_one_takes_the_job() -> None:
+    queue, calls = JobQueue(), list[tuple[str, Job]]()
+    busy, unfit, idle = (queue.add_consumer(serves(model)) for model in (MODEL, OTHER, MODEL))
 
-    busy.on_arrival = lambda job: told.append(("busy", job))
-    unfit.on_arrival = lambda job: told.append(("unfit", job))
+    busy.on_arrival = lambda job: calls.append(("busy", job))
+    unfit.on_arrival = lambda job: calls.append(("unfit", job))
     queue.put(first := job(4))
-    assert told == [("busy", first)]
+    assert calls == [("busy", first)]
     take(queue)
     waits = asyncio.create_task(idle.wait())
     await turns()
     queue.put(job(4))
     await turns()
     assert waits.done()
-    assert told == [("busy", first)]
+    assert calls == [("busy", first)]
 
 
 def test_each_device_takes_the_jobs_of_its_models() -> None:
     queue = queue_of(first := job(4), second := job(4, model=OTHER), third := job(4))
     assert jobs_of(take(queue, serves=serves(MODEL), among=[second, third])) == [third]
     assert jobs_of(take(queue, serves=serves(MODEL))) == [first]
-    assert queue.take(lambda _: Limits(16), serves(MODEL)) is None
+    assert queue.take(lambda _: BatchLimits(16), serves(MODEL)) is None
     assert jobs_of(take(queue, serves=serves(OTHER))) == [second]
 
 
-async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_serves_it() -> None:
+async def test_a_batch_handed_over_is_taken_first_and_wakes_a_consumer_of_its_model() -> None:
     queue = queue_of(job(4))
-    given = replace(take(queue), handed_over=True)
+    handed_over = replace(take(queue), handed_over=True)
     served, other = (
-        asyncio.create_task(queue.consumer(serves(model)).wait()) for model in (MODEL, OTHER)
+        asyncio.create_task(queue.add_consumer(serves(model)).wait()) for model in (MODEL, OTHER)
     )
     await turns()
-    queue.hand_over(given)
+    queue.hand_over(handed_over)
     await turns()
     assert (served.done(), other.done()) == (True, False)
     other.cancel()
     queue.put(job(4))
-    assert queue.take(lambda _: Limits(16), serves(OTHER)) is None
-    assert take(queue, among=queue.jobs).slices != given.slices, "what preempts is no such batch"
-    assert take(queue).slices == given.slices
-    assert queue.take(lambda _: Limits(16)) is None
+    assert queue.take(lambda _: BatchLimits(16), serves(OTHER)) is None
+    assert take(queue, among=queue.jobs).slices != handed_over.slices, "it does not preempt"
+    assert take(queue).slices == handed_over.slices
+    assert queue.take(lambda _: BatchLimits(16)) is None
 
 
 @pytest.mark.parametrize("stays", [1, 0])
-async def test_of_a_batch_that_is_handed_over_only_what_someone_waits_for_is_taken(stays) -> None:
+async def test_a_batch_handed_over_is_taken_without_its_cancelled_jobs(stays) -> None:
     queue = queue_of(gone := job(4), *(here := [job(4)] * stays))
     queue.hand_over(take(queue))
     gone.cancel()
-    batch = queue.take(lambda _: Limits(16))
+    batch = queue.take(lambda _: BatchLimits(16))
     assert (batch and jobs_of(batch)) == (here or None)
     assert not queue.has_work(serves(MODEL))
 
@@ -279,29 +279,29 @@ async def error_of(failed: Job) -> Exception:
     return raised.value
 
 
-async def test_the_jobs_of_a_model_without_devices_fail_wherever_they_wait() -> None:
-    handed = [job(16, model=model) for model in (MODEL, OTHER)]
-    queue = queue_of(*handed)
-    for batch in [take(queue) for _ in handed]:
+async def test_the_jobs_of_a_model_without_devices_fail_also_in_batches_handed_over() -> None:
+    handed_over = [job(16, model=model) for model in (MODEL, OTHER)]
+    queue = queue_of(*handed_over)
+    for batch in [take(queue) for _ in handed_over]:
         queue.hand_over(batch)
     queue.put(waiting := job(4))
     queue.put(other := job(4, model=OTHER))
     queue.fail(DeviceFailedError("gone"), serves(MODEL))
-    for each in (handed[0], waiting):
-        assert str(await error_of(each)) == "gone"
+    for failed in (handed_over[0], waiting):
+        assert str(await error_of(failed)) == "gone"
     assert queue.waiting_tokens == 16 + 4
-    assert [jobs_of(take(queue)) for _ in range(2)] == [[handed[1]], [other]]
+    assert [jobs_of(take(queue)) for _ in range(2)] == [[handed_over[1]], [other]]
 
 
-async def test_a_closed_queue_fails_what_waits_and_all_that_comes_later() -> None:
-    queue = queue_of(taken := job(16), handed := job(16), waiting := job(4))
+async def test_a_closed_queue_fails_waiting_and_later_jobs() -> None:
+    queue = queue_of(taken := job(16), handed_over := job(16), waiting := job(4))
     batch = take(queue)
     queue.hand_over(take(queue))
     queue.close(UnhealthyError("closed"))
     queue.hand_over(batch)
     queue.put(late := job(4))
-    for each in (taken, handed, waiting, late):
-        assert str(await error_of(each)) == "closed"
+    for failed in (taken, handed_over, waiting, late):
+        assert str(await error_of(failed)) == "closed"
     assert (queue.jobs, queue.waiting_tokens) == ([], 0)
     assert not queue.has_work(lambda _: True)
 
@@ -312,24 +312,24 @@ async def test_a_closed_queue_fails_what_waits_and_all_that_comes_later() -> Non
 def preemption(
     queue: JobQueue, *jobs: Job, seconds: float = 10.0, budget: int = 9999
 ) -> tuple[Preemption, list[Batch]]:
-    """One of a forward of these jobs, and the batches that it starts."""
-    started, consumer = list[Batch](), queue.consumer(serves(MODEL, OTHER))
-    made = Preemption(batch_of(*jobs), seconds, consumer, lambda _: Limits(budget), started.append)
-    return made, started
+    """The preemption of a forward of these jobs, and the list of batches that it starts."""
+    started, consumer = list[Batch](), queue.add_consumer(serves(MODEL, OTHER))
+    batch, limits = batch_of(*jobs), BatchLimits(budget)
+    return Preemption(batch, seconds, consumer, lambda _: limits, started.append), started
 
 
 ARRIVALS = {
-    "a short one of the same client": (job(12, client="bulk"), True),
-    "a short one of another client": (job(5, 7), True),
-    "one of another model": (job(12, model=OTHER), True),
-    "one of like length": (job(13), False),
+    "short, of the same client": (job(12, client="bulk"), True),
+    "short, of another client": (job(5, 7), True),
+    "short, of another model": (job(12, model=OTHER), True),
+    "too long": (job(13), False),
     "bulk beside interactive": (job(12, bulk=True), False),
-    "one of whose client the forward has as much": (job(3, client="same"), False),
+    "of a client with many tokens in the forward": (job(3, client="same"), False),
 }
 
 
 @pytest.mark.parametrize("case", ARRIVALS)
-def test_what_is_an_eighth_of_what_another_has_and_of_no_lower_class_preempts(case: str) -> None:
+def test_a_job_an_eighth_as_long_and_of_no_lower_class_preempts(case: str) -> None:
     arrived, preempts = ARRIVALS[case]
     queue = queue_of(arrived)
     offered, started = preemption(queue, job(96, client="bulk"), job(20, client="same"))
@@ -339,10 +339,8 @@ def test_what_is_an_eighth_of_what_another_has_and_of_no_lower_class_preempts(ca
 
 
 @pytest.mark.parametrize(("length", "preempts"), [(95, False), (96, True)])
-def test_the_shortest_job_does_not_preempt_what_reads_the_weights_no_longer(
-    length: int, preempts: bool
-) -> None:
-    """Clients of single words would make those of questions wait for all of them."""
+def test_the_shortest_job_counts_as_12_tokens_for_preemption(length: int, preempts: bool) -> None:
+    """Otherwise clients that send single words would make all questions wait."""
     queue = queue_of(arrived := job(3))
     offered, started = preemption(queue, job(length, client="bulk"))
     offered.offer([arrived])
@@ -352,14 +350,14 @@ def test_the_shortest_job_does_not_preempt_what_reads_the_weights_no_longer(
 @pytest.mark.parametrize(
     ("length", "budget", "preempts"), [(256, 9999, True), (257, 9999, False), (8, 7, False)]
 )
-def test_what_preempts_is_within_256_tokens_and_the_budget(length, budget, preempts) -> None:
+def test_a_preempting_batch_has_at_most_256_tokens_and_the_budget(length, budget, preempts) -> None:
     queue = queue_of(arrived := job(length))
     offered, started = preemption(queue, job(8192, client="bulk"), budget=budget)
     offered.offer([arrived])
     assert bool(started) is preempts
 
 
-def test_of_what_was_taken_in_part_or_waits_no_longer_nothing_preempts() -> None:
+def test_jobs_that_were_begun_or_cancelled_do_not_preempt() -> None:
     queue = queue_of(begun := job(4, 4), gone := job(4))
     take(queue, 4, among=[begun])
     gone.cancel()
@@ -368,19 +366,19 @@ def test_of_what_was_taken_in_part_or_waits_no_longer_nothing_preempts() -> None
     assert started == []
 
 
-def test_one_batch_preempts_at_a_time_and_all_together_no_longer_than_the_forward() -> None:
+def test_batches_preempt_one_at_a_time_and_together_no_longer_than_the_forward() -> None:
     queue = queue_of(first := job(6))
     offered, started = preemption(queue, job(96, client="bulk"), seconds=10.0)
     offered.offer([first])
     later = [job(3), job(3), job(50)]
-    for each in later:
-        queue.put(each)
-        offered.offer([each])
+    for arrived in later:
+        queue.put(arrived)
+        offered.offer([arrived])
     assert len(started) == 1
-    offered.ended(4.0)
+    offered.end(4.0)
     assert [jobs_of(batch) for batch in started] == [[first], later[:2]]
     queue.put(job(1))
-    offered.ended(6.0)
+    offered.end(6.0)
     assert len(started) == 2, "its time is used up"
 
 
@@ -391,18 +389,18 @@ def test_one_batch_preempts_at_a_time_and_all_together_no_longer_than_the_forwar
         max_size=8,
     )
 )
-# Short jobs of two clients: without that of "b", the rest is less than eight times that of "a".
+# Short jobs of two clients: without the job of "b", the rest is less than eight times that of "a".
 @example([([8], "b"), ([27], "b"), ([1, 1, 1, 22, 90, 90], "b"), ([30], "a")])
 def test_a_batch_is_split_into_its_short_jobs_and_a_rest_that_is_never_empty(requests) -> None:
     jobs = [job(*lengths, client=client) for lengths, client in requests]
     batch = batch_of(*jobs)
-    short, rest = split_short(batch)
+    short, rest = split_off_short_jobs(batch)
     assert rest.slices
     assert sorted(map(id, short.slices + rest.slices)) == sorted(map(id, batch.slices))
     assert 8 * max((part.tokens for part in short.slices), default=0) <= batch.tokens
 
 
-def test_more_short_jobs_than_one_batch_may_hold_stay_with_the_long_ones() -> None:
+def test_short_jobs_above_the_preemption_limit_stay_in_the_batch() -> None:
     batch = batch_of(job(8192, client="bulk"), *(job(60, client=client) for client in "abcde"))
-    short, rest = split_short(batch)
+    short, rest = split_off_short_jobs(batch)
     assert (short.slices, rest.slices) == ([], batch.slices)
