@@ -41,9 +41,9 @@ from benchmarks.worker import LIMITS
 from benchmarks.workload import WORKLOADS, draw_texts
 from smart_embedder import __version__
 from smart_embedder.kernels.build import (
-    architecture_here,
     arm_features,
-    is_of_use,
+    can_run_kernels,
+    current_architecture,
     library_path,
 )
 from tests.support.server import REPOSITORY, run_server
@@ -113,7 +113,7 @@ def _parse() -> argparse.Namespace:
         if not (arguments.page and FIGURES.exists()):
             parser.error("a folder is needed for a checkpoint")
         return arguments
-    if is_of_use() and not library_path().exists():
+    if can_run_kernels() and not library_path().exists():
         parser.error("the kernels are not built: run python -m smart_embedder.kernels.build")
     # Workers run in a folder of their own.
     arguments.folder = arguments.folder.resolve()
@@ -208,7 +208,7 @@ def describe() -> dict[str, str]:
     if "cpu family" in cpu:
         name += f" (family {cpu['cpu family']}, model {cpu['model']})"
     has = set(cpu["flags"].split()) if "flags" in cpu else arm_features()
-    fastest = next((each.name for each in architecture_here().runnable(has)), "none")
+    fastest = next((each.name for each in current_architecture().runnable(has)), "none")
     changed = "+" if git("status", "--porcelain", "smart_embedder") else ""
     return {
         "processor": name,

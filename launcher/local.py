@@ -18,7 +18,7 @@ from launcher.console import SCRIPT, LaunchError, ask_models, become, ending, ru
 from launcher.gpu import choose_flavour, device_kind, device_variables, gpu_problem, tune_reranker
 from launcher.venv import Venv, installing_alone, is_whole
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.build import is_of_use, library_path
+from smart_embedder.kernels.build import can_run_kernels, library_path
 
 SERVICE, DEMO = "requirements/service.lock", "requirements/demo.txt"
 DEMO_FOLDER = "smart-embedder-demo"  # The service's --demo looks for it there.
@@ -119,7 +119,7 @@ def install(venv: Venv, flavour: str, *, demo: bool) -> None:
             venv.install("PyTorch", torch)
     if lacks(venv, SERVICE):
         venv.install("the other packages", SERVICE)
-    if flavour == "cpu" and is_of_use() and not library_path().exists():
+    if flavour == "cpu" and can_run_kernels() and not library_path().exists():
         build = [str(venv.python), "-m", "smart_embedder.kernels.build"]
         try:
             run_step("Building the kernels", "the kernels could not be built", build, venv.log)

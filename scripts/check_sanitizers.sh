@@ -38,13 +38,13 @@ say "the kernels, with checks"
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from smart_embedder.kernels.build import Compiler, make_library
-from smart_embedder.kernels.build import architecture_here
+from smart_embedder.kernels.build import current_architecture
 
 # The compiler's own driver drops AddressSanitizer, for which it brings no library.
 checks = ("-Xclang", "-fsanitize=address", "-fsanitize=undefined,float-cast-overflow")
 with TemporaryDirectory() as temporary:
     folder = Path(temporary)
-    compiler = Compiler(folder / "compiler", folder, architecture_here(), checks)
+    compiler = Compiler(folder / "compiler", folder, current_architecture(), checks)
     compiler.fetch()
     make_library(compiler)
 PY

@@ -111,9 +111,9 @@ def available_threads() -> int:
 def cpu_quota() -> float | None:
     """The smallest quota in CPUs of the process's control groups, version 1 or 2; None without."""
     quotas = []
-    for group in groups_of("cpu"):
-        both = read_or_empty(group / "cpu.max").split() or [
-            read_or_empty(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
+    for group in find_control_groups("cpu"):
+        both = read_system_file(group / "cpu.max").split() or [
+            read_system_file(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")
         ]
         with suppress(ValueError):  # "max", or no such file.
             quota, period = (int(value) for value in both)
@@ -172,7 +172,7 @@ def share_cpus(names: Sequence[str]) -> list[CpuShare]:
             f"DEVICE={','.join(names)} names {len(names)} workers, and this process may use "
             f"{available} of the machine's cores: name at most {available}"
         )
-    parts = divide(_by_node(), len(names))
+    parts = divide_cpus(_list_cpus_by_node(), len(names))
     threads = min([available // len(names), *(len(part) for _, part in parts if part)])
     return [
         CpuShare(name, node, frozenset(part), threads)
@@ -180,17 +180,17 @@ def share_cpus(names: Sequence[str]) -> list[CpuShare]:
     ]
 
 
-def _by_node() -> list[list[int]]:
+def _list_cpus_by_node() -> list[list[int]]:
     """The CPUs that the process may use, node by node, the threads of one core side by side."""
     if sys.platform != "linux":
         return [[]]
 
     def core_and_cpu(cpu: int) -> tuple[int, int]:
-        core = read_or_empty(_CPUS / f"cpu{cpu}" / "topology" / "core_id").strip()
+        core = read_system_file(_CPUS / f"cpu{cpu}" / "topology" / "core_id").strip()
         return int(core) if core.isdigit() else cpu, cpu
 
     usable = os.sched_getaffinity(0)
-    lists = [read_or_empty(node / "cpulist") for node in sorted(_NODES.glob("node[0-9]*"))]
+    lists = [read_system_file(node / "cpulist") for node in sorted(_NODES.glob("node[0-9]*"))]
     found = [node for each in lists if (node := usable.intersection(parse_cpu_list(each)))]
     return [sorted(node, key=core_and_cpu) for node in found or [usable]]
 
@@ -202,37 +202,41 @@ def parse_cpu_list(text: str) -> Iterable[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def divide(nodes: Sequence[Sequence[int]], workers: int) -> list[tuple[int, list[int]]]:
+def divide_cpus(nodes: Sequence[Sequence[int]], workers: int) -> list[tuple[int, list[int]]]:
     """Node and CPUs of each worker; CPUs that are neighbours in a node stay together.
 
     No worker is on two nodes unless there are fewer workers than nodes.
     """
     if workers < len(nodes):
-        return list(enumerate(_cut([cpu for node in nodes for cpu in node], workers)))
+        return list(enumerate(_split_evenly([cpu for node in nodes for cpu in node], workers)))
     counts = [1] * len(nodes)
     for _ in range(workers - len(nodes)):
         fullest = max(range(len(nodes)), key=lambda node: len(nodes[node]) / counts[node])
         counts[fullest] += 1
-    return [(node, part) for node, count in enumerate(counts) for part in _cut(nodes[node], count)]
+    return [
+        (node, part)
+        for node, count in enumerate(counts)
+        for part in _split_evenly(nodes[node], count)
+    ]
 
 
-def _cut(cpus: Sequence[int], parts: int) -> list[list[int]]:
+def _split_evenly(cpus: Sequence[int], parts: int) -> list[list[int]]:
     """`parts` runs of lengths as equal as possible."""
     borders = [len(cpus) * part // parts for part in range(parts + 1)]
     return [list(cpus[start:stop]) for start, stop in pairwise(borders)]
 
 
-def leave_processor_to_others() -> None:
+def lower_thread_priority() -> None:
     """Give the calling thread a lower priority, on Linux."""
     if sys.platform == "linux":  # Elsewhere this would change the whole process.
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
-def groups_of(controller: str) -> set[Path]:
+def find_control_groups(controller: str) -> set[Path]:
     """The folders of the process's groups for a controller, of version 1 or 2, and those above."""
     folders = {_CGROUPS, _CGROUPS / controller}
-    for line in read_or_empty(_MEMBERSHIP).splitlines():
+    for line in read_system_file(_MEMBERSHIP).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):
             root = _CGROUPS / controller if controllers else _CGROUPS
@@ -241,7 +245,7 @@ def groups_of(controller: str) -> set[Path]:
     return folders
 
 
-def read_or_empty(path: Path) -> str:
+def read_system_file(path: Path) -> str:
     """The text of a system file; empty if there is no such file."""
     try:
         return path.read_text(encoding="ascii")

@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.hardware.cpu import available_threads, groups_of, read_or_empty
+from smart_embedder.hardware.cpu import available_threads, find_control_groups, read_system_file
 from smart_embedder.interface import MemoryUsage
 from smart_embedder.settings import FLOAT8, INT8
 
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 # Held while a CUDA graph is captured: PyTorch's allocator cannot return memory meanwhile, and
 # raises an error in any thread that wants it to.
-capturing = threading.RLock()
+capture_lock = threading.RLock()
 # Memory that the system can reclaim only by swapping, in version 1 of control groups, which has an
 # "shmem" too (of the group without its children), and in version 2.
 _HELD = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
@@ -33,7 +33,7 @@ _STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # In version 1 a larger number stands for no limit.
 _NO_LIMIT = 1 << 60
 # How often `shortest` runs something, at most, and the seconds after which it does not do so again.
-_TRIES = 3
+_MAX_RUNS = 3
 _LONG_SECONDS = 0.2
 
 
@@ -48,12 +48,12 @@ def choose_device(name: str) -> torch.device:
         if not _has_cuda():
             raise StartupError(
                 f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and "
-                f"it sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set "
-                "DEVICE=cpu"
+                f"it sees none ({_explain_missing_cuda()}); check nvidia-smi and the driver, or "
+                "set DEVICE=cpu"
             )
         if (device.index or 0) >= torch.cuda.device_count():
             raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")
-        if reason := _why_no_kernels(device):
+        if reason := _explain_missing_kernels(device):
             raise StartupError(f"DEVICE={name}: {reason}; set DEVICE=cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise StartupError("DEVICE=mps needs an Apple GPU, and there is none here")
@@ -63,26 +63,26 @@ def choose_device(name: str) -> torch.device:
 def _best_device() -> str:
     reason = None
     if _has_cuda():
-        reason = _why_no_kernels(torch.device("cuda"))
+        reason = _explain_missing_kernels(torch.device("cuda"))
         if reason is None:
             return "cuda"
     elif torch.backends.mps.is_available():
         return "mps"
     elif torch.version.cuda:  # The build for GPUs is installed, so a GPU was expected.
-        reason = _why_no_cuda()
+        reason = _explain_missing_cuda()
     if reason is not None:
         log.warning("no_gpu_used", reason=reason, device="cpu")
     return "cpu"
 
 
 def _has_cuda() -> bool:
-    """Whether PyTorch can use a GPU, without its warnings, which `_why_no_cuda` returns."""
+    """Whether PyTorch can use a GPU, without the warnings that PyTorch would print."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.cuda.is_available()
 
 
-def _why_no_cuda() -> str:
+def _explain_missing_cuda() -> str:
     """The first sentence of PyTorch's reason, such as a driver that is missing or too old."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -91,7 +91,7 @@ def _why_no_cuda() -> str:
     return "PyTorch sees no GPU"
 
 
-def _why_no_kernels(device: torch.device) -> str | None:
+def _explain_missing_kernels(device: torch.device) -> str | None:
     """Why this build of PyTorch cannot compute on a GPU that it sees; None where it can.
 
     Code for one compute capability runs on later ones of the same major number, and code that the
@@ -185,7 +185,7 @@ def memory_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-def memory_freer(device: torch.device) -> Callable[[], None]:
+def make_memory_freer(device: torch.device) -> Callable[[], None]:
     """A function that makes the device's allocator return memory that it does not use."""
 
     def free() -> None:
@@ -196,7 +196,7 @@ def memory_freer(device: torch.device) -> Callable[[], None]:
     return free
 
 
-def memory_reader(device: torch.device) -> Callable[[str], int] | None:
+def make_memory_reader(device: torch.device) -> Callable[[str], int] | None:
     """Bytes allocated, reserved, free or total on a CUDA device; None on others."""
     if device.type != "cuda":
         return None
@@ -211,7 +211,7 @@ def memory_reader(device: torch.device) -> Callable[[str], int] | None:
 
 def empty_cuda_cache() -> None:
     """Return memory that PyTorch's allocator does not use to the driver, after a capture's end."""
-    with capturing:
+    with capture_lock:
         torch.cuda.empty_cache()
 
 
@@ -254,11 +254,11 @@ def memory_usage(device: torch.device) -> MemoryUsage:
 def control_group_usage() -> MemoryUsage | None:
     """The usage of the control group that has least left, version 1 or 2; None without a limit."""
     usages = []
-    for group in groups_of("memory"):
-        texts = (read_or_empty(group / f"memory.{name}") for name in ("max", "limit_in_bytes"))
+    for group in find_control_groups("memory"):
+        texts = (read_system_file(group / f"memory.{name}") for name in ("max", "limit_in_bytes"))
         limit = next((int(text) for text in texts if text.strip().isdecimal()), _NO_LIMIT)
         if limit < _NO_LIMIT:
-            lines = read_or_empty(group / "memory.stat").splitlines()
+            lines = read_system_file(group / "memory.stat").splitlines()
             statistics = dict(line.partition(" ")[::2] for line in lines)
             names = next((names for names in _HELD if names & statistics.keys()), set())
             held = (statistics.get(name, "") for name in names)
@@ -272,7 +272,7 @@ def host_memory_left() -> int:
     return max(0, usage.total - usage.used)
 
 
-def peak_growth(run: Callable[[], object]) -> int | None:
+def measure_peak_growth(run: Callable[[], object]) -> int | None:
     """Bytes by which the process's memory grows at most while `run` runs; None if not known.
 
     Where the system does not forget an earlier peak, it is that peak's.
@@ -281,14 +281,16 @@ def peak_growth(run: Callable[[], object]) -> int | None:
         _FORGET_PEAK.write_text("5", "ascii")
     before = psutil.Process().memory_info().rss
     run()
-    found = re.search(r"^VmHWM:\s+(\d+) kB", read_or_empty(_STATUS), re.MULTILINE)
+    found = re.search(r"^VmHWM:\s+(\d+) kB", read_system_file(_STATUS), re.MULTILINE)
     return None if found is None else max(0, int(found[1]) * 1024 - before)
 
 
-def shortest(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def time_fastest_run(
+    run: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
     """The seconds of the fastest of a few runs, as the first may compile; fewer of a long one."""
     tries: list[float] = []
-    while len(tries) < _TRIES and sum(tries) < _LONG_SECONDS:
+    while len(tries) < _MAX_RUNS and sum(tries) < _LONG_SECONDS:
         began = clock()
         run()
         tries.append(clock() - began)

@@ -18,9 +18,9 @@ from smart_embedder.results import FloatArray
 
 # In bytes: the alignment of a result in pinned memory, and the smallest buffer.
 _ALIGNMENT = 64
-_LEAST = 2**20
+_MIN_BUFFER_BYTES = 2**20
 # As many as batches in flight, each of which has one.
-_MOST_BUFFERS = 2
+_MAX_BUFFERS = 2
 # Tokens of a forward that takes a large GPU two milliseconds.
 _SHORT_FORWARD = 1024
 
@@ -46,7 +46,7 @@ class HostRows:
     finite: npt.NDArray[np.bool_]
 
 
-def never_finite(model: str) -> StartupError:
+def never_finite_error(model: str) -> StartupError:
     """The error for a model of which no result is finite."""
     return StartupError(
         f"the model {model} computes nothing but numbers that are not finite: its weights or its "
@@ -54,7 +54,7 @@ def never_finite(model: str) -> StartupError:
     )
 
 
-def not_finite() -> InferenceError:
+def not_finite_error() -> InferenceError:
     """The error in place of a result with a number that is not finite."""
     return InferenceError("the model returned a number that is not finite")
 
@@ -65,7 +65,7 @@ def start_copies(results: Sequence[DeviceRows], tokens: int) -> Callable[[], lis
     They are those of a forward of so many `tokens`.
     """
     if results[0].values.device.type == "cuda":
-        return _start_copies_from_cuda(results, soon=tokens <= _SHORT_FORWARD)
+        return _start_copies_from_cuda(results, is_short=tokens <= _SHORT_FORWARD)
     arrived = [_on_host(rows.values.cpu(), rows.check.cpu()) for rows in results]
     return lambda: arrived
 
@@ -78,7 +78,7 @@ def _on_host(values: Tensor, check: Tensor, *, copy: bool = False) -> HostRows:
 
 
 def _start_copies_from_cuda(
-    results: Sequence[DeviceRows], *, soon: bool
+    results: Sequence[DeviceRows], *, is_short: bool
 ) -> Callable[[], list[HostRows]]:
     tensors = [each for rows in results for each in (rows.values, rows.check)]
     device = tensors[0].device
@@ -92,19 +92,19 @@ def _start_copies_from_cuda(
     # On a stream of their own: the next batch's kernels need not wait for the copies. Those of a
     # short forward take no longer than a change of the stream.
     own = torch.cuda.current_stream(device)
-    if not soon:
+    if not is_short:
         stream.wait_stream(own)
         own = stream
-    with torch.cuda.stream(None if soon else stream):
+    with torch.cuda.stream(None if is_short else stream):
         for copy, tensor in zip(copies, tensors, strict=True):
             copy.copy_(tensor, non_blocking=True)
-    if not soon:
+    if not is_short:
         for tensor in tensors:
             # Its memory must not be given to another tensor before it is copied.
             tensor.record_stream(stream)
     # The thread that waits sleeps, and leaves its core to others. Waking it takes an eighth of the
     # time of a lone query: for a short forward, the last in flight, it looks again and again.
-    copied = torch.cuda.Event(blocking=not soon)  # type: ignore[no-untyped-call]
+    copied = torch.cuda.Event(blocking=not is_short)  # type: ignore[no-untyped-call]
     copied.record(own)
 
     def collect() -> list[HostRows]:
@@ -128,11 +128,11 @@ def take_buffer(free: deque[Tensor], size: int) -> Tensor:
         if len(buffer) >= size:
             return buffer
     return torch.empty(
-        max(_LEAST, 1 << (size - 1).bit_length()), dtype=torch.uint8, pin_memory=True
+        max(_MIN_BUFFER_BYTES, 1 << (size - 1).bit_length()), dtype=torch.uint8, pin_memory=True
     )
 
 
 @cache
 def buffers_and_stream(device: torch.device) -> tuple[deque[Tensor], torch.cuda.Stream]:
     """The free buffers and the stream of all copies from this device."""
-    return deque(maxlen=_MOST_BUFFERS), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return deque(maxlen=_MAX_BUFFERS), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -65,10 +65,10 @@ def _pad_rows(states: Tensor, packed: PackedBatch) -> Tensor:
 
 def sdpa(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
     """Implement `Attention`, on every device."""
-    return _attend_in_blocks(partial(fused, causal=causal), states, packed, scale=scale)
+    return _attend_in_blocks(partial(attend_by_sdpa, causal=causal), states, packed, scale=scale)
 
 
-def fused(
+def attend_by_sdpa(
     states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None, causal: bool
 ) -> None:
     """Implement `BlockAttention` by PyTorch's operator."""
@@ -125,11 +125,11 @@ def attend_padded(
 
 
 # Scores held at once, 4 MiB of them: they stay in the cache.
-_MOST_SCORES = 2**21
+_MAX_SCORES = 2**21
 # Below this, as for a single query or a small model, PyTorch's one call is faster.
 _FEW_SCORES = 2**16
 # Fewer queries at once would read all keys and values too often.
-_FEWEST_QUERIES = 256
+_MIN_QUERIES = 256
 
 
 def matmul(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
@@ -145,16 +145,16 @@ def attend_by_matmul(
     """Implement `BlockAttention` for attention that is not causal, without grouped heads."""
     count, heads, length, _ = output.shape
     if count * heads * length * length < _FEW_SCORES:
-        fused(states, output, scale=scale, mask=mask, causal=False)
+        attend_by_sdpa(states, output, scale=scale, mask=mask, causal=False)
         return
-    sequences = max(1, _MOST_SCORES // (heads * length * length))
+    sequences = max(1, _MAX_SCORES // (heads * length * length))
     for start in range(0, count, sequences):
         chosen = slice(start, start + sequences)
         # Contiguous: the products below are far slower on a view of the projection.
         query = (states[0][chosen] * scale).contiguous()
         key, value = (each[chosen].contiguous() for each in states[1:])
-        at_once = max(1, min(heads, _MOST_SCORES // (len(query) * _FEWEST_QUERIES * length)))
-        rows = max(1, _MOST_SCORES // (len(query) * at_once * length))
+        at_once = max(1, min(heads, _MAX_SCORES // (len(query) * _MIN_QUERIES * length)))
+        rows = max(1, _MAX_SCORES // (len(query) * at_once * length))
         for head, row in product(range(0, heads, at_once), range(0, length, rows)):
             some, block = slice(head, head + at_once), slice(row, row + rows)
             scores = _multiply(query[:, some, block], key[:, some].transpose(-1, -2))
@@ -197,17 +197,17 @@ def load_attention(name: str) -> Attention:
     return known[name]
 
 
-def flash_runs(device: torch.device, dtype: torch.dtype) -> bool:
+def has_flash_attention(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `device` has FlashAttention's kernels for `dtype`: NVIDIA's Ampere or newer."""
     if device.type != "cuda" or dtype not in {torch.float16, torch.bfloat16}:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def require_runs(name: str, device: torch.device, dtype: torch.dtype) -> None:
+def require_attention_support(name: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise `StartupError` where the attention `name` cannot run on `device` in `dtype`."""
     if name in {"varlen", *FLASH_MODULES}:
-        runs = flash_runs(device, dtype)
+        runs = has_flash_attention(device, dtype)
         needed = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
     else:
         runs, needed = name != "native" or device.type == "cpu", "a CPU"
@@ -314,7 +314,7 @@ def memory_efficient(
     return attend_by_length(attend, (query, key, value), packed)
 
 
-def takes_window(attend: Attention) -> bool:
+def has_window(attend: Attention) -> bool:
     """Whether a kernel computes attention in a window itself."""
     return "window" in signature(attend).parameters
 
@@ -326,7 +326,7 @@ class PackedAttention:
         self._attend: Callable[..., Tensor] = attend
         self.packed = packed
         # Once for all layers of a forward.
-        self._takes_window = takes_window(attend)
+        self._has_window = has_window(attend)
         self._short_sequences: dict[int, PackedBatch] = {}
 
     def __call__(
@@ -338,11 +338,11 @@ class PackedAttention:
         never longer than the window.
         """
         packed, attend = self.packed, partial(self._attend, scale=scale, causal=causal)
-        if window is not None and self._takes_window:
+        if window is not None and self._has_window:
             return attend(states, packed, window=window)
         if window is None or packed.max_length <= window:
             return attend(states, packed)
-        short = self._no_longer_than(window)
+        short = self._select_short_sequences(window)
         borders = [0, *packed.offsets[len(short.unpack_order) :].tolist()]
         first, *others = (
             tuple(each[:, start:stop] for each in states) for start, stop in pairwise(borders)
@@ -351,7 +351,7 @@ class PackedAttention:
         windowed = partial(_attend_in_window, scale=scale, causal=causal, window=window)
         return torch.cat([*attended, *(windowed(*one) for one in others)])
 
-    def _no_longer_than(self, window: int) -> PackedBatch:
+    def _select_short_sequences(self, window: int) -> PackedBatch:
         """The sequences no longer than the window, as a batch; perhaps none."""
         if window not in self._short_sequences:
             packed = self.packed
@@ -369,7 +369,7 @@ class PackedAttention:
 
 
 # Queries at a time, of a sequence that is longer than the window.
-_BLOCK = 256
+_WINDOW_BLOCK = 256
 
 
 def _attend_in_window(
@@ -379,8 +379,8 @@ def _attend_in_window(
     length = query.shape[1]
     position = torch.arange(length, device=query.device)
     blocks = []
-    for start in range(0, length, _BLOCK):
-        stop = min(length, start + _BLOCK)
+    for start in range(0, length, _WINDOW_BLOCK):
+        stop = min(length, start + _WINDOW_BLOCK)
         last_key = stop if causal else min(length, stop + window - 1)
         queries, keys = slice(start, stop), slice(max(0, start - window + 1), last_key)
         distances = position[queries, None] - position[keys]
@@ -398,7 +398,7 @@ def _attend_in_window(
     return torch.cat(blocks, dim=1).transpose(0, 1)
 
 
-def excluding_unattended(attend: Attention) -> Attention:
+def exclude_unattended(attend: Attention) -> Attention:
     """`attend`, which computes sequences with unattended tokens padded and masked."""
 
     # `wraps` shows the signature of `attend`, which tells whether it takes a window.
@@ -409,7 +409,7 @@ def excluding_unattended(attend: Attention) -> Attention:
         output = attend(states, packed, scale=scale, causal=causal, **window)
         padding = packed.partly_attended
         if padding is not None:
-            masked = _causal if causal else partial(fused, causal=False)
+            masked = _attend_causally if causal else partial(attend_by_sdpa, causal=False)
             attended = output.new_empty(len(padding.tokens), *output.shape[1:])
             attend_padded(masked, states, padding, attended, scale=scale)
             output.index_copy_(0, padding.tokens, attended)
@@ -418,8 +418,8 @@ def excluding_unattended(attend: Attention) -> Attention:
     return excluding
 
 
-def _causal(states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor) -> None:
+def _attend_causally(states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor) -> None:
     """Implement `BlockAttention` causally, which PyTorch's operator does not beside a mask."""
     length = output.shape[2]
     later = torch.full((length, length), -torch.inf, dtype=output.dtype, device=output.device)
-    fused(states, output, scale=scale, mask=mask + later.triu(1), causal=False)
+    attend_by_sdpa(states, output, scale=scale, mask=mask + later.triu(1), causal=False)

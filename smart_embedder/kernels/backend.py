@@ -1,7 +1,7 @@
 """The operations of a model's layers: one table of them, and their implementations by libraries.
 
 PyTorch's operators compute every operation on every device and are the reference in tests; oneDNN,
-and the kernels in `native` and `cuda`, add what they compute faster with `Backend.faster`. No row
+and the kernels in `native` and `cuda`, add what they compute faster with `Backend.prefer`. No row
 of a result depends on the other rows of its batch.
 """
 
@@ -210,7 +210,7 @@ class Backend:
     int8_weight_limit: int = MAX_INT8
     kernels: str = ""
 
-    def faster(self, name: str, **implementations: Any) -> "Backend":
+    def prefer(self, name: str, **implementations: Any) -> "Backend":
         """A copy whose fastest implementations of some operations are these, of that name."""
         table = {
             operation: {name: fastest} | self.table[operation] | {name: fastest}
@@ -222,7 +222,7 @@ class Backend:
         """The name of the fastest implementation of an operation."""
         return next(iter(self.table[operation]))
 
-    def by(self, operation: str, name: str) -> "Backend":
+    def select(self, operation: str, name: str) -> "Backend":
         """A copy with the implementation of that name for an operation."""
         chosen: dict[str, Any] = {operation: self.table[operation][name]}
         return replace(self, **chosen)
@@ -232,7 +232,7 @@ def torch_backend() -> Backend:
     """PyTorch's operators, which run on every device and in every dtype."""
     operators: dict[str, Any] = {
         "linear": linear,
-        "add_linear": adding(linear),
+        "add_linear": make_add_linear(linear),
         "embed": embed,
         "add_norm": add_norm,
         "rms_norm": rms_norm,
@@ -249,13 +249,13 @@ def torch_backend() -> Backend:
     return Backend(**operators, attention=sdpa, encoder_layer=lambda _: None, table=table)
 
 
-def unprepared() -> Backend:
+def unprepared_backend() -> Backend:
     """The same, but that layers are computed as they are, one by one: nothing is made of them."""
 
     def multiply(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         return lambda states: activate(torch.cat([each(states) for each in layers], 1), activation)
 
-    return torch_backend().faster("torch", linear=multiply, add_linear=adding(multiply))
+    return torch_backend().prefer("torch", linear=multiply, add_linear=make_add_linear(multiply))
 
 
 # The least divisor of a row, as in `torch.nn.functional.normalize`.
@@ -273,7 +273,7 @@ def linear(layers: Sequence[nn.Linear], activation: str | None = None) -> Linear
     return lambda states: activate(functional.linear(states, weight, bias), activation)
 
 
-def adding(linear: Callable[..., Linear]) -> Callable[[nn.Linear], AddLinear]:
+def make_add_linear(linear: Callable[..., Linear]) -> Callable[[nn.Linear], AddLinear]:
     """`Backend.add_linear` by an implementation of `Backend.linear`."""
 
     def add_linear(layer: nn.Linear) -> AddLinear:
@@ -373,7 +373,7 @@ def float8_product(
     return functional.linear(own, others, None if bias is None else bias.float()).to(dtype)
 
 
-def in_float8(backend: Backend, dtype: torch.dtype) -> Backend:
+def float8_backend(backend: Backend, dtype: torch.dtype) -> Backend:
     """`backend`, whose products are computed in float8, with results in `dtype`.
 
     One with an activation has rows in float8 as its result, which the next product reads: the
@@ -391,7 +391,7 @@ def in_float8(backend: Backend, dtype: torch.dtype) -> Backend:
 
         return multiply
 
-    return backend.faster("float8", linear=linear, add_linear=adding(linear))
+    return backend.prefer("float8", linear=linear, add_linear=make_add_linear(linear))
 
 
 def activate(states: Tensor, activation: str | None) -> Tensor:
@@ -444,15 +444,17 @@ def onednn_backend(dtype: torch.dtype, dequantize: Callable[..., Tensor] = dequa
 
         return gemm
 
-    backend, has = torch_backend().faster("onednn", int8_gemm=int8_gemm), cpu_features()
+    backend, has = torch_backend().prefer("onednn", int8_gemm=int8_gemm), cpu_features()
     if dtype is torch.bfloat16:
         available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         if available and "avx512_bf16" in has:
             multiply = _linear_by_onednn
-            backend = backend.faster("onednn", linear=multiply, add_linear=adding(multiply))
+            backend = backend.prefer(
+                "onednn", linear=multiply, add_linear=make_add_linear(multiply)
+            )
         # Two products were measured on this architecture; with AMX PyTorch's attention is faster.
         if platform.machine() in {"x86_64", "AMD64"} and "amx_bf16" not in has:
-            backend = backend.faster("matmul", attention=matmul)
+            backend = backend.prefer("matmul", attention=matmul)
     # Whether the processor sums products of bytes in 32 bits, and not first in 16.
     exact = has & {"amx_int8", "avx512_vnni", "avx_vnni"}
     return replace(backend, int8_weight_limit=MAX_INT8 if exact else MAX_INT8_IN_PAIRS)
@@ -481,13 +483,13 @@ def cpu_features() -> set[str]:
     return {name for name, has in torch.cpu.get_capabilities().items() if has is True}
 
 
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def make_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer with these tensors, which are not copied."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
-    linear.load_state_dict(parameters_of(weight, bias), assign=True)
+    linear.load_state_dict(parameter_dict(weight, bias), assign=True)
     return linear
 
 
-def parameters_of(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
+def parameter_dict(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
     """The parameters of a layer by their names in PyTorch."""
     return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}

@@ -98,7 +98,7 @@ _HWCAP, _HWCAP2 = 16, 26
 _ARM_FEATURES = {"asimddp": (_HWCAP, 20), "i8mm": (_HWCAP2, 13), "bf16": (_HWCAP2, 14)}
 
 
-def architecture_here() -> Architecture:
+def current_architecture() -> Architecture:
     """The architecture of this machine; x86-64 for an unknown one, where no set is runnable."""
     return ARCHITECTURES.get(platform.machine(), X86_64)
 
@@ -131,7 +131,7 @@ def library_path(architecture: Architecture | None = None) -> Path:
 
     A library of other sources, whose functions may have other arguments, has another name.
     """
-    flags = (*_COMPILE, *_LINK, str(architecture or architecture_here()))
+    flags = (*_COMPILE, *_LINK, str(architecture or current_architecture()))
     digest = hashlib.sha256(" ".join(flags).encode())
     for source in sorted(FOLDER.glob("*.[ch]")):
         digest.update(source.read_bytes())
@@ -144,8 +144,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--anywhere", action="store_true", help="whatever the processor is")
     parser.add_argument("--machine", choices=ARCHITECTURES, help="for another machine than this")
     arguments = parser.parse_args(argv)
-    architecture = ARCHITECTURES.get(arguments.machine, architecture_here())
-    needed = arguments.machine or is_of_use(anywhere=arguments.anywhere)
+    architecture = ARCHITECTURES.get(arguments.machine, current_architecture())
+    needed = arguments.machine or can_run_kernels(anywhere=arguments.anywhere)
     if library_path(architecture).exists() or not needed:
         return 0
     print("Fetching a compiler of 100 MB for the kernels", flush=True)  # noqa: T201
@@ -156,14 +156,14 @@ def main(argv: list[str]) -> int:
             compiler.fetch()
             make_library(compiler)
     except (subprocess.SubprocessError, OSError) as error:
-        print(f"The kernels could not be built: {explain(error)}", file=sys.stderr)  # noqa: T201
+        print(f"The kernels could not be built: {explain_error(error)}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 
 
-def is_of_use(*, anywhere: bool = False) -> bool:
+def can_run_kernels(*, anywhere: bool = False) -> bool:
     """Whether this is Linux (with glibc, as PyTorch is) on a processor that fits."""
-    architecture = architecture_here()
+    architecture = current_architecture()
     if platform.libc_ver()[0] != "glibc" or platform.machine() != architecture.machine:
         return False
     if anywhere:
@@ -250,7 +250,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
     )
 
 
-def explain(error: subprocess.SubprocessError | OSError) -> str:
+def explain_error(error: subprocess.SubprocessError | OSError) -> str:
     """The last line of the failed program's output, or why it could not run."""
     said = str(getattr(error, "stderr", None) or error).strip()
     return said.splitlines()[-1] if said else type(error).__name__

@@ -33,18 +33,18 @@ from smart_embedder.kernels.backend import (
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
-    adding,
     cpu_features,
     dequantize,
     join_layers,
+    make_add_linear,
     onednn_backend,
     torch_backend,
 )
 from smart_embedder.kernels.build import (
     AARCH64,
     InstructionSet,
-    architecture_here,
     arm_features,
+    current_architecture,
     library_path,
 )
 from smart_embedder.kernels.packed_batch import PackedBatch
@@ -95,9 +95,9 @@ class Library:
         self._functions[name](*arguments, torch.get_num_threads())
 
 
-def runnable_here() -> list[InstructionSet]:
+def runnable_instruction_sets() -> list[InstructionSet]:
     """The sets of instructions that this processor has, the fastest first."""
-    architecture = architecture_here()
+    architecture = current_architecture()
     features = arm_features() if architecture is AARCH64 else cpu_features()
     return list(architecture.runnable(features))
 
@@ -105,7 +105,7 @@ def runnable_here() -> list[InstructionSet]:
 @cache
 def load_library() -> Library | None:
     """The kernels for the fastest instructions of this processor, if they are built."""
-    path, sets = library_path(), runnable_here()
+    path, sets = library_path(), runnable_instruction_sets()
     if not sets:
         return None
     if not path.exists():
@@ -132,7 +132,7 @@ _PANEL = 64
 # As `Bytes` there, for other formats.
 _NO_BYTES = (None,) * 4
 # As `MAX_WIDTH` and a reach in attention.c.
-_WIDEST_HEAD = 256
+_MAX_HEAD_WIDTH = 256
 _EVERY_KEY = -1
 # As in encoder.c.
 _ALIGNMENT = 64
@@ -140,19 +140,19 @@ _ALIGNMENT = 64
 
 def native_backend(library: Library, dtype: torch.dtype) -> Backend:
     """The kernels in front of oneDNN and PyTorch, to which they leave what they do not take."""
-    otherwise = onednn_backend(dtype, partial(dequantize_by, library=library))
-    kernels = _Kernels(library, dtype, otherwise)
+    otherwise = onednn_backend(dtype, partial(dequantize_native, library=library))
+    kernels = _NativeOperations(library, dtype, otherwise)
     operations = ("add_norm", "rms_norm", "rotary", "gate", "quantize_rows", "attention")
-    backend = otherwise.faster(NATIVE, **{name: getattr(kernels, name) for name in operations})
+    backend = otherwise.prefer(NATIVE, **{name: getattr(kernels, name) for name in operations})
     backend = replace(backend, encoder_layer=kernels.encoder_layer)
     amx = cpu_features() if dtype is torch.bfloat16 else set()
     if "amx_tile" not in amx:
         multiply, int8_gemm = kernels.linear, kernels.int8_gemm
-        backend = backend.faster(
-            NATIVE, linear=multiply, add_linear=adding(multiply), int8_gemm=int8_gemm
+        backend = backend.prefer(
+            NATIVE, linear=multiply, add_linear=make_add_linear(multiply), int8_gemm=int8_gemm
         )
     if "amx_bf16" in amx:
-        backend = backend.faster("sdpa", attention=sdpa)
+        backend = backend.prefer("sdpa", attention=sdpa)
     return replace(
         backend,
         int8_weight_limit=library.instructions.int8_weight_limit,
@@ -196,16 +196,16 @@ class RowLinear(nn.Module):
         """Prepare it; raises `ValueError` for a layer that the kernels do not take."""
         super().__init__()
         dtype = layer.weight.dtype
-        if dtype not in {torch.float32, torch.bfloat16} or not multiplies(layer.in_features):
+        if dtype not in {torch.float32, torch.bfloat16} or not can_multiply(layer.in_features):
             raise ValueError(f"no kernel multiplies {layer.in_features} numbers in {dtype}")
-        self._linear = _Kernels(library, dtype, torch_backend()).linear([layer])
+        self._linear = _NativeOperations(library, dtype, torch_backend()).linear([layer])
 
     def forward(self, states: Tensor) -> Tensor:
         """`[rows, out]` of states `[rows, in]`."""
         return self._linear(states.contiguous())
 
 
-def by_rows(module: nn.Module) -> nn.Module:
+def use_row_linear(module: nn.Module) -> nn.Module:
     """The module with each linear layer in it, itself one perhaps, as a `RowLinear`.
 
     Raises `ValueError` where one cannot be.
@@ -216,7 +216,7 @@ def by_rows(module: nn.Module) -> nn.Module:
     if isinstance(module, nn.Linear):
         return RowLinear(library, module)
     for name, child in module.named_children():
-        setattr(module, name, by_rows(child))
+        setattr(module, name, use_row_linear(child))
     return module
 
 
@@ -272,7 +272,7 @@ class _EncoderLayer(ctypes.Structure):
     )
 
 
-def _describe(product: Linear, dtype: torch.dtype) -> _Linear | None:
+def _describe_linear(product: Linear, dtype: torch.dtype) -> _Linear | None:
     """A product of states in `dtype` for encoder.c; None if it is not one of the kernels'."""
     match product:
         case NativeLinear() if product.dtype is dtype and product.out == len(product.bias):
@@ -293,7 +293,7 @@ def _describe(product: Linear, dtype: torch.dtype) -> _Linear | None:
     return None
 
 
-class _KeptMemory(threading.local):
+class _ScratchMemory(threading.local):
     """What a thread keeps for its next call: the system would clear new pages each time."""
 
     bytes = torch.empty(0, dtype=torch.uint8)
@@ -304,7 +304,7 @@ class _KeptMemory(threading.local):
         return self.bytes.data_ptr()
 
 
-_kept = _KeptMemory()
+_scratch = _ScratchMemory()
 
 
 class NativeEncoderLayer:
@@ -320,14 +320,14 @@ class NativeEncoderLayer:
         )  # fmt: skip
         of_bytes = (max(each.depth + each.repeats for each in products), 4, 4)
         projected, attended, inner = (
-            _aligned(each.columns * dtype.itemsize) for each in products[:3]
+            _round_up(each.columns * dtype.itemsize) for each in products[:3]
         )
         # What encoder.c takes for each row, every part of it aligned.
         self._bytes_of_row = (
-            attended + max(projected, attended + inner) + sum(map(_aligned, of_bytes))
+            attended + max(projected, attended + inner) + sum(map(_round_up, of_bytes))
         )
 
-    def whole(self, states: Tensor, packed: PackedBatch) -> Tensor:
+    def forward(self, states: Tensor, packed: PackedBatch) -> Tensor:
         """From states `[T, width]` to the next ones."""
         return self._with_attention("encoder_layer", states, packed)
 
@@ -337,7 +337,7 @@ class NativeEncoderLayer:
 
     def _with_attention(self, function: str, states: Tensor, packed: PackedBatch) -> Tensor:
         output = torch.empty_like(states)
-        memory = _kept.address_of(len(states) * self._bytes_of_row)
+        memory = _scratch.address_of(len(states) * self._bytes_of_row)
         self._library.run(
             function,
             ctypes.addressof(self._layer), address(states, self._dtype), output.data_ptr(),
@@ -348,7 +348,7 @@ class NativeEncoderLayer:
     def feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         """The next states; each row by itself."""
         output = torch.empty_like(states)
-        memory = _kept.address_of(len(states) * self._bytes_of_row)
+        memory = _scratch.address_of(len(states) * self._bytes_of_row)
         self._library.run(
             "encoder_feed_forward",
             ctypes.addressof(self._layer), address(attended, self._dtype),
@@ -357,11 +357,11 @@ class NativeEncoderLayer:
         return output
 
 
-def _aligned(size: int) -> int:
+def _round_up(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-class _Kernels:
+class _NativeOperations:
     """The operations of `Backend`; `otherwise` computes shapes that a kernel does not take."""
 
     def __init__(self, library: Library, dtype: torch.dtype, otherwise: Backend) -> None:
@@ -374,7 +374,7 @@ class _Kernels:
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
         is_ours = layers[0].weight.dtype is self._dtype
-        if not is_ours or not multiplies(depth):
+        if not is_ours or not can_multiply(depth):
             return self._otherwise.linear(layers, activation)
         weight, bias = join_layers(layers)
         bias = torch.zeros(out) if bias is None else bias.float()
@@ -445,7 +445,7 @@ class _Kernels:
         numbers_of_word = 4 // query.element_size()
         if (
             query.dtype is not self._dtype
-            or not attends(width)
+            or not can_attend(width)
             or not query.stride(-1) == key.stride(-1) == 1
             or key.stride(1) % numbers_of_word
             or key.shape != value.shape
@@ -485,7 +485,7 @@ class _Kernels:
         self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
     ) -> Int8Gemm:
         out, depth = weights.values.shape
-        if out % _PANEL or not multiplies(depth):
+        if out % _PANEL or not can_multiply(depth):
             # The sums of oneDNN's are as exact.
             return self._otherwise.int8_gemm(weights, dtype, activation)
         weights = replace(weights, values=self._panels(weights.values))
@@ -498,13 +498,13 @@ class _Kernels:
         if (
             (chosen.add_norm, chosen.attention, chosen.quantize_rows) != ours
             or width % (STEP * parts.heads)
-            or width // parts.heads > _WIDEST_HEAD
+            or width // parts.heads > _MAX_HEAD_WIDTH
         ):
             return None
         products = (
             parts.to_query_key_value, parts.from_attended, parts.to_inner, parts.from_inner
         )  # fmt: skip
-        described = [_describe(each, self._dtype) for each in products]
+        described = [_describe_linear(each, self._dtype) for each in products]
         if not all(described):
             return None
         norms = (
@@ -528,17 +528,17 @@ class _Kernels:
         return self._memory.copy(panels.transpose(1, 2))
 
 
-def multiplies(*depths: int) -> bool:
+def can_multiply(*depths: int) -> bool:
     """Whether the kernels multiply rows of so many numbers."""
     return not any(depth % STEP for depth in depths)
 
 
-def attends(head_width: int) -> bool:
+def can_attend(head_width: int) -> bool:
     """Whether the kernel for attention takes heads of so many numbers."""
-    return head_width % STEP == 0 and head_width <= _WIDEST_HEAD
+    return head_width % STEP == 0 and head_width <= _MAX_HEAD_WIDTH
 
 
-def dequantize_by(
+def dequantize_native(
     product: Tensor,
     rows: QuantizedRows,
     weights: QuantizedWeights,

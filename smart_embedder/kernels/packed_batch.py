@@ -42,7 +42,7 @@ def to_device(device: torch.device, array: npt.NDArray[Any]) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _to_device_at_once(device: torch.device, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+def _copy_together(device: torch.device, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
     """As `to_device`, to a CUDA device by one copy. Wider numbers come before narrower ones."""
     if device.type != "cuda":
         return [to_device(device, each) for each in arrays]
@@ -53,7 +53,7 @@ def _to_device_at_once(device: torch.device, arrays: Sequence[npt.NDArray[Any]])
 
 
 # A call for every length costs more than padding does while sequences are this short.
-_LONGEST_PADDED = 64
+_MAX_PADDED_LENGTH = 64
 _BUCKET_WIDTH = 16
 
 
@@ -103,23 +103,23 @@ class Block:
     padding: Padding | None = None
 
 
-def _bucket(length: int) -> int:
+def _length_bucket(length: int) -> int:
     """Sequences of one bucket form a block; long ones only with others of the same length."""
-    return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
+    return (
+        length if length > _MAX_PADDED_LENGTH else -(-length // _BUCKET_WIDTH) - _MAX_PADDED_LENGTH
+    )
 
 
-def divide_for_padding(
-    lengths: list[int], most_padding: float, most_pairs: float
-) -> Iterator[slice]:
+def group_for_padding(lengths: list[int], max_padding: float, max_pairs: float) -> Iterator[slice]:
     """Groups of neighbours, of ascending lengths, that need little padding.
 
-    Padding is at most the share `most_padding` of a group's tokens, and a group of several has at
-    most `most_pairs` pairs of tokens, each of one text with its padding.
+    Padding is at most the share `max_padding` of a group's tokens, and a group of several has at
+    most `max_pairs` pairs of tokens, each of one text with its padding.
     """
     start = tokens = 0
     for index, length in enumerate(lengths):
         padded = (index + 1 - start) * length
-        too_many = padded > (1 + most_padding) * (tokens + length) or padded * length > most_pairs
+        too_many = padded > (1 + max_padding) * (tokens + length) or padded * length > max_pairs
         if index > start and too_many:
             yield slice(start, index)
             start, tokens = index, 0
@@ -128,11 +128,11 @@ def divide_for_padding(
 
 
 # Queries in one block of threads, as in FlashAttention's kernels for packed sequences.
-QUERIES_OF_A_BLOCK = 128
+QUERIES_PER_BLOCK = 128
 # The cost of one more call, as a number of superfluous blocks for each head.
-WORTH_A_CALL = 256
+CALL_COST = 256
 # The most blocks of threads in the second and third dimension of a grid, one for each sequence.
-_MOST_SEQUENCES = 65_535
+_MAX_SEQUENCES = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class LengthClass:
 
 def divide_lengths(lengths: Sequence[int]) -> list[slice]:
     """Divide sequences of ascending lengths so that all calls together cost least."""
-    blocks = -(-np.asarray(lengths) // QUERIES_OF_A_BLOCK)
+    blocks = -(-np.asarray(lengths) // QUERIES_PER_BLOCK)
     groups = np.flatnonzero(np.diff(np.ceil(np.log2(blocks)))) + 1
     borders = [0, *groups.tolist(), len(blocks)]
     # For each border the least cost up to it, and the borders between the classes up to it.
@@ -158,14 +158,14 @@ def divide_lengths(lengths: Sequence[int]) -> list[slice]:
     for stop in borders[1:]:
         highest = int(blocks[stop - 1])
         ways = (
-            (cost + WORTH_A_CALL + (stop - before[-1]) * highest, [*before, stop])
+            (cost + CALL_COST + (stop - before[-1]) * highest, [*before, stop])
             for cost, before in best
         )
         best.append(min(ways, key=itemgetter(0)))
     return [
-        slice(start, min(start + _MOST_SEQUENCES, last))
+        slice(start, min(start + _MAX_SEQUENCES, last))
         for first, last in pairwise(best[-1][1])
-        for start in range(first, last, _MOST_SEQUENCES)
+        for start in range(first, last, _MAX_SEQUENCES)
     ]
 
 
@@ -279,7 +279,7 @@ class PackedBatch:
     def blocks(self) -> list[Block]:
         """The given sequences in packed order, in blocks of equal or, if short, similar length."""
         blocks, start = list[Block](), 0
-        for _, near in groupby(self.lengths[: len(self.unpack_order)], key=_bucket):
+        for _, near in groupby(self.lengths[: len(self.unpack_order)], key=_length_bucket):
             block = list(near)
             stop, padding = start + sum(block), None
             if block[0] < block[-1]:
@@ -289,13 +289,15 @@ class PackedBatch:
             start = stop
         return blocks
 
-    def ends(self, end: End, multiple_of: Callable[[int], int]) -> tuple[Tensor, "PackedBatch"]:
+    def select_ends(
+        self, end: End, multiple_of: Callable[[int], int]
+    ) -> tuple[Tensor, "PackedBatch"]:
         """The first or the last tokens `[R]` of all sequences, and a batch of these tokens alone.
 
         R is rounded up as in `select_tokens`, and the batch has no more tokens than sequences.
         """
         tokens = self.offsets[:-1] if end == "first" else self.offsets[1:] - 1
-        rows = to_device(self.device, _rounded_up(tokens, multiple_of))
+        rows = to_device(self.device, _round_up(tokens, multiple_of))
         offsets = np.arange(len(self.offsets))
         alone = PackedBatch(
             input_ids=self.input_ids[:, rows],
@@ -342,7 +344,7 @@ def pack(
         partly_attended = Padding.of(
             starts[chosen], lengths[chosen], (lengths - left_out)[chosen], device
         )
-    input_ids, position_ids, cu_seqlens = _to_device_at_once(
+    input_ids, position_ids, cu_seqlens = _copy_together(
         device,
         (joined & TOKEN_ID, positions.position_ids(joined, offsets), offsets.astype(np.int32)),
     )
@@ -375,11 +377,11 @@ def select_tokens(
         return None, list(spans)
     chosen = [span for span, want in zip(spans, selected, strict=True) if want]
     tokens = np.concatenate([np.arange(span.start, span.stop) for span in chosen])
-    rows = to_device(packed.device, _rounded_up(tokens, multiple_of))
-    return rows, _side_by_side(spans, selected)
+    rows = to_device(packed.device, _round_up(tokens, multiple_of))
+    return rows, _join_spans(spans, selected)
 
 
-def _rounded_up(tokens: Indices, multiple_of: Callable[[int], int]) -> Indices:
+def _round_up(tokens: Indices, multiple_of: Callable[[int], int]) -> Indices:
     return np.pad(tokens, (0, -len(tokens) % multiple_of(len(tokens))), mode="edge")
 
 
@@ -389,10 +391,10 @@ def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Ind
     Also returns, for each sequence given to `pack`, the span of its one row among those.
     """
     indices = packed.unpack_order[np.flatnonzero(selected)].astype(np.int64)
-    return indices, _side_by_side([slice(0, 1)] * len(selected), selected)
+    return indices, _join_spans([slice(0, 1)] * len(selected), selected)
 
 
-def _side_by_side(spans: list[slice], selected: Sequence[bool]) -> Spans:
+def _join_spans(spans: list[slice], selected: Sequence[bool]) -> Spans:
     """The spans of the selected sequences moved together."""
     moved: Spans = []
     start = 0
@@ -404,7 +406,7 @@ def _side_by_side(spans: list[slice], selected: Sequence[bool]) -> Spans:
 
 
 # The least share of tokens that must be saved, because gathering has a cost in every layer.
-_LEAST_SAVED = 1 / 16
+_MIN_SAVED = 1 / 16
 
 
 def find_shared_prefixes(sequences: Sequence[TokenIds]) -> tuple[Indices, Indices] | None:
@@ -417,15 +419,15 @@ def find_shared_prefixes(sequences: Sequence[TokenIds]) -> tuple[Indices, Indice
     keys = [ids.astype(">i8").tobytes() for ids in sequences]
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
     lengths = np.array([len(ids) for ids in sequences])
-    starts, lengths = _starts(lengths)[order], lengths[order]
+    starts, lengths = _start_offsets(lengths)[order], lengths[order]
     most = np.minimum(lengths[1:], lengths[:-1])
-    differ = joined[_ranges(starts[1:], most)] != joined[_ranges(starts[:-1], most)]
-    within = np.where(differ, _ranges(np.zeros_like(most), most), np.repeat(most, most))
-    shared = np.minimum.reduceat(within, _starts(most))
-    if shared.sum() < _LEAST_SAVED * len(joined):
+    differ = joined[_join_ranges(starts[1:], most)] != joined[_join_ranges(starts[:-1], most)]
+    within = np.where(differ, _join_ranges(np.zeros_like(most), most), np.repeat(most, most))
+    shared = np.minimum.reduceat(within, _start_offsets(most))
+    if shared.sum() < _MIN_SAVED * len(joined):
         return None
     computed = np.ones(len(joined), bool)
-    computed[_ranges(starts[1:], shared)] = False
+    computed[_join_ranges(starts[1:], shared)] = False
     inverse = np.cumsum(computed) - 1
     # One after the other: what is taken may have been taken by the one before.
     for (before, start), count in zip(pairwise(starts.tolist()), shared.tolist(), strict=True):
@@ -434,10 +436,10 @@ def find_shared_prefixes(sequences: Sequence[TokenIds]) -> tuple[Indices, Indice
     return np.flatnonzero(computed), inverse
 
 
-def _starts(lengths: Indices) -> Indices:
+def _start_offsets(lengths: Indices) -> Indices:
     return np.cumsum(lengths) - lengths
 
 
-def _ranges(starts: Indices, lengths: Indices) -> Indices:
+def _join_ranges(starts: Indices, lengths: Indices) -> Indices:
     """From each start on so many numbers, one after the other."""
-    return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths), lengths)
+    return np.arange(lengths.sum()) + np.repeat(starts - _start_offsets(lengths), lengths)

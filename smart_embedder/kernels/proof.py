@@ -1,8 +1,9 @@
 """Prove that each operation computes on a device what it should.
 
-Each path of an operation (a kernel in C, a library's operator, an attention) computes a small batch
-as `_Case` says. The reference is PyTorch in float32 with eager attention on the same device. A path
-that raises an error, or differs by more than its dtype explains, is refused, and the next is tried.
+Each path of an operation (a kernel in C, a library's operator, an attention kernel) computes the
+small batches of `_OperationCases`. The results are compared with PyTorch's in float32, with eager
+attention, on the same device. A path that raises an error, or differs by more than its dtype
+explains, is refused, and the next one is tried.
 """
 
 import math
@@ -27,7 +28,7 @@ from smart_embedder.kernels.backend import (
     RmsNorm,
     RotaryEmbedding,
     float8_rows,
-    linear_of,
+    make_linear,
     torch_backend,
 )
 from smart_embedder.kernels.build import MAX_INT8
@@ -62,7 +63,7 @@ def prove(target: Target, shapes: Shapes, operations: Sequence[str]) -> Target:
         operations = (*INT8_OPERATIONS, *others)
     for operation in operations:
         failed: list[Proof] = []
-        for proof in proofs_of(target, shapes, operation):
+        for proof in prove_paths(target, shapes, operation):
             if proof.holds:
                 break
             failed.append(proof)
@@ -76,23 +77,23 @@ def prove(target: Target, shapes: Shapes, operations: Sequence[str]) -> Target:
                 f"ATTENTION={failed[0].path} does not compute what it should on this device "
                 f"({failed[0].reason}); set ATTENTION to auto"
             )
-        target = target.taking(operation, proof.path, failed)
-        target = replace(target, backend=target.backend.by(operation, proof.path))
+        target = target.with_path(operation, proof.path, failed)
+        target = replace(target, backend=target.backend.select(operation, proof.path))
     return target
 
 
 @torch.inference_mode()
-def proofs_of(target: Target, shapes: Shapes, operation: str) -> Iterator[Proof]:
+def prove_paths(target: Target, shapes: Shapes, operation: str) -> Iterator[Proof]:
     """The proof of each path of an operation; the last one is that of the plain path."""
 
     def compute(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
-        return list(getattr(_Case(target, shapes, dtype), operation)(backend))
+        return list(getattr(_OperationCases(target, shapes, dtype), operation)(backend))
 
-    reference = torch_backend().by(ATTENTION, "eager")
+    reference = torch_backend().select(ATTENTION, "eager")
     expected = compute(reference, torch.float32)
     tolerance = _ONE_STEP.get(operation, TOLERANCES[target.dtype])
     for path in target.backend.table[operation]:
-        backend = target.backend.by(operation, path)
+        backend = target.backend.select(operation, path)
         yield try_path(
             operation, path, partial(compute, backend, target.dtype), expected, tolerance
         )
@@ -129,14 +130,14 @@ def _largest_difference(actual: Tensor, expected: Tensor) -> float:
 _LENGTHS = (1, 8, 66)
 _MULTIPLE = 8
 # Few columns, to be fast, but more than a kernel computes at once.
-_MOST_COLUMNS = 192
+_MAX_COLUMNS = 192
 # A prime number, so that all rows of a matrix that is filled with these numbers differ.
-_DRAWN = 65_537
+_RANDOM_NUMBERS = 65_537
 _EPSILON = 1e-5
 _THETA = 10_000.0
 
 
-class _Case:
+class _OperationCases:
     """A small batch of random numbers, the same for every path, and each operation on it.
 
     Each generator is called as its operation, and yields what a backend computes. Numbers are
@@ -149,7 +150,7 @@ class _Case:
         self._dtype = dtype
         self._rounded = target.dtype
         self._int8_weight_limit = target.backend.int8_weight_limit
-        self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
+        self._random = torch.randn(_RANDOM_NUMBERS, generator=torch.Generator().manual_seed(0))
         self._next = 0
         texts = [np.zeros(length, np.int64) for length in _LENGTHS]
         self._packed: PackedBatch = pack(texts, device=target.device, multiple=_MULTIPLE)
@@ -162,9 +163,9 @@ class _Case:
     def _float32(self, *shape: int) -> Tensor:
         """The same, in float32 for every path."""
         count = math.prod(shape)
-        times = -(-(self._next + count) // _DRAWN)
-        taken = self._drawn.repeat(times)[self._next : self._next + count]
-        self._next = (self._next + count) % _DRAWN
+        times = -(-(self._next + count) // _RANDOM_NUMBERS)
+        taken = self._random.repeat(times)[self._next : self._next + count]
+        self._next = (self._next + count) % _RANDOM_NUMBERS
         return taken.view(shape).to(self._device)
 
     def _within(self, limit: int, *shape: int) -> Tensor:
@@ -173,9 +174,9 @@ class _Case:
 
     def _layer(self, in_features: int, out_features: int) -> nn.Linear:
         """A layer whose outputs are about as large as its inputs."""
-        out = min(out_features, _MOST_COLUMNS)
+        out = min(out_features, _MAX_COLUMNS)
         weight = self._normal(out, in_features) * in_features**-0.5
-        return linear_of(weight, self._normal(out) if self._shapes.bias else None)
+        return make_linear(weight, self._normal(out) if self._shapes.bias else None)
 
     def _layer_norm(self, width: int) -> LayerNorm:
         """On a CPU its parameters are float32 in every number format."""
@@ -256,9 +257,9 @@ class _Case:
     def int8_gemm(self, backend: Backend) -> Iterator[Tensor]:
         shapes, tokens, draw = self._shapes, self._tokens, self._float32
         for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
-            values = self._within(self._int8_weight_limit, _MOST_COLUMNS, depth).to(torch.int8)
-            scale = draw(_MOST_COLUMNS).abs() / depth
-            weights = QuantizedWeights(values, scale, draw(_MOST_COLUMNS), draw(_MOST_COLUMNS))
+            values = self._within(self._int8_weight_limit, _MAX_COLUMNS, depth).to(torch.int8)
+            scale = draw(_MAX_COLUMNS).abs() / depth
+            weights = QuantizedWeights(values, scale, draw(_MAX_COLUMNS), draw(_MAX_COLUMNS))
             bytes_of_rows = self._within(MAX_INT8, tokens, depth).add_(128).to(torch.uint8)
             rows = QuantizedRows(bytes_of_rows, draw(tokens, 1), draw(tokens, 1))
             for dtype in (torch.float32, self._dtype):
@@ -272,7 +273,7 @@ class _Case:
 
     def float8_product(self, backend: Backend) -> Iterator[Tensor]:
         for depth in (self._shapes.width, self._shapes.inner_width):
-            layer = self._layer(depth, _MOST_COLUMNS)
+            layer = self._layer(depth, _MAX_COLUMNS)
             rows = float8_rows(self._normal(self._tokens, depth))
             weights = float8_rows(layer.weight)
             yield backend.float8_product(rows, weights, layer.bias, self._dtype)

@@ -11,7 +11,7 @@ import structlog
 import torch
 
 from smart_embedder.interface import ModelInfo, RefusedPath
-from smart_embedder.kernels.attention import load_attention, require_runs
+from smart_embedder.kernels.attention import load_attention, require_attention_support
 from smart_embedder.kernels.backend import (
     NATIVE,
     Backend,
@@ -41,14 +41,14 @@ def choose_backend(device: torch.device, dtype: torch.dtype, attention: str = "a
     backend = _fastest(device, dtype)
     if attention == "auto":
         return backend
-    require_runs(attention, device, dtype)
+    require_attention_support(attention, device, dtype)
     return with_attention(backend, attention)
 
 
 def with_attention(backend: Backend, name: str) -> Backend:
     """The backend with another attention; raises `StartupError` if that is not installed."""
     own = backend.table["attention"].get(name)
-    return backend.faster(name, attention=own or load_attention(name))
+    return backend.prefer(name, attention=own or load_attention(name))
 
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> Backend:
@@ -122,9 +122,9 @@ class Target:
     paths: dict[str, str] = field(default_factory=dict)
     refused: tuple[Proof, ...] = ()
 
-    def taking(self, operation: str, path: str, refused: Sequence[Proof] = ()) -> Self:
+    def with_path(self, operation: str, path: str, refused: Sequence[Proof] = ()) -> Self:
         """A copy that takes this path of an operation, with a warning for each `refused` one."""
-        warn_of_refused(refused, path)
+        log_refused_paths(refused, path)
         paths = {**self.paths, operation: path}
         return replace(self, paths=paths, refused=(*self.refused, *refused))
 
@@ -141,7 +141,7 @@ class Target:
         )
 
 
-def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
+def log_refused_paths(refused: Sequence[Proof], used_instead: str) -> None:
     """One warning for each path that is not used."""
     for proof in refused:
         log.warning(

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smart_embedder.hardware.device import capturing, shortest
+from smart_embedder.hardware.device import capture_lock, time_fastest_run
 from smart_embedder.kernels.packed_batch import (
-    QUERIES_OF_A_BLOCK,
-    WORTH_A_CALL,
+    CALL_COST,
+    QUERIES_PER_BLOCK,
     LengthClass,
     PackedBatch,
 )
 from smart_embedder.kernels.proof import try_path
-from smart_embedder.kernels.target import Proof, warn_of_refused
+from smart_embedder.kernels.target import Proof, log_refused_paths
 from smart_embedder.tokens import TokenIds
 
 # Each computes at most half as much again as the smallest batch that it takes, or the weights cost
@@ -66,8 +66,8 @@ def make_buckets() -> Iterator[Bucket]:
     for count in _TOKENS:
         most = max(1, count // _TOKENS_OF_A_SEQUENCE)
         found = -1
-        for longest in (count, min(count, QUERIES_OF_A_BLOCK)):
-            sequences = min(most, WORTH_A_CALL * QUERIES_OF_A_BLOCK // longest)
+        for longest in (count, min(count, QUERIES_PER_BLOCK)):
+            sequences = min(most, CALL_COST * QUERIES_PER_BLOCK // longest)
             if sequences > found:
                 yield Bucket(count, sequences, longest)
             found = sequences
@@ -116,7 +116,7 @@ class GraphedForward:
             with torch.cuda.stream(stream):
                 # A first call, in which libraries allocate the memory that they keep.
                 forward(self._batch)
-                with capturing:
+                with capture_lock:
                     self._states = self._capture(forward, stream, pool)
         finally:
             current.wait_stream(stream)
@@ -189,7 +189,7 @@ class GraphTrial:
             proof = self._prove(make, batches, captured)
             yield
             if not proof.holds:
-                warn_of_refused([proof], PLAIN)
+                log_refused_paths([proof], PLAIN)
                 return GraphedForwards((), proof)
             graphed = _seconds(captured[-1], smallest)
             yield
@@ -234,4 +234,4 @@ def _seconds(forward: Forward, packed: PackedBatch) -> float:
         forward(packed)
         torch.cuda.synchronize(packed.device)
 
-    return shortest(run)
+    return time_fastest_run(run)

@@ -22,7 +22,7 @@ from smart_embedder.hardware import device as choose
 from smart_embedder.hardware.cpu import (
     CpuShare,
     available_threads,
-    leave_processor_to_others,
+    lower_thread_priority,
     share_cpus,
 )
 from smart_embedder.interface import (
@@ -206,7 +206,7 @@ def _described(placement: _Placement, model: ModelInfo) -> DeviceInfo:
         gpu_available=device.type != "cpu",
         device_count=torch.cuda.device_count(),
         memory_bytes=choose.memory_bytes(device),
-        read_memory=choose.memory_reader(device),
+        read_memory=choose.make_memory_reader(device),
         host_memory_left=choose.host_memory_left,
     )
 
@@ -222,7 +222,7 @@ class EntryLoader:
 
     def prepare_thread(self) -> None:
         """Make the calling thread leave the processor to others."""
-        leave_processor_to_others()
+        lower_thread_priority()
         torch.set_num_threads(1)
 
     def read_memory(self, name: str) -> MemoryUsage:
@@ -370,7 +370,7 @@ class EntryLoader:
                     )
             yield measured[placement.node]
 
-        free, share = choose.memory_freer(placement.device), placement.share
+        free, share = choose.make_memory_freer(placement.device), placement.share
         bind_thread = None if share is None else share.bind_thread
         device = _described(placement, model.info)
         return PlacedModel(model, device, measure, free, bind_thread)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from smart_embedder.errors import InferenceError
-from smart_embedder.hardware.transfer import DeviceRows, not_finite, start_copies
+from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start_copies
 from smart_embedder.interface import ModelInfo
 from smart_embedder.kernels.packed_batch import End, PackedBatch
 from smart_embedder.models.families.backbone import Backbone
@@ -176,7 +176,8 @@ class RerankingModel(DeviceModel[float]):
             (rows,) = copies()
             scores = self._scores(rows.values)
             return [
-                scores[row] if rows.finite[row] else not_finite() for row in packed.unpack_order
+                scores[row] if rows.finite[row] else not_finite_error()
+                for row in packed.unpack_order
             ]
 
         return collect

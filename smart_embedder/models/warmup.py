@@ -18,11 +18,11 @@ from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.hardware.device import (
     empty_cuda_cache,
     host_memory_left,
+    measure_peak_growth,
     memory_bytes,
-    peak_growth,
-    shortest,
+    time_fastest_run,
 )
-from smart_embedder.hardware.transfer import never_finite
+from smart_embedder.hardware.transfer import never_finite_error
 from smart_embedder.interface import Model, human_size
 from smart_embedder.models.files.reading import trim_heap
 from smart_embedder.models.runner import DeviceModel
@@ -125,7 +125,7 @@ def probe(
     sizes = [size for size in _SIZES if size >= least and (most is None or size <= most)]
     measured = []
     for each in measure(
-        lambda tokens: times * shortest(partial(run, tokens)),
+        lambda tokens: times * time_fastest_run(partial(run, tokens)),
         sizes or [_SIZES[0]],
         min(longest, times * longest_run),
     ):
@@ -157,7 +157,7 @@ def warm_up(model: Model, tokens: int) -> None:
     """Run a forward; raises `StartupError` where no sequence has a result of finite numbers."""
     results = _forward(model, tokens)
     if results and all(isinstance(each, InferenceError) for each in results):
-        raise never_finite(model.name)
+        raise never_finite_error(model.name)
 
 
 def tokens_that_fit(model: Model, device: torch.device) -> int | None:
@@ -193,7 +193,7 @@ def tokens_that_fit_host(model: DeviceModel[Any], workers: int = 1) -> int | Non
         trim_heap()  # Or the forward would use what the process has already.
         tokens = max(_FEW, min(_MEMORY_TOKENS, left // _MOST_OF_A_TOKEN))
         # In short sequences: families whose attention grows with pairs of tokens refuse long texts.
-        growth = peak_growth(partial(_forward, few, tokens, _ALL_KINDS))
+        growth = measure_peak_growth(partial(_forward, few, tokens, _ALL_KINDS))
         if growth is None:
             return None
         used = max(used, growth / tokens)

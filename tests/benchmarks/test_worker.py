@@ -12,7 +12,7 @@ from benchmarks.adapters import Setting
 from benchmarks.adapters.smart_embedder import hide_instructions
 from benchmarks.comparison import worst_cosine
 from benchmarks.worker import LIMITS, Encoded, EngineFailureError, Run
-from smart_embedder.kernels.native import runnable_here
+from smart_embedder.kernels.native import runnable_instruction_sets
 from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)
@@ -58,11 +58,11 @@ def test_an_engine_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
 def test_a_limited_engine_has_the_kernels_of_its_limit(limit: str, monkeypatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", LIMITS[limit]["ONEDNN_MAX_CPU_ISA"])
     monkeypatch.setattr(torch.cpu, "get_capabilities", torch.cpu.get_capabilities)  # Given back.
-    every = [each.name for each in runnable_here()]
+    every = [each.name for each in runnable_instruction_sets()]
     hide_instructions()
     beyond = {"avx512_vnni": {"avx512_bf16"}, "avx2": {"avx512_bf16", "avx512_vnni", "avx_vnni"}}
     left = [name for name in every if name not in beyond[limit]]
-    assert [each.name for each in runnable_here()] == left
+    assert [each.name for each in runnable_instruction_sets()] == left
 
 
 def test_a_worker_that_is_too_slow_is_given_up(tiny_m3: Path) -> None:

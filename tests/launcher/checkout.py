@@ -28,7 +28,7 @@ print(json.dumps({name: os.environ[name] for name in names if name in os.environ
 LIBRARY = "kernels.so"
 BUILD = f"""
 import os, pathlib, sys
-def is_of_use(): return True
+def can_run_kernels(): return True
 def library_path(): return pathlib.Path({LIBRARY!r})
 if __name__ == "__main__":
     print("1 of 2 files compiled", flush=True)

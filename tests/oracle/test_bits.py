@@ -33,10 +33,10 @@ async def assert_same_bits(*chosen: Any) -> ModelInfo:
 @pytest.fixture
 def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of instructions than which the kernels use no faster ones."""
-    known = {each.name: each for each in native.runnable_here()}
+    known = {each.name: each for each in native.runnable_instruction_sets()}
     if request.param not in known:
         pytest.skip(f"this processor has no {request.param}")
-    monkeypatch.setattr(native, "runnable_here", lambda: [known[request.param]])
+    monkeypatch.setattr(native, "runnable_instruction_sets", lambda: [known[request.param]])
     native.load_library.cache_clear()
     yield request.param
     native.load_library.cache_clear()

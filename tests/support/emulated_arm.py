@@ -25,7 +25,7 @@ from smart_embedder.kernels.build import (
     FOLDER,
     Compiler,
     InstructionSet,
-    explain,
+    explain_error,
 )
 from smart_embedder.kernels.native import _ARGUMENTS
 from tests.support.server import REPOSITORY
@@ -69,7 +69,7 @@ def _build(program: Path) -> None:
         try:
             compiler.fetch()
         except subprocess.SubprocessError as error:
-            pytest.skip(f"the compiler cannot be fetched: {explain(error)}")
+            pytest.skip(f"the compiler cannot be fetched: {explain_error(error)}")
         compiler.run(*_OPTIONS, "-c", str(_SOURCE), "-o", str(folder / "emulator.o"))
         kernels = (each for each in compiler.compile_kernels() if "threads" not in Path(each).name)
         linked = [str(folder / "emulator.o"), *kernels, "-o", str(folder / "linked")]

@@ -6,10 +6,10 @@ import pytest
 from torch.nn import functional
 
 from smart_embedder.kernels.build import library_path
-from smart_embedder.kernels.native import Library, runnable_here
+from smart_embedder.kernels.native import Library, runnable_instruction_sets
 
 PATH = library_path()
-LIBRARIES = [Library(str(PATH), each) for each in runnable_here() if PATH.exists()]
+LIBRARIES = [Library(str(PATH), each) for each in runnable_instruction_sets() if PATH.exists()]
 needs_kernels = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
 # By PyTorch's own functions, under the names of transformers.
 ACTIVATIONS = {

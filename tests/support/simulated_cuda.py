@@ -273,7 +273,7 @@ def simulated_cuda(
         stack.enter_context(patch.object(choose, "load_kernels", lambda *_: cuda))
         # There are no numbers that could differ.
         stack.enter_context(patch.object(proof, "_largest_difference", _of_shapes))
-        stack.enter_context(patch.object(load, "least_cosine", lambda *_: 1.0))
+        stack.enter_context(patch.object(load, "min_cosine", lambda *_: 1.0))
         # Before the stand-ins: where it finds a GPU, it lets PyTorch make tensors there.
         stack.enter_context(fake_tensors("cuda"))
         for key, value in stand_ins.items():

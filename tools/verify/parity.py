@@ -26,7 +26,7 @@ from smart_embedder.hardware.device import (
     cpu_has_int8,
     has_float8,
 )
-from smart_embedder.kernels.proof import proofs_of
+from smart_embedder.kernels.proof import prove_paths
 from smart_embedder.kernels.target import (
     DECODER,
     ENCODER,
@@ -106,7 +106,7 @@ def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
     for model, name, dtype, shapes, operations in asked:
         target = Target(device, dtype, choose_backend(device, dtype))
         for operation in operations:
-            yield from ((model, name, proof) for proof in proofs_of(target, shapes, operation))
+            yield from ((model, name, proof) for proof in prove_paths(target, shapes, operation))
 
 
 def print_paths(device_names: Sequence[str]) -> None:

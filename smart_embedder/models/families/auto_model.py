@@ -36,17 +36,17 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.hardware.device import memory_usage
-from smart_embedder.hardware.transfer import never_finite
+from smart_embedder.hardware.transfer import never_finite_error
 from smart_embedder.kernels.attention import (
     Attention,
     PackedAttention,
-    excluding_unattended,
-    takes_window,
+    exclude_unattended,
+    has_window,
 )
 from smart_embedder.kernels.packed_batch import (
     PackedBatch,
     PositionScheme,
-    divide_for_padding,
+    group_for_padding,
     pack,
     to_device,
 )
@@ -56,7 +56,7 @@ from smart_embedder.kernels.target import (
     Proof,
     Shapes,
     Target,
-    warn_of_refused,
+    log_refused_paths,
 )
 from smart_embedder.models.families.backbone import (
     Backbone,
@@ -65,9 +65,9 @@ from smart_embedder.models.families.backbone import (
 )
 from smart_embedder.models.families.bert import require_positions
 from smart_embedder.models.families.int8 import (
-    calibrating,
+    calibrating_backend,
     encode_calibration,
-    warn_of_rounding,
+    warn_if_inexact,
 )
 from smart_embedder.models.families.module_parts import (
     Replacement,
@@ -80,9 +80,9 @@ from smart_embedder.models.files.weights import StoredTensor, Weights
 from smart_embedder.models.tokenizer import TextTokenizer
 
 # Besides what is stored, a module may have an unused pooler, and tables that it computes.
-_MOST_MADE = 1.5
+_MAX_MADE = 1.5
 # Of a model whose layers share their tensors.
-_MOST_LAYERS = 100
+_MAX_LAYERS = 100
 # The errors that transformers raises for files that it cannot use.
 LOADING_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
@@ -92,7 +92,7 @@ LOADING_ERRORS = (
 PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
 _PACKED = "smart_embedder_packed"
 # Padding beside the tokens of a group that is computed together, as a share.
-_MOST_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
+_MAX_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
 # What attention may take for a group of several texts, and for one on a CPU without asking how much
 # memory is free; then one may take this share of it, because others take memory, too.
 _GROUP_BYTES = 2**28
@@ -137,18 +137,18 @@ def load_by_transformers(
     Its tokenizer is read for the number of positions.
     """
     module = _load_module(folder, target)
-    count, positions = _positions_of(module)
+    count, positions = _find_positions(module)
     tokenizer = read_tokenizer(count)
     tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
     parameters = sum(each.numel() for each in module.parameters()) - in_tables
-    with _limits_for_trial(module):
+    with _lower_limits(module):
         trial = _Trial(folder, module, target, count, positions)
         target = trial.choose_layout()
     target = trial.quantize(target, tokenizer) if target.quantized else trial.use_backend(target)
     transformer = trial.transformer(target)
     if transformer.attend is None:
-        transformer.bytes_of_pair = _bytes_of_pair(trial.module, count, target.device)
+        transformer.bytes_per_pair = _measure_bytes_per_pair(trial.module, count, target.device)
     backbone = Backbone(
         transformer,
         target,
@@ -166,7 +166,7 @@ def load_by_transformers(
     return backbone, tokenizer
 
 
-def _positions_of(module: Any) -> tuple[int, PositionScheme]:
+def _find_positions(module: Any) -> tuple[int, PositionScheme]:
     """The number of positions, and how they are counted."""
     for name, table in module.named_modules():
         if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
@@ -180,7 +180,7 @@ def _positions_of(module: Any) -> tuple[int, PositionScheme]:
 
 def _load_module(folder: Path, target: Target) -> Any:
     """The module in `folder`, without a head, on its device; raises `StartupError`."""
-    _require_known(folder)
+    _require_supported(folder)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     try:
@@ -201,7 +201,7 @@ def _load_module(folder: Path, target: Target) -> Any:
     return module.eval().to(target.device)
 
 
-def _require_known(folder: Path) -> None:
+def _require_supported(folder: Path) -> None:
     config = read_config(folder)
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
@@ -230,7 +230,7 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
         if isinstance(value, float) and not math.isfinite(value):
             raise unusable(folder, key, value)
         # Every layer has tensors of its own, unless it is one that is used again and again.
-        if "layers" in key and type(value) is int and value > _MOST_LAYERS + len(weights.tensors):
+        if "layers" in key and type(value) is int and value > _MAX_LAYERS + len(weights.tensors):
             raise unusable(folder, key, value)
     encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     with torch.device("meta"):
@@ -238,7 +238,7 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     # Those that are missing would be made, however large they are.
     needed = sum(each.numel() for each in described.parameters())
     stored = sum(math.prod(each.shape) for each in weights.tensors.values())
-    if needed > _MOST_MADE * stored:
+    if needed > _MAX_MADE * stored:
         raise StartupError(
             f"{folder / 'config.json'} describes a model of {needed:,} numbers, and its weights "
             f"have {stored:,}"
@@ -247,7 +247,7 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
         None,
         config=config,
-        state_dict=dict(_tensors_of(weights, described.base_model_prefix)),
+        state_dict=dict(_named_tensors(weights, described.base_model_prefix)),
         dtype=torch.float32 if target.quantized else target.dtype,
         output_loading_info=True,
         local_files_only=True,
@@ -255,7 +255,7 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     return loaded
 
 
-def _tensors_of(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredTensor]]:
+def _named_tensors(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredTensor]]:
     """The tensors, which are noted as the module calls them; the pooler is not computed."""
     for stored_name, tensor in weights.tensors.items():
         name = stored_name.removeprefix(f"{prefix}.")
@@ -266,7 +266,7 @@ def _tensors_of(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredTens
 class ModuleTransformer(Transformer):
     """A module of transformers, whose batches have a `layout`; `attend` is for the packed one.
 
-    `padding` is the token that fills rows up, by default the model's own. `bytes_of_pair` is what
+    `padding` is the token that fills rows up, by default the model's own. `bytes_per_pair` is what
     attention takes for each pair of tokens of one text, where it is quadratic.
     """
 
@@ -282,11 +282,11 @@ class ModuleTransformer(Transformer):
         self.attend = attend
         own: int | None = getattr(module.config, "pad_token_id", None)
         self._padding = (own or 0) if padding is None else padding
-        self.bytes_of_pair = 0.0
+        self.bytes_per_pair = 0.0
         self.rounds_up = layout == PACKED
         self.window = getattr(module.config, "sliding_window", None)
         # A graph does not know the lengths that a window is found by where the attention has none.
-        self.capturable = attend is not None and (self.window is None or takes_window(attend))
+        self.capturable = attend is not None and (self.window is None or has_window(attend))
 
     def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
         """Implement `Transformer`.
@@ -309,10 +309,10 @@ class ModuleTransformer(Transformer):
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
         ids = torch.split(packed.input_ids[0], packed.lengths)
         attended = torch.split(packed.attended, packed.lengths)
-        most_pairs = _GROUP_BYTES / self.bytes_of_pair if self.bytes_of_pair else math.inf
+        max_pairs = _GROUP_BYTES / self.bytes_per_pair if self.bytes_per_pair else math.inf
         if self.layout == ALONE:
-            most_pairs = 0.0
-        for group in divide_for_padding(packed.lengths, _MOST_PADDING[self.layout], most_pairs):
+            max_pairs = 0.0
+        for group in group_for_padding(packed.lengths, _MAX_PADDING[self.layout], max_pairs):
             input_ids = pad(list(ids[group]), padding_value=float(self._padding))
             is_token = np.arange(input_ids.shape[1]) < np.array(packed.lengths[group])[:, None]
             mask = pad(list(attended[group])).long()
@@ -323,7 +323,7 @@ class ModuleTransformer(Transformer):
 
     def _require_memory(self, packed: PackedBatch) -> None:
         """Refuse a text whose attention a CPU's memory does not hold: the system would kill us."""
-        needed = packed.max_length**2 * self.bytes_of_pair
+        needed = packed.max_length**2 * self.bytes_per_pair
         if packed.device.type != "cpu" or needed <= _GROUP_BYTES:
             return
         usage = memory_usage(packed.device)
@@ -340,14 +340,14 @@ class ModuleTransformer(Transformer):
         """Implement `Transformer`; a padded batch hides unattended tokens by its mask."""
         changed = copy(self)
         if self.attend is not None:
-            changed.attend = excluding_unattended(self.attend)
+            changed.attend = exclude_unattended(self.attend)
         return changed
 
 
 class _Trial:
     """Random texts, on which the layouts of batches are compared with each text by itself.
 
-    The module's limits are to be low meanwhile (`_limits_for_trial`).
+    The module's limits are to be low meanwhile (`_lower_limits`).
     """
 
     def __init__(
@@ -382,16 +382,16 @@ class _Trial:
         except (*LOADING_ERRORS, AssertionError) as error:
             raise StartupError(f"{self._described} does not read texts alone: {error}") from error
         if not self._expected.cpu().isfinite().any():
-            raise never_finite(f"in {self._folder}")
+            raise never_finite_error(f"in {self._folder}")
         refused: list[Proof] = []
         takes_positions = "position_ids" in inspect.signature(module.forward).parameters
         # `_supports_attention_backend` has no public name.
         if module._supports_attention_backend and takes_positions:  # noqa: SLF001
-            _attend_packed_in(module)
-            packed = prove(target, _shapes(module), (ATTENTION,))
-            refused.append(self._proof(PACKED, packed.backend.attention))
+            _use_packed_attention(module)
+            packed = prove(target, _read_shapes(module), (ATTENTION,))
+            refused.append(self._prove_layout(PACKED, packed.backend.attention))
             if refused[0].holds:
-                return packed.taking(_LAYOUT, PACKED)
+                return packed.with_path(_LAYOUT, PACKED)
             module.set_attn_implementation(own_attention)
         if target.attention_named:
             raise StartupError(
@@ -399,10 +399,10 @@ class _Trial:
                 "replace; set ATTENTION to auto"
             )
         for layout in (PADDED, ONE_LENGTH, ALONE):
-            proof = self._proof(layout)
+            proof = self._prove_layout(layout)
             if proof.holds:
-                target = target.taking(ATTENTION, own_attention or "eager")
-                return target.taking(_LAYOUT, layout, refused)
+                target = target.with_path(ATTENTION, own_attention or "eager")
+                return target.with_path(_LAYOUT, layout, refused)
             refused.append(proof)
         raise StartupError(
             f"{self._described} makes other vectors of the same text each time "
@@ -420,13 +420,13 @@ class _Trial:
         """Let the backend compute the parts that it can, where the model stays what it is."""
         proven, parts = self._prove_parts(target)
         replace_parts(parts, proven.backend)
-        proof = self._proof_of_parts(proven)
+        proof = self._prove_replaced_parts(proven)
         if proof.holds:
             return proven
-        warn_of_refused([proof], TRANSFORMERS)
+        log_refused_paths([proof], TRANSFORMERS)
         self.module = _load_module(self._folder, self._target)
         if target.paths[_LAYOUT] == PACKED:
-            _attend_packed_in(self.module)
+            _use_packed_attention(self.module)
         return replace(target, refused=(*target.refused, proof))
 
     @torch.inference_mode()
@@ -440,8 +440,8 @@ class _Trial:
         # In one call, of one text where others cannot be beside it.
         joined = np.concatenate(texts)[: tokenizer.max_length]
         try:
-            with calibrating(target.backend, target.dtype) as in_8_bits:
-                replace_parts(parts, in_8_bits)
+            with calibrating_backend(target.backend, target.dtype) as int8_backend:
+                replace_parts(parts, int8_backend)
                 for parameter in self.module.parameters():
                     parameter.data = parameter.data.to(target.dtype)
                 transformer(packed if transformer.layout == PACKED else self._pack([joined]))
@@ -450,28 +450,28 @@ class _Trial:
             raise StartupError(
                 f"{self._described} is not computed in 8 bits: {reason}; set DTYPE to auto"
             ) from error
-        proof = self._proof_of_parts(target)
+        proof = self._prove_replaced_parts(target)
         if not proof.holds:
             raise StartupError(
                 f"{self._described} is not computed in 8 bits as it is ({proof.reason}); set DTYPE "
                 "to auto"
             )
-        warn_of_rounding(self._folder.name, transformer(packed), exact, packed)
+        warn_if_inexact(self._folder.name, transformer(packed), exact, packed)
         return target
 
     def _prove_parts(self, target: Target) -> tuple[Target, list[Replacement]]:
         """What can be replaced, and the operations that this takes proven."""
         parts = find_parts(self.module, target.dtype, packed=target.paths[_LAYOUT] == PACKED)
         operations = {name for part in parts for name in part.operations}
-        return prove(target, _shapes(self.module), sorted(operations)), parts
+        return prove(target, _read_shapes(self.module), sorted(operations)), parts
 
-    def _proof_of_parts(self, target: Target) -> Proof:
-        with _limits_for_trial(self.module):
+    def _prove_replaced_parts(self, target: Target) -> Proof:
+        with _lower_limits(self.module):
             transformer = self.transformer(target)
-            proof = self._proof(transformer.layout, transformer.attend)
+            proof = self._prove_layout(transformer.layout, transformer.attend)
         return replace(proof, operation=_PARTS, path=_BACKEND)
 
-    def _proof(self, layout: str, attend: Attention | None = None) -> Proof:
+    def _prove_layout(self, layout: str, attend: Attention | None = None) -> Proof:
         """Compare a layout with each text by itself, and with itself beside other texts.
 
         The second shapes are those of the first, so the tolerance is that of one operation: a
@@ -496,13 +496,13 @@ class _Trial:
         return try_path("forward", layout, compute_beside_others, kept, tolerance)
 
 
-def _attend_packed_in(module: Any) -> None:
+def _use_packed_attention(module: Any) -> None:
     """Let a module compute packed attention."""
     AttentionInterface.register(_PACKED, attend_packed)
     module.set_attn_implementation(_PACKED)
 
 
-def _shapes(module: Any) -> Shapes:
+def _read_shapes(module: Any) -> Shapes:
     config = module.config
     heads, width = getattr(config, "num_attention_heads", 1), config.hidden_size
     return Shapes(
@@ -517,7 +517,7 @@ def _shapes(module: Any) -> Shapes:
 
 
 @contextmanager
-def _limits_for_trial(module: Any) -> Iterator[None]:
+def _lower_limits(module: Any) -> Iterator[None]:
     """Lower what makes long texts others than short ones until some texts of the trial are long.
 
     Those are attention windows, and the number of tokens from which on rotary positions are others
@@ -574,7 +574,7 @@ class _LiveBytes(TorchFunctionMode):
 
 
 @torch.inference_mode()
-def _bytes_of_pair(module: Any, positions: int, device: torch.device) -> float:
+def _measure_bytes_per_pair(module: Any, positions: int, device: torch.device) -> float:
     """What the module takes for each pair of tokens of a text while it computes it; 0 if nothing.
 
     After each operation the memory in use is a polynomial of the number of tokens, and texts of

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from smart_embedder.errors import StartupError
 from smart_embedder.hardware.cpu import cat_in_large_pages, set_threads
 from smart_embedder.interrupts import run_preempting_call
-from smart_embedder.kernels.attention import Attention, QueryKeyValue, excluding_unattended
+from smart_embedder.kernels.attention import Attention, QueryKeyValue, exclude_unattended
 from smart_embedder.kernels.backend import NATIVE
-from smart_embedder.kernels.native import by_rows
+from smart_embedder.kernels.native import use_row_linear
 from smart_embedder.kernels.packed_batch import End, PackedBatch, PositionScheme, pack
 from smart_embedder.kernels.proof import TOLERANCES
 from smart_embedder.kernels.target import ATTENTION, Target
@@ -37,7 +37,7 @@ from smart_embedder.tokens import TokenIds
 
 # The cost of all layers is measured with one in so many of them.
 _DEPTH_RATIO = 12
-# Rows of a thread that `in_row_blocks` computes at once.
+# Rows of a thread that `run_in_row_blocks` computes at once.
 _ROWS_PER_THREAD = 256
 # Pairs of tokens that one call of attention scores on a CPU where sequences are long: those of a
 # text of 8,192 tokens by one head, which takes 50 ms on two cores.
@@ -88,7 +88,7 @@ class LayeredTransformer(Transformer):
 
     def without_unattended(self) -> Self:
         """Implement `Transformer`."""
-        return replace(self, attend=excluding_unattended(self.attend))
+        return replace(self, attend=exclude_unattended(self.attend))
 
     def with_fewer_layers(self) -> tuple[Self, float]:
         """Implement `Transformer`: enough layers to measure the cost of all."""
@@ -101,7 +101,7 @@ _rows_undivided = ContextVar("rows_undivided", default=False)
 
 @contextmanager
 def rows_undivided() -> Iterator[None]:
-    """Within, `in_row_blocks` computes all rows at once, however many there are."""
+    """Within, `run_in_row_blocks` computes all rows at once, however many there are."""
     token = _rows_undivided.set(True)
     try:
         yield
@@ -112,12 +112,13 @@ def rows_undivided() -> Iterator[None]:
 def fits_one_call(tokens: int, scores: int) -> bool:
     """Whether a CPU computes attention and the products around it in one call.
 
-    `scores` are those of all heads. Otherwise `in_row_blocks` and `attend_by_heads` divide them.
+    `scores` counts those of all heads. Larger batches are divided by `run_in_row_blocks` and
+    `attend_by_heads`.
     """
     return tokens <= _ROWS_PER_THREAD * torch.get_num_threads() and scores <= _SCORES_OF_A_CALL
 
 
-def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
+def run_in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
     """Compute `step`, which treats each row by itself, on a CPU for a few rows at a time.
 
     Its intermediate results then fit the cache.
@@ -222,7 +223,7 @@ class Backbone:
         if not self.reproducible:
             return placed
         try:
-            return by_rows(placed)
+            return use_row_linear(placed)
         except ValueError:
             self._reproducible = False
             return placed
@@ -269,7 +270,7 @@ class Backbone:
                 return graph(packed), packed
         if end is None or not self._leaves_out_rows or packed.tokens < _WORTH_CHOOSING:
             return self._transformer(packed), packed
-        rows, alone = packed.ends(end, self.multiple_of)
+        rows, alone = packed.select_ends(end, self.multiple_of)
         return self._transformer(packed, rows), alone
 
     def capture_graphs_in_steps(self) -> Iterator[None]:
@@ -290,7 +291,7 @@ class Backbone:
             target, paths=target.paths | {LAUNCH: launch}, refused=(*target.refused, *refused)
         )
 
-    def leave_out_unattended(self, length: int) -> None:
+    def exclude_unattended(self, length: int) -> None:
         """Exclude tokens that are marked as unattended, in sequences of at most `length` tokens.
 
         Raises `StartupError` if such a sequence is longer than the attention window.

@@ -23,8 +23,8 @@ from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     attend_by_heads,
     fits_one_call,
-    in_row_blocks,
     preemption_point,
+    run_in_row_blocks,
 )
 from smart_embedder.models.files.config import number, read_config, whole_number
 from smart_embedder.models.files.weights import Weights
@@ -214,17 +214,19 @@ class EncoderLayer:
         parts = self.parts
         calls = self.calls if attend == parts.backend.attention else None
         if calls and len(states) <= _SMALL_BATCH:
-            states = calls.whole(states, packed)
+            states = calls.forward(states, packed)
             return states if rows is None else states.index_select(0, rows)
         if calls and fits_one_call(len(states), parts.heads * packed.pairs):
             attended = calls.attention(states, packed)
             preemption_point()
         else:
-            projected = in_row_blocks(parts.to_query_key_value, states)
+            projected = run_in_row_blocks(parts.to_query_key_value, states)
             attended = self_attention(projected, parts.heads, packed, attend)
         if rows is not None:
             attended, states = (each.index_select(0, rows) for each in (attended, states))
-        return in_row_blocks(calls.feed_forward if calls else self._feed_forward, attended, states)
+        return run_in_row_blocks(
+            calls.feed_forward if calls else self._feed_forward, attended, states
+        )
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         parts, add_norm = self.parts, self.parts.backend.add_norm

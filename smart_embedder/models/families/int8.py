@@ -30,8 +30,8 @@ from smart_embedder.kernels.backend import (
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
-    adding,
-    unprepared,
+    make_add_linear,
+    unprepared_backend,
 )
 from smart_embedder.kernels.packed_batch import PackedBatch
 from smart_embedder.kernels.target import Target
@@ -52,12 +52,12 @@ log = structlog.get_logger(__name__)
 
 _TINY = 1e-30
 # The cosine of a vector with the one in float32, at least, of models that suit 8 bits.
-_LEAST_COSINE = 0.995
+_MIN_COSINE = 0.995
 # How far the division follows the size of the activations (1), or that of the weights (0).
 _SMOOTHING = 0.4
 # The least size of a channel's activations, as a share of the largest: calibration texts may not
 # have used it at all.
-_LEAST_SIZE = 1e-3
+_MIN_SIZE = 1e-3
 # For so many channels there is a further column, in whole steps of the kernels.
 _CHANNELS_OF_REPEAT, _REPEATS_AT_ONCE = 64, 16
 # Weights rounded at once: larger temporary tensors would leave the memory full of holes.
@@ -99,18 +99,18 @@ def quantize(
 
     Their output is in `dtype`.
     """
-    divisor, columns = _choose(states, layers)
+    divisor, columns = _choose_columns(states, layers)
     rows = max(1, _WEIGHTS_AT_ONCE // len(columns.offsets))
     blocks = (block for each in layers for block in torch.split(each.weight.detach(), rows))
     limit = backend.int8_weight_limit
-    quantized = (_quantize(block.float() * divisor, columns, limit) for block in blocks)
+    quantized = (_quantize_block(block.float() * divisor, columns, limit) for block in blocks)
     values, scale, sums = map(torch.cat, zip(*quantized, strict=True))
-    bias = torch.cat([_bias_of(layer) for layer in layers])
+    bias = torch.cat([_float32_bias(layer) for layer in layers])
     weights = QuantizedWeights(values, scale, sums, bias)
     return QuantizedLinear(columns, backend.int8_gemm(weights, dtype, activation), backend)
 
 
-def _bias_of(layer: nn.Linear) -> Tensor:
+def _float32_bias(layer: nn.Linear) -> Tensor:
     return torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach().float()
 
 
@@ -120,7 +120,7 @@ def encode_calibration(tokenizer: TextTokenizer) -> list[TokenIds]:
 
 
 @contextmanager
-def calibrating(backend: Backend, dtype: torch.dtype) -> Iterator[Backend]:
+def calibrating_backend(backend: Backend, dtype: torch.dtype) -> Iterator[Backend]:
     """A backend whose products are computed in 8 bits, and the rest in `dtype`.
 
     Each product is prepared for states like those of its first call, which should be within the
@@ -137,7 +137,7 @@ def calibrating(backend: Backend, dtype: torch.dtype) -> Iterator[Backend]:
         return products[-1][0]
 
     with rows_undivided():
-        yield backend.faster("int8", linear=prepare, add_linear=adding(prepare))
+        yield backend.prefer("int8", linear=prepare, add_linear=make_add_linear(prepare))
     unreached = [each for each in products if each[0].quantize is not None]
     for product, width in unreached:
         product(torch.ones(1, width))
@@ -165,7 +165,7 @@ class _CalibratedLinear:
         return self.linear(states)
 
 
-def least_cosine(states: Tensor, exact: Tensor, packed: PackedBatch) -> float:
+def min_cosine(states: Tensor, exact: Tensor, packed: PackedBatch) -> float:
     """The least one of vectors of the texts with those of the `exact` states, both `[T, width]`.
 
     A text's vector may be made of its first token, its last, or all.
@@ -180,24 +180,24 @@ def least_cosine(states: Tensor, exact: Tensor, packed: PackedBatch) -> float:
     return least
 
 
-def warn_of_rounding(name: str, states: Tensor, exact: Tensor, packed: PackedBatch) -> None:
+def warn_if_inexact(name: str, states: Tensor, exact: Tensor, packed: PackedBatch) -> None:
     """Log where vectors of the calibration's texts differ from those of the `exact` states."""
-    least = least_cosine(states, exact, packed)
-    if not least >= _LEAST_COSINE:
+    least = min_cosine(states, exact, packed)
+    if not least >= _MIN_COSINE:
         log.warning(
             "int8_differs",
             model=name,
             cosine=round(least, 4),
             detail="in 8 bits a vector of this model is further than usual from the one in float32 "
-            f"(cosine {least:.4f}, usual are {_LEAST_COSINE} and more); DTYPE=auto is closer",
+            f"(cosine {least:.4f}, usual are {_MIN_COSINE} and more); DTYPE=auto is closer",
         )
 
 
-def _choose(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tensor, Columns]:
+def _choose_columns(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tensor, Columns]:
     """`[in]`: what each channel of states is divided by, and the columns that they become then."""
     states = states.float()
     size = states.square().mean(0).sqrt()
-    size = size.clamp_min(_LEAST_SIZE * float(size.max())).clamp_min(_TINY)
+    size = size.clamp_min(_MIN_SIZE * float(size.max())).clamp_min(_TINY)
     weights = torch.stack([_max_abs_of_columns(layer.weight.detach()) for layer in readers])
     divisor = size**_SMOOTHING / weights.amax(0).float().clamp_min(_TINY) ** (1 - _SMOOTHING)
 
@@ -219,7 +219,7 @@ def _max_abs_of_columns(matrix: Tensor) -> Tensor:
     return torch.maximum(matrix.amax(0), -matrix.amin(0))
 
 
-def _quantize(weight: Tensor, columns: Columns, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+def _quantize_block(weight: Tensor, columns: Columns, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     """Values `[out, columns]` s8 to `limit`, their scale `[out]`, and the rows' sums times it."""
     scale = weight.abs().amax(1).clamp_min(_TINY) / limit
     values = columns.spread(weight / scale[:, None])
@@ -241,26 +241,26 @@ def make_quantized_encoder(
     All but the products is in the target's dtype. For the texts that are `compared` the layers are
     computed in float32, too, to log where the vectors differ.
     """
-    backend, dtype, reference = target.backend, target.dtype, unprepared()
+    backend, dtype, reference = target.backend, target.dtype, unprepared_backend()
     # In float32, so that the weights of the file are rounded only once.
     weights = weights.to(target.device, torch.float32)
     embeddings, layers = read_embeddings(weights, config, backend, dtype), []
     states, exact = embeddings(calibration), embeddings(compared).float()
-    with calibrating(backend, dtype) as in_8_bits:
+    with calibrating_backend(backend, dtype) as int8_backend:
         for index in range(config.layers):
             own = weights.keeping()
-            layer = bert.read_layer(own, config, index, in_8_bits)
+            layer = bert.read_layer(own, config, index, int8_backend)
             states = layer(states, calibration, backend.attention)
-            layers.append(_prepared(layer, backend))
+            layers.append(_finish_layer(layer, backend))
             in_float32 = bert.read_layer(own, config, index, reference)
             exact = in_float32(exact, compared, reference.attention)
             del own, in_float32  # Their weights would be in memory beside the next ones.
     encoder = Encoder(layers, backend.attention, embeddings)
-    warn_of_rounding(weights.folder.name, encoder(compared), exact, compared)
+    warn_if_inexact(weights.folder.name, encoder(compared), exact, compared)
     return encoder
 
 
-def _prepared(layer: EncoderLayer, backend: Backend) -> EncoderLayer:
+def _finish_layer(layer: EncoderLayer, backend: Backend) -> EncoderLayer:
     """A layer with its products as the states of calibration have made them, perhaps one call."""
     names = ("to_query_key_value", "from_attended", "to_inner", "from_inner")
     products = {name: getattr(layer.parts, name).linear for name in names}
@@ -275,22 +275,22 @@ def make_quantized_decoder(
 
     Beside it the layers are computed in float32, to log where the vectors differ.
     """
-    backend, dtype, reference = target.backend, target.dtype, unprepared()
+    backend, dtype, reference = target.backend, target.dtype, unprepared_backend()
     weights = weights.to(target.device, torch.float32)
     table, norm = read_ends(weights, config, dtype)
     positions = calibration.position_ids[0]
     rotary = RotaryEmbedding.at(positions, config.head_width, config.theta)
     states = functional.embedding(calibration.input_ids[0], table)
     exact, layers = states.float(), []
-    with calibrating(backend, dtype) as in_8_bits:
+    with calibrating_backend(backend, dtype) as int8_backend:
         for index in range(config.layers):
             own = weights.keeping()
             layer = qwen3.read_layer(own, config, index, reference)
             exact = layer(exact, calibration, reference.attention, rotary)
-            layers.append(qwen3.read_layer(own, config, index, in_8_bits, dtype))
+            layers.append(qwen3.read_layer(own, config, index, int8_backend, dtype))
             states = layers[-1](states, calibration, backend.attention, rotary)
             del own, layer
     final_norm = RmsNorm(norm, config.epsilon)
     exact_norm = RmsNorm(norm.float(), config.epsilon)
-    warn_of_rounding(weights.folder.name, final_norm(states), exact_norm(exact), calibration)
+    warn_if_inexact(weights.folder.name, final_norm(states), exact_norm(exact), calibration)
     return Decoder(layers, backend.attention, table, final_norm, config.head_width, config.theta)

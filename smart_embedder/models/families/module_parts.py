@@ -24,9 +24,9 @@ from smart_embedder.kernels.backend import (
     RmsNorm,
     RotaryEmbedding,
     activate,
-    linear_of,
+    make_linear,
 )
-from smart_embedder.models.families.backbone import attend_by_heads, in_row_blocks
+from smart_embedder.models.families.backbone import attend_by_heads, run_in_row_blocks
 
 # Names that the layers of an attention have: what projects its input, and what its output.
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("Wqkv",), ("q_lin", "k_lin", "v_lin"))
@@ -116,7 +116,7 @@ def _gated(
     def feed_forward(rows: Tensor) -> Tensor:
         return to_output(backend.gate(to_both(rows), activation))
 
-    return _RowsPart(partial(in_row_blocks, feed_forward))
+    return _RowsPart(partial(run_in_row_blocks, feed_forward))
 
 
 class _Rotary(nn.Module):
@@ -177,7 +177,7 @@ class _SelfAttention(nn.Module):
         waves: tuple[Tensor, ...] = ()
         if position_embeddings is not None:
             waves = position_embeddings.cosines, position_embeddings.sines
-        projected = in_row_blocks(self._project_and_rotate, hidden_states[0], *waves)
+        projected = run_in_row_blocks(self._project_and_rotate, hidden_states[0], *waves)
         query, key, value = torch.split(projected.transpose(0, 1), self._heads)
         attended, _ = attend_packed(
             self, query[None], key[None], value[None], attention_mask,
@@ -196,10 +196,10 @@ class _SelfAttention(nn.Module):
 Make = Callable[[Backend], nn.Module]
 
 
-def _attention_of(module: nn.Module, dtype: torch.dtype) -> Make | None:
+def _match_attention(module: nn.Module, dtype: torch.dtype) -> Make | None:
     """For a self-attention; None if it is none, or has more than is computed here."""
-    projections = _layers(module, *_PROJECTIONS)
-    output = _layers(module, *_OUTPUTS)
+    projections = _find_layers(module, *_PROJECTIONS)
+    output = _find_layers(module, *_OUTPUTS)
     width = getattr(module, "head_dim", getattr(module, "attention_head_size", None))
     if projections is None or output is None or not width or not hasattr(module, "config"):
         return None
@@ -207,14 +207,14 @@ def _attention_of(module: nn.Module, dtype: torch.dtype) -> Make | None:
     of_keys = projections[1].out_features if len(projections) > 1 else out // 3
     heads = [out // width - 2 * (of_keys // width), *[of_keys // width] * 2]
     norms = [getattr(module, name) for name in _HEAD_NORMS if hasattr(module, name)]
-    norm = _norm_of_heads(norms, heads, width, projections[0].weight.new_empty(0, dtype=dtype))
-    if norm is None or not _computes_by(module, *projections, *output, *norms):
+    norm = _join_head_norms(norms, heads, width, projections[0].weight.new_empty(0, dtype=dtype))
+    if norm is None or not _has_only(module, *projections, *output, *norms):
         return None
     layers = module, projections, output
     return partial(_SelfAttention, *layers, heads=heads, width=width, norm=norm)
 
 
-def _norm_of_heads(
+def _join_head_norms(
     norms: list[nn.Module], heads: list[int], width: int, like: Tensor
 ) -> RmsNorm | None:
     """One norm of all heads that are rotated, where and as exact as `like`; None if none can be."""
@@ -222,7 +222,7 @@ def _norm_of_heads(
         return None
     if not norms:
         return RmsNorm.identity(heads[0] + heads[1], like.new_empty(width))
-    of_heads = [_rms_norm_of(each, like.dtype) for each in norms]
+    of_heads = [_match_rms_norm(each, like.dtype) for each in norms]
     weights = [
         each.weight.expand(count, -1)
         for each, count in zip(of_heads, heads, strict=False)
@@ -233,25 +233,25 @@ def _norm_of_heads(
     return RmsNorm(torch.cat(weights), next(each.epsilon for each in of_heads if each is not None))
 
 
-def _gated_of(module: nn.Module) -> Make | None:
+def _match_gated(module: nn.Module) -> Make | None:
     """For a gated feed-forward; None if it is none, or has more than is computed here."""
-    layers = _layers(module, *_GATED)
+    layers = _find_layers(module, *_GATED)
     if layers is None:
         return None
-    functions = [each for each in module.children() if _activation_of(each)]
-    if len(functions) != 1 or not _computes_by(module, *layers, *functions):
+    functions = [each for each in module.children() if _match_activation(each)]
+    if len(functions) != 1 or not _has_only(module, *layers, *functions):
         return None
     *first, down = layers
     if len(first) == 1:  # Two layers that share the memory of one.
         (both,) = first
         biases = (None, None) if both.bias is None else both.bias.chunk(2)
-        first = list(map(linear_of, both.weight.chunk(2), biases))
+        first = list(map(make_linear, both.weight.chunk(2), biases))
     if [each.out_features for each in first] != [down.in_features] * 2:
         return None
-    return partial(_gated, first, down, _activation_of(functions[0]) or "")
+    return partial(_gated, first, down, _match_activation(functions[0]) or "")
 
 
-def _layers(module: nn.Module, *choices: tuple[str, ...]) -> list[nn.Linear] | None:
+def _find_layers(module: nn.Module, *choices: tuple[str, ...]) -> list[nn.Linear] | None:
     """The linear layers of the first choice of names whose layers the module has.
 
     Layers side by side all have a bias, or none has: the last one has an input of its own.
@@ -264,7 +264,7 @@ def _layers(module: nn.Module, *choices: tuple[str, ...]) -> list[nn.Linear] | N
     return None
 
 
-def _computes_by(module: nn.Module, *parts: nn.Module) -> bool:
+def _has_only(module: nn.Module, *parts: nn.Module) -> bool:
     """Whether it has no other parts that compute, and no parameters of its own."""
     others = [each for each in module.children() if not any(each is part for part in parts)]
     idle = all(isinstance(each, nn.Dropout | nn.Identity) for each in others)
@@ -272,7 +272,7 @@ def _computes_by(module: nn.Module, *parts: nn.Module) -> bool:
 
 
 @torch.inference_mode()
-def _activation_of(module: nn.Module) -> str | None:
+def _match_activation(module: nn.Module) -> str | None:
     """The name of the activation that it is, told by its values."""
     if any(True for _ in module.children()) or any(True for _ in module.parameters()):
         return None
@@ -282,11 +282,13 @@ def _activation_of(module: nn.Module) -> str | None:
     except TypeError:  # It takes more than states.
         return None
     known = filter(None, ACTIVATIONS)
-    return next((name for name in known if _same(outputs, activate(inputs.clone(), name))), None)
+    return next(
+        (name for name in known if _is_close(outputs, activate(inputs.clone(), name))), None
+    )
 
 
 @torch.inference_mode()
-def _rms_norm_of(module: nn.Module, dtype: torch.dtype) -> RmsNorm | None:
+def _match_rms_norm(module: nn.Module, dtype: torch.dtype) -> RmsNorm | None:
     """The RMS norm that it is, told by its values; some families' weights are to be added to 1."""
     weights = dict(module.named_parameters())
     epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", None))
@@ -298,12 +300,12 @@ def _rms_norm_of(module: nn.Module, dtype: torch.dtype) -> RmsNorm | None:
     states = torch.randn(5, len(own), generator=torch.Generator().manual_seed(0))
     outputs = functional_call(module, {"weight": own}, (states,))
     for weight in (own, 1 + own):
-        if _same(outputs, RmsNorm(weight, epsilon)(states)):
+        if _is_close(outputs, RmsNorm(weight, epsilon)(states)):
             return RmsNorm(weight.to(weights["weight"].device, dtype), epsilon)
     return None
 
 
-def _same(actual: Tensor, expected: Tensor) -> bool:
+def _is_close(actual: Tensor, expected: Tensor) -> bool:
     return torch.allclose(actual, expected, rtol=_ROUNDING, atol=_ROUNDING)
 
 
@@ -325,14 +327,14 @@ def find_parts(module: nn.Module, dtype: torch.dtype, *, packed: bool) -> list[R
     """
     attentions: dict[nn.Module, Make] = {}
     if packed:
-        found = {each: _attention_of(each, dtype) for each in module.modules()}
+        found = {each: _match_attention(each, dtype) for each in module.modules()}
         attentions = {each: make for each, make in found.items() if make is not None}
-        if not attentions.keys() >= set(_rotating(module)):
+        if not attentions.keys() >= set(_find_rotating(module)):
             attentions = {}
-    return list(_find(module, dtype, attentions))
+    return list(_find_in(module, dtype, attentions))
 
 
-def _find(
+def _find_in(
     module: nn.Module, dtype: torch.dtype, attentions: dict[nn.Module, Make]
 ) -> Iterator[Replacement]:
     for name, child in module.named_children():
@@ -341,25 +343,25 @@ def _find(
             yield place(attentions[child], ("linear", "rotary"))
         elif attentions and type(child).__name__.endswith("RotaryEmbedding"):
             yield place(partial(_Rotary, child), ())
-        elif (gated := _gated_of(child)) is not None:
+        elif (gated := _match_gated(child)) is not None:
             yield place(gated, ("linear", "gate"))
         elif type(child) is nn.Linear:
             yield place(partial(_product, child), ("linear",))
-        elif isinstance(child, nn.LayerNorm) and _is_usual(child):
+        elif isinstance(child, nn.LayerNorm) and _can_replace(child):
             yield place(partial(_layer_norm, child), ("add_norm",))
-        elif (norm := _rms_norm_of(child, dtype)) is not None:
+        elif (norm := _match_rms_norm(child, dtype)) is not None:
             yield place(partial(_rms_norm, norm), ("rms_norm",))
         else:
-            yield from _find(child, dtype, attentions)
+            yield from _find_in(child, dtype, attentions)
 
 
-def _is_usual(norm: nn.LayerNorm) -> bool:
+def _can_replace(norm: nn.LayerNorm) -> bool:
     """Whether it is on a CPU, of the last dimension, and has a weight."""
     usual = type(norm) is nn.LayerNorm and norm.elementwise_affine
     return usual and len(norm.normalized_shape) == 1 and norm.weight.device.type == "cpu"
 
 
-def _rotating(module: nn.Module) -> Iterator[nn.Module]:
+def _find_rotating(module: nn.Module) -> Iterator[nn.Module]:
     """The innermost parts that are given what heads are rotated by."""
     takes = {
         each: "position_embeddings" in inspect.signature(each.forward).parameters

@@ -19,8 +19,8 @@ from smart_embedder.kernels.packed_batch import PackedBatch
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     attend_by_heads,
-    in_row_blocks,
     preemption_point,
+    run_in_row_blocks,
 )
 from smart_embedder.models.files.config import number, read_config, unusable, whole_number
 from smart_embedder.models.files.weights import Weights
@@ -91,7 +91,7 @@ class DecoderConfig:
         return cls(
             **size,
             epsilon=number(folder, config, "rms_norm_eps", _DEFAULT_EPSILON),
-            theta=_theta(folder, config),
+            theta=_read_theta(folder, config),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
 
@@ -102,7 +102,7 @@ class DecoderConfig:
         return self.layers * self.width * (attention + 3 * self.inner_width)
 
 
-def _theta(folder: Path, config: dict[str, Any]) -> float:
+def _read_theta(folder: Path, config: dict[str, Any]) -> float:
     """Transformers 5 writes it into `rope_parameters`, versions before it beside `rope_scaling`.
 
     Where there are both, only those of the older version count, as in transformers.
@@ -147,7 +147,7 @@ class DecoderLayer:
         rows: Tensor | None = None,
     ) -> Tensor:
         """The next states, of all tokens that are computed or of the tokens `rows`."""
-        projected = in_row_blocks(self._project, states, rotary.cosines, rotary.sines)
+        projected = run_in_row_blocks(self._project, states, rotary.cosines, rotary.sines)
         if packed.sharing is not None:
             projected = projected.index_select(0, packed.sharing.inverse)
         rotated, width = self.head_norm.weight.shape
@@ -163,7 +163,7 @@ class DecoderLayer:
             attended = attended.index_select(0, rows)
         if computed is not None:
             states = states.index_select(0, computed)
-        return in_row_blocks(self._feed_forward, attended, states)
+        return run_in_row_blocks(self._feed_forward, attended, states)
 
     def _project(self, states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
         """Queries, keys and values, `[T, heads + 2 key_heads, width]`."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.backend import Backend, in_float8, unprepared
+from smart_embedder.kernels.backend import Backend, float8_backend, unprepared_backend
 from smart_embedder.kernels.cuda import CUDA
-from smart_embedder.kernels.native import attends, multiplies
+from smart_embedder.kernels.native import can_attend, can_multiply
 from smart_embedder.kernels.packed_batch import PackedBatch, PositionScheme, pack
 from smart_embedder.kernels.proof import prove
 from smart_embedder.kernels.target import DECODER, ENCODER, GPU_ENCODER, Shapes, Target
@@ -25,9 +25,9 @@ from smart_embedder.models.families.bert import (
 )
 from smart_embedder.models.families.int8 import (
     encode_calibration,
-    least_cosine,
     make_quantized_decoder,
     make_quantized_encoder,
+    min_cosine,
 )
 from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
 from smart_embedder.models.files.config import TextOptions, read_config
@@ -38,7 +38,7 @@ from smart_embedder.tokens import TokenIds
 # Types whose states stay within the range of float16.
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
 # Of a vector in float8 with the one without: the least that even random weights reach is 0.99.
-_LEAST_COSINE = 0.98
+_MIN_COSINE = 0.98
 # One of so many texts of the calibration is compared with float32: all take seconds.
 _COMPARED_OF = 8
 
@@ -123,7 +123,7 @@ def load_encoder(
     config = EncoderConfig.read(folder)
     weights = (weights or Weights.read(folder)).before(bert.TOKENS)
     # Before anything is computed with sizes that may be wrong: operations are proven first.
-    make_encoder(weights.unread(), config, unprepared(), target.dtype)
+    make_encoder(weights.unread(), config, unprepared_backend(), target.dtype)
     heads, head_width = config.heads, config.width // config.heads
     shapes = Shapes(
         config.width, config.inner_width, heads, heads, head_width, activation=config.activation
@@ -139,7 +139,7 @@ def load_encoder(
     else:
         weights = weights.to(target.device, target.dtype)
         make = partial(make_encoder, weights, config, dtype=target.dtype)
-        encoder = _make(make, target, partial(pack_texts, calibration), folder.name)
+        encoder = _make_transformer(make, target, partial(pack_texts, calibration), folder.name)
     return Backbone(
         encoder,
         target,
@@ -148,7 +148,7 @@ def load_encoder(
         parameters=config.parameters,
         positions=config.position_scheme,
         configuration=config,
-        reproducible=multiplies(config.width, config.inner_width) and attends(head_width),
+        reproducible=can_multiply(config.width, config.inner_width) and can_attend(head_width),
     )
 
 
@@ -158,7 +158,7 @@ def load_decoder(
     """As `load_encoder`, a decoder of Qwen3's architecture."""
     config = DecoderConfig.read(folder)
     weights = weights.before(qwen3.TOKENS)
-    make_decoder(weights.unread(), config, unprepared())
+    make_decoder(weights.unread(), config, unprepared_backend())
     shapes = Shapes(
         config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
         bias=False, causal=True,
@@ -170,7 +170,9 @@ def load_decoder(
         decoder = make_quantized_decoder(weights, config, target, pack_texts())
     else:
         weights = weights.to(target.device, target.dtype)
-        decoder = _make(partial(make_decoder, weights, config), target, pack_texts, folder.name)
+        decoder = _make_transformer(
+            partial(make_decoder, weights, config), target, pack_texts, folder.name
+        )
     return Backbone(
         decoder,
         target,
@@ -179,11 +181,12 @@ def load_decoder(
         parameters=config.parameters,
         positions=PositionScheme(),
         configuration=config,
-        reproducible=multiplies(config.width, config.inner_width) and attends(config.head_width),
+        reproducible=can_multiply(config.width, config.inner_width)
+        and can_attend(config.head_width),
     )
 
 
-def _make(
+def _make_transformer(
     make: Callable[[Backend], Transformer],
     target: Target,
     pack_texts: Callable[[], PackedBatch],
@@ -204,12 +207,12 @@ def _make(
     texts, dtype = pack_texts(), target.dtype
     with torch.inference_mode():
         exact = make(target.backend)(texts)
-        transformer = make(in_float8(target.backend, dtype))
-        least = least_cosine(transformer(texts), exact, texts)
-    if not least >= _LEAST_COSINE:
+        transformer = make(float8_backend(target.backend, dtype))
+        least = min_cosine(transformer(texts), exact, texts)
+    if not least >= _MIN_COSINE:
         raise StartupError(
             f"in float8 a vector of {name} has a cosine of {least:.4f} with the one in "
-            f"{str(dtype).removeprefix('torch.')}, and the least allowed is {_LEAST_COSINE}; set "
+            f"{str(dtype).removeprefix('torch.')}, and the least allowed is {_MIN_COSINE}; set "
             "DTYPE to auto"
         )
     return transformer

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.backend import linear_of, parameters_of
+from smart_embedder.kernels.backend import make_linear, parameter_dict
 from smart_embedder.models.files.config import read_optional
 from smart_embedder.models.files.digest import Content, TensorDigest, copy_by_one, noted
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
@@ -211,14 +211,14 @@ class Weights:
     ) -> nn.Linear:
         """The linear layer of that name."""
         weight = self.get(f"{name}.weight", out_features, in_features)
-        return linear_of(weight, self.get(f"{name}.bias", out_features) if bias else None)
+        return make_linear(weight, self.get(f"{name}.bias", out_features) if bias else None)
 
     def norm(self, name: str, width: int, epsilon: float) -> nn.LayerNorm:
         """The layer norm of that name, with a bias if there is one."""
         bias = self.get(f"{name}.bias", width) if f"{name}.bias" in self else None
         norm = nn.LayerNorm(width, epsilon, bias=bias is not None, device="meta")
         weight = self.get(f"{name}.weight", width)
-        norm.load_state_dict(parameters_of(weight, bias), assign=True)
+        norm.load_state_dict(parameter_dict(weight, bias), assign=True)
         return norm
 
     def _find(self, name: str, *shape: int) -> StoredTensor:
@@ -375,7 +375,7 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
             f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
         )
     read = (replace(each, name=f"{path.stem}.{each.name}") for each in (weight, bias))
-    return linear_of(*(each.read(each.dtype) for each in read))
+    return make_linear(*(each.read(each.dtype) for each in read))
 
 
 def _first_line(error: BaseException) -> str:

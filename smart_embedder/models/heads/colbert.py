@@ -261,7 +261,7 @@ class ColbertEmbedder(HeadsEmbedder):
             skipped.append(None if unknown is None else tokenizer.token_id(unknown))
         self._skipped = np.array([each for each in skipped if each is not None], np.int64)
         if config.expansion is not None and not config.expansion.attended:
-            backbone.leave_out_unattended(config.expansion.length)
+            backbone.exclude_unattended(config.expansion.length)
         fills, left_out = self._filling[:1].tolist(), self._skipped.tolist()
         reading = (config.query, config.document, config.expansion, fills, left_out)
         self._made = {

@@ -17,7 +17,7 @@ from smart_embedder.errors import InferenceError
 from smart_embedder.hardware.transfer import (
     DeviceRows,
     HostRows,
-    not_finite,
+    not_finite_error,
     start_copies,
 )
 from smart_embedder.kernels.backend import Backend
@@ -153,7 +153,7 @@ class HeadsEmbedder(EmbeddingModel):
             for index, vectors in zip(asking, self._vectors_of(kind, texts, rows), strict=True):
                 found[index][kind] = vectors
         return [
-            not_finite() if index in failed else TextEmbedding(**kinds)
+            not_finite_error() if index in failed else TextEmbedding(**kinds)
             for index, kinds in enumerate(found)
         ]
 

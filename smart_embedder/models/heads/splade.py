@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from smart_embedder.errors import InferenceError, StartupError
-from smart_embedder.hardware.transfer import not_finite
-from smart_embedder.kernels.backend import ACTIVATIONS, Linear, linear_of
+from smart_embedder.hardware.transfer import not_finite_error
+from smart_embedder.kernels.backend import ACTIVATIONS, Linear, make_linear
 from smart_embedder.kernels.packed_batch import PackedBatch
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import Backbone, preemption_point
@@ -225,7 +225,7 @@ def _embedding(weights: Tensor) -> TextEmbedding | InferenceError:
     indices = weights.nonzero().squeeze(1)
     values = weights[indices].cpu()
     if not bool(weights.sum().isfinite()):
-        return not_finite()
+        return not_finite_error()
     return TextEmbedding(sparse=SparseVector(indices.cpu().numpy(), values.numpy()))
 
 
@@ -260,7 +260,7 @@ def load_masked_language_head(
         if names.bias in weights and bias_name not in weights:
             bias_name = names.bias
         bias = weights.get(bias_name, len(weight))
-    to_logits = linear_of(weight, bias)
+    to_logits = make_linear(weight, bias)
     epsilon = _DEFAULT_EPSILON
     if names.epsilon is not None:
         epsilon = number(folder, config, names.epsilon, _DEFAULT_EPSILON)

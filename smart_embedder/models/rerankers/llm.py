@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.backend import linear_of
+from smart_embedder.kernels.backend import make_linear
 from smart_embedder.kernels.packed_batch import End, PackedBatch
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
@@ -99,7 +99,7 @@ class QwenReranker(RerankingModel):
         backbone = load_decoder(folder, target, weights, [pair.ids for pair in pairs])
         super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
-        head = linear_of(_yes_minus_no(weights, tokenizer)[None], None)
+        head = make_linear(_yes_minus_no(weights, tokenizer)[None], None)
         self._yes_minus_no = backbone.place_head(head, torch.float32)
 
     def tokenize_pairs(

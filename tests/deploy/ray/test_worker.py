@@ -21,7 +21,7 @@ def start_worker(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(worker, "configure_logs", lambda *_: None)
 
     def start(kernels: native.InstructionSet, dtype: str) -> None:
-        monkeypatch.setattr(native, "runnable_here", lambda: [kernels])
+        monkeypatch.setattr(native, "runnable_instruction_sets", lambda: [kernels])
         native.load_library.cache_clear()
         settings = Settings(
             embedding_model=str(tiny_m3), reranker_model="none", device="cpu", dtype=dtype
@@ -38,7 +38,7 @@ def start_worker(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_job_takes_workers_with_other_kernels_and_refuses_another_number_format(
     start_worker,
 ) -> None:
-    sets = native.runnable_here()
+    sets = native.runnable_instruction_sets()
     if len(sets) < 2:
         pytest.skip("this processor has one set of instructions that there are kernels for")
     start_worker(sets[0], "float32")

@@ -18,8 +18,8 @@ from smart_embedder.hardware.cpu import (
     LargePages,
     available_threads,
     cat_in_large_pages,
-    divide,
-    leave_processor_to_others,
+    divide_cpus,
+    lower_thread_priority,
     set_threads,
     share_cpus,
 )
@@ -95,7 +95,7 @@ def test_only_the_thread_itself_steps_back() -> None:
     seen: list[int] = []
 
     def look() -> None:
-        leave_processor_to_others()
+        lower_thread_priority()
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     before = os.getpriority(os.PRIO_PROCESS, 0)
@@ -173,7 +173,7 @@ def test_more_workers_than_cores_stop_the_start(machine) -> None:
 def test_no_cpu_is_given_twice_and_none_is_left(sizes: list[int], workers: int) -> None:
     cpus = iter(range(sum(sizes)))
     nodes = [[next(cpus) for _ in range(size)] for size in sizes]
-    parts = divide(nodes, workers)
+    parts = divide_cpus(nodes, workers)
     assert len(parts) == workers
     assert sorted(cpu for _, part in parts for cpu in part) == list(range(sum(sizes)))
     if workers >= len(nodes):

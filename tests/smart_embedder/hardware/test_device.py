@@ -198,15 +198,15 @@ def test_the_memory_of_a_gpu_is_told_by_its_driver_and_given_back(monkeypatch) -
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
     monkeypatch.setattr(device.gc, "collect", lambda: done.append("collected"))
-    read = device.memory_reader(CUDA)
+    read = device.make_memory_reader(CUDA)
     kinds = ("allocated", "reserved", "free", "total")
     assert [read(kind) for kind in kinds] == [1, 2, 3, 14]
     assert device.memory_bytes(CUDA) == 5
-    assert (device.memory_reader(CPU), device.memory_bytes(CPU)) == (None, None)
+    assert (device.make_memory_reader(CPU), device.memory_bytes(CPU)) == (None, None)
     assert device.memory_usage(CUDA) == MemoryUsage(used=11, total=14, own=2)
     assert device.memory_usage(MPS) == MemoryUsage(used=7, total=9, own=None)
-    device.memory_freer(CPU)()
-    device.memory_freer(CUDA)()
+    device.make_memory_freer(CPU)()
+    device.make_memory_freer(CUDA)()
     assert done == ["collected", "collected", "emptied"]
 
 
@@ -278,9 +278,9 @@ def test_a_group_counts_where_its_limit_is_below_what_the_machine_has(
 
 GROWN = """
 import numpy as np
-from smart_embedder.hardware.device import peak_growth
+from smart_embedder.hardware.device import measure_peak_growth
 
-print(peak_growth(lambda: np.ones(1 << 26, np.uint8)), peak_growth(lambda: None))
+print(measure_peak_growth(lambda: np.ones(1 << 26, np.uint8)), measure_peak_growth(lambda: None))
 """
 
 
@@ -309,7 +309,7 @@ def test_the_shortest_of_a_few_runs_counts_and_long_ones_are_repeated_less(
         at += seconds[len(done)]
         done.append(at)
 
-    assert device.shortest(run, lambda: at) == pytest.approx(shortest_of_them)
+    assert device.time_fastest_run(run, lambda: at) == pytest.approx(shortest_of_them)
     assert len(done) == runs
 
 
@@ -349,7 +349,7 @@ def test_memory_is_given_back_each_time_and_in_no_capture(monkeypatch) -> None:
     calls = queue.SimpleQueue[bool]()
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.put(capturing_now.is_set()))
     capturing_now = threading.Event()
-    with device.capturing:
+    with device.capture_lock:
         capturing_now.set()
         other = threading.Thread(target=device.empty_cuda_cache)
         other.start()

@@ -23,12 +23,12 @@ from smart_embedder.kernels.attention import (
     _flash_attention,
     attend_by_matmul,
     eager,
-    excluding_unattended,
-    flash_runs,
+    exclude_unattended,
+    has_flash_attention,
     load_attention,
     matmul,
     memory_efficient,
-    require_runs,
+    require_attention_support,
     sdpa,
     varlen,
 )
@@ -131,8 +131,8 @@ def test_kernels_for_packed_sequences_are_called_as_their_documentation_says(
     cuda_kernels_on_cpu, monkeypatch, attend, causal, kv_heads, cost_of_a_call
 ) -> None:
     """In one call, and in one for each class of lengths where that costs nothing."""
-    monkeypatch.setattr(batch, "QUERIES_OF_A_BLOCK", 2)
-    monkeypatch.setattr(batch, "WORTH_A_CALL", cost_of_a_call)
+    monkeypatch.setattr(batch, "QUERIES_PER_BLOCK", 2)
+    monkeypatch.setattr(batch, "CALL_COST", cost_of_a_call)
     check(attend, [3, 1, 7, 3, 1, 9], kv_heads, causal=causal)
 
 
@@ -147,7 +147,7 @@ def flash_attn_varlen_func(
 @pytest.mark.usefixtures("cuda_kernels_on_cpu")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("attend", [varlen, partial(_flash_attention, flash_attn_varlen_func)])
-@pytest.mark.parametrize("wrap", [lambda attend: attend, excluding_unattended])
+@pytest.mark.parametrize("wrap", [lambda attend: attend, exclude_unattended])
 def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
     attend, causal, wrap
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
     in_blocks = PackedAttention(sdpa, packed)(states, **options)
     by_kernel = PackedAttention(wrap(attend), packed)
     torch.testing.assert_close(by_kernel(states, **options), in_blocks)
-    assert by_kernel._takes_window
+    assert by_kernel._has_window
     everything = by_kernel(states, **options | {"window": None})
     torch.testing.assert_close(everything, sdpa(states, packed, scale=0.3, causal=causal))
 
@@ -171,7 +171,7 @@ def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv
         each[len(each) - count :] = UNATTENDED
     packed = pack(ids, device=CPU)
     states, _ = random_case(lengths, kv_heads)
-    actual = excluding_unattended(attend)(states, packed, scale=0.3, causal=causal)
+    actual = exclude_unattended(attend)(states, packed, scale=0.3, causal=causal)
     for start, length, count in zip(packed.offsets, lengths, unattended, strict=False):
         for last in range(length):
             # Beside the attended tokens alone, or, causally, those of them until itself.
@@ -217,7 +217,7 @@ def test_blocks_of_any_size_give_what_the_whole_gives(
     if masked:
         lengths = torch.randint(1, length + 1, (count, 1, 1, 1))
         mask = torch.where(torch.arange(length) < lengths, 0.0, -torch.inf)
-    sizes = {"_MOST_SCORES": most_scores, "_FEWEST_QUERIES": fewest, "_FEW_SCORES": 0}
+    sizes = {"_MAX_SCORES": most_scores, "_MIN_QUERIES": fewest, "_FEW_SCORES": 0}
     actual = attend_in_blocks(states, 0.3, mask, **sizes)
     exact = (each.double() for each in states)
     wide = None if mask is None else mask.double()
@@ -246,7 +246,7 @@ def test_no_more_scores_are_held_at_once_than_may_be(
         return held[-1]
 
     monkeypatch.setattr(torch, "bmm", watched)
-    sizes = {"_MOST_SCORES": most_scores, "_FEWEST_QUERIES": fewest, "_FEW_SCORES": few}
+    sizes = {"_MAX_SCORES": most_scores, "_MIN_QUERIES": fewest, "_FEW_SCORES": few}
     attend_in_blocks(states_in_blocks(6, 10, torch.float32), 0.3, **sizes)
     # Each second one is that of the scores with the values.
     assert [product.numel() for product in held[::2]] == products
@@ -278,8 +278,8 @@ LACKS = [
 @pytest.mark.parametrize(("capability", "name", "device", "dtype"), RUNS)
 def test_what_can_run_may_be_named(monkeypatch, capability, name, device, dtype) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    require_runs(name, device, dtype)
-    assert flash_runs(device, dtype) is (name in FLASH)
+    require_attention_support(name, device, dtype)
+    assert has_flash_attention(device, dtype) is (name in FLASH)
 
 
 @pytest.mark.parametrize(("capability", "name", "device", "dtype", "needed", "there"), LACKS)
@@ -288,11 +288,11 @@ def test_what_cannot_run_and_is_named_says_what_it_needs_and_what_there_is(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with pytest.raises(StartupError) as caught:
-        require_runs(name, device, dtype)
+        require_attention_support(name, device, dtype)
     assert str(caught.value) == (
         f"ATTENTION={name} needs {needed}, but the model runs in {there}; set ATTENTION to auto"
     )
-    assert flash_runs(device, dtype) is (name == "native" and device == CUDA)
+    assert has_flash_attention(device, dtype) is (name == "native" and device == CUDA)
 
 
 def test_each_name_stands_for_its_attention_and_the_kernels_are_not_found_without_them() -> None:

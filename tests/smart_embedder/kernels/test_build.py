@@ -145,7 +145,7 @@ def test_where_the_kernels_are_of_no_use_nothing_is_built(
     ],
 )
 def test_an_error_is_told_by_its_last_line(error, said: str) -> None:
-    assert build.explain(error) == said
+    assert build.explain_error(error) == said
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_it_is_for_linux_with_avx2_or_dot_products(
     monkeypatch.setattr(build, "arm_features", lambda: {flags})
     monkeypatch.setattr(platform, "libc_ver", lambda: (libc, "2.36"))
     monkeypatch.setattr(Path, "read_text", lambda *_: f"processor : 0\n{flags}")
-    assert build.is_of_use(anywhere=anywhere) is of_use
+    assert build.can_run_kernels(anywhere=anywhere) is of_use
 
 
 def test_sets_of_instructions_tell_what_the_c_files_say() -> None:

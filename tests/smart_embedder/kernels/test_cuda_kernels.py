@@ -167,7 +167,7 @@ def test_rows_in_float8_are_those_of_gelu_where_a_product_has_it() -> None:
 )
 def test_they_compile_for_every_gpu(capability: tuple[int, int], dtype: torch.dtype) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings and nvidia-cuda-nvrtc are missing")
-    assert cuda_kernels.compile_for(capability, dtype).startswith(b"\x7fELF")
+    assert cuda_kernels.compile_cuda(capability, dtype).startswith(b"\x7fELF")
 
 
 LAUNCH = """
@@ -176,7 +176,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 import torch
 from smart_embedder.kernels import cuda
-from smart_embedder.kernels.cuda import NAMES, CudaKernels, Wide
+from smart_embedder.kernels.cuda import NAMES, CudaKernels, LongLong
 
 seen = ctypes.CDLL(sys.argv[1])
 ctypes.c_int.in_dll(seen, "arguments").value = 5
@@ -187,11 +187,11 @@ torch._C._cuda_getCurrentRawStream = lambda index: 7 + index
 torch.cuda.get_device_capability = lambda _: (9, 0)
 torch.empty = lambda *_, **__: None
 # NVRTC would ask this driver for more than it has.
-cuda.compile_for = lambda *_: bytes(b"\\x7fELF, and so on")
+cuda.compile_cuda = lambda *_: bytes(b"\\x7fELF, and so on")
 kernels = CudaKernels(torch.device("cuda:0"), torch.float16)
 assert bytes((ctypes.c_ubyte * 4).in_dll(seen, "image")) == b"\\x7fELF"
 states = torch.zeros(3)
-kernels.run("gate", 5, 64, states, None, 0.5, Wide(2**40), -9)
+kernels.run("gate", 5, 64, states, None, 0.5, LongLong(2**40), -9)
 at = [bytes(each) for each in (ctypes.c_ubyte * 8 * 16).in_dll(seen, "argument")]
 found = [ctypes.c_ulonglong.from_buffer_copy(at[0]).value == states.data_ptr()]
 kinds = ctypes.c_ulonglong, ctypes.c_float, ctypes.c_longlong, ctypes.c_int
@@ -201,7 +201,7 @@ assert ctypes.c_void_p.in_dll(seen, "function").value == 1 + NAMES.index("gate")
 print(found, ctypes.c_void_p.in_dll(seen, "stream").value)
 # From a thread whose current device is another one.
 torch.cuda.current_device, torch.cuda.device = lambda: 0, lambda index: nullcontext(print(index))
-kernels.run("gate", 5, 64, states, None, 0.5, Wide(2**40), -9)
+kernels.run("gate", 5, 64, states, None, 0.5, LongLong(2**40), -9)
 """
 
 

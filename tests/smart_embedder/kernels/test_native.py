@@ -219,7 +219,7 @@ def test_other_shapes_are_left_to_onednn(monkeypatch, dtype, out, depth, left) -
 def test_a_head_makes_of_each_row_what_it_makes_of_it_alone(rows, out, depth, bias, dtype) -> None:
     torch.manual_seed(rows)
     layer = nn.Linear(depth, out, bias=bias, dtype=dtype)
-    head = native.by_rows(nn.Sequential(layer, nn.Tanh()))
+    head = native.use_row_linear(nn.Sequential(layer, nn.Tanh()))
     states = torch.randn(rows, depth).to(dtype)
     with torch.inference_mode():
         together = head(states)
@@ -234,4 +234,4 @@ def test_a_head_makes_of_each_row_what_it_makes_of_it_alone(rows, out, depth, bi
 @pytest.mark.parametrize("layer", [nn.Linear(30, 8), nn.Linear(64, 8, dtype=torch.float16)])
 def test_a_head_that_no_kernel_multiplies_is_refused(layer: nn.Linear) -> None:
     with pytest.raises(ValueError, match="no kernel multiplies"):
-        native.by_rows(nn.Sequential(layer))
+        native.use_row_linear(nn.Sequential(layer))

@@ -61,7 +61,7 @@ def test_it_has_the_bits_of_the_single_operations(
     states = torch.randn(packed.tokens, len(parts.output_norm.weight)).to(dtype)
     before = states.clone()
     expected = replace(layer, calls=None)(states.clone(), packed, backend.attention)
-    assert torch.equal(layer.calls.whole(states, packed), expected)
+    assert torch.equal(layer.calls.forward(states, packed), expected)
     attended = layer.calls.attention(states, packed)
     assert torch.equal(layer.calls.feed_forward(attended, states), expected)
     assert torch.equal(layer(states, packed, backend.attention), expected)
@@ -82,4 +82,4 @@ def test_what_others_compute_a_part_of_is_no_single_call_and_takes_its_own_forma
     assert not backend.encoder_layer(parts(width=80, heads=5))
     states = torch.zeros(8, 64, dtype=torch.float64)
     with pytest.raises(ValueError, match="a kernel needs"):
-        backend.encoder_layer(parts()).whole(states, pack_lengths([3], multiple=8))
+        backend.encoder_layer(parts()).forward(states, pack_lengths([3], multiple=8))

@@ -98,4 +98,4 @@ def test_what_linux_says_of_the_processor_decides(monkeypatch, processor, machin
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(getauxval=getauxval))
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True, "dot": True})
-    assert [each.name for each in library.runnable_here()] == names
+    assert [each.name for each in library.runnable_instruction_sets()] == names

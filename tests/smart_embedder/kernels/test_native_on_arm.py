@@ -8,8 +8,8 @@ import torch
 
 from smart_embedder.kernels.backend import Backend
 from smart_embedder.kernels.build import AARCH64
-from smart_embedder.kernels.native import _Kernels, native_backend
-from smart_embedder.kernels.proof import proofs_of
+from smart_embedder.kernels.native import _NativeOperations, native_backend
+from smart_embedder.kernels.proof import prove_paths
 from smart_embedder.kernels.target import (
     DECODER,
     ENCODER,
@@ -28,7 +28,7 @@ from tests.support.emulated_arm import (
 CPU = torch.device("cpu")
 ENCODER_SHAPES = Shapes(128, 256, 4, 4, 32, "gelu")
 DECODER_SHAPES = Shapes(128, 192, 4, 2, 64, bias=False, causal=True)
-KERNELS = {"add_linear", *vars(_Kernels)}
+KERNELS = {"add_linear", *vars(_NativeOperations)}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def backend(library, dtype) -> Backend:
 )
 def test_every_kernel_passes_the_start_up_proof(backend, dtype, shapes, operations) -> None:
     target = Target(CPU, dtype, backend)
-    proofs = [proof for each in operations for proof in proofs_of(target, shapes, each)]
+    proofs = [proof for each in operations for proof in prove_paths(target, shapes, each)]
     native = {proof.operation: proof for proof in proofs if proof.path == "native"}
     assert native.keys() == {each for each in operations if each in KERNELS}
     assert [proof for proof in native.values() if not proof.holds] == []

@@ -14,9 +14,9 @@ from smart_embedder.kernels.packed_batch import (
     UNATTENDED,
     WITHOUT_VECTOR,
     PositionScheme,
-    divide_for_padding,
     divide_lengths,
     find_shared_prefixes,
+    group_for_padding,
     pack,
     select_sequences,
     select_tokens,
@@ -156,8 +156,8 @@ def test_short_sequences_of_similar_length_are_a_block_and_long_ones_of_equal(
 
 
 def test_classes_of_lengths_begin_their_own_sequences_at_zero(monkeypatch) -> None:
-    monkeypatch.setattr(length_classes, "QUERIES_OF_A_BLOCK", 2)
-    monkeypatch.setattr(length_classes, "WORTH_A_CALL", 0)
+    monkeypatch.setattr(length_classes, "QUERIES_PER_BLOCK", 2)
+    monkeypatch.setattr(length_classes, "CALL_COST", 0)
     # The one in the middle begins after as many tokens as follow it.
     packed = pack([np.arange(n) for n in (*[1] * 9, 3, 3, 9)], device=CPU)
     assert len(packed.length_classes) == 3
@@ -188,7 +188,7 @@ def test_classes_of_lengths_begin_their_own_sequences_at_zero(monkeypatch) -> No
 def test_texts_are_padded_together_while_they_need_little_padding_and_memory(
     lengths, most_padding, most_pairs, groups
 ) -> None:
-    found = list(divide_for_padding(lengths, most_padding, most_pairs))
+    found = list(group_for_padding(lengths, most_padding, most_pairs))
     assert found == [slice(*each) for each in pairwise(accumulate(groups, initial=0))]
 
 

@@ -15,10 +15,10 @@ from smart_embedder.errors import StartupError
 from smart_embedder.hardware.device import cpu_has_int8
 from smart_embedder.kernels import backend
 from smart_embedder.kernels.attention import sdpa
-from smart_embedder.kernels.backend import Backend, adding, torch_backend
+from smart_embedder.kernels.backend import Backend, make_add_linear, torch_backend
 from smart_embedder.kernels.cuda import fused_backend
 from smart_embedder.kernels.native import native_backend
-from smart_embedder.kernels.proof import proofs_of, prove, try_path
+from smart_embedder.kernels.proof import prove, prove_paths, try_path
 from smart_embedder.kernels.target import (
     DECODER,
     GPU_ENCODER,
@@ -50,7 +50,7 @@ def planted(error: Exception | None = None) -> Backend:
         result[-1, -1] += 1
         return result
 
-    return torch_backend().faster("planted", gate=gate)
+    return torch_backend().prefer("planted", gate=gate)
 
 
 def with_faulty_attention(backend: Backend, **changes) -> Backend:
@@ -59,7 +59,7 @@ def with_faulty_attention(backend: Backend, **changes) -> Backend:
     def attend(states, packed, **options):
         return sdpa(states, packed, **options | changes) * (1 if changes else 1.1)
 
-    return backend.faster("planted", attention=attend)
+    return backend.prefer("planted", attention=attend)
 
 
 def backends() -> Iterator[tuple[Backend, torch.device, torch.dtype]]:
@@ -83,7 +83,7 @@ def test_every_path_of_this_machine_holds(shapes: Shapes, backend, device, dtype
     if device == CPU and cpu_has_int8():
         operations = (*operations, *INT8_OPERATIONS)
     tried = Target(device, dtype, backend)
-    proofs = [proof for each in operations for proof in proofs_of(tried, shapes, each)]
+    proofs = [proof for each in operations for proof in prove_paths(tried, shapes, each)]
     assert [proof for proof in proofs if not proof.holds] == []
     assert {proof.operation for proof in proofs} == set(operations)
     proven = prove(tried, shapes, operations)
@@ -263,9 +263,9 @@ FAULTS = [
 def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes) -> None:
     right = torch_backend()
     faulty = partial(fault, getattr(right, operation))
-    backend = right.faster("faulty", **{operation: faulty})
+    backend = right.prefer("faulty", **{operation: faulty})
     small = replace(shapes, width=64, inner_width=96)
-    shown, plain = proofs_of(target(backend), small, operation)
+    shown, plain = prove_paths(target(backend), small, operation)
     assert (shown.path, shown.holds, shown.error) == ("faulty", False, None)
     assert (plain.path, plain.holds) == ("torch", True)
 
@@ -277,7 +277,7 @@ def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes
 def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
     backend = with_faulty_attention(torch_backend(), **changes)
     small = replace(shapes, heads=4, key_heads=2)
-    shown, *plain = proofs_of(target(backend), small, "attention")
+    shown, *plain = prove_paths(target(backend), small, "attention")
     assert (shown.path, shown.holds) == ("planted", False)
     assert all(proof.holds for proof in plain)
 
@@ -299,7 +299,7 @@ def test_a_sum_with_a_product_does_not_use_a_product_that_was_refused() -> None:
     def twice(layers, activation=None):
         return lambda states: 2 * right.linear(layers, activation)(states)
 
-    backend = right.faster("planted", linear=twice, add_linear=adding(twice))
+    backend = right.prefer("planted", linear=twice, add_linear=make_add_linear(twice))
     proven = prove(target(backend), QWEN, DECODER)
     assert {proof.operation for proof in proven.refused} == {"linear", "add_linear"}
     assert (proven.paths["linear"], proven.paths["add_linear"]) == ("torch", "torch")

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels import target as choose
-from smart_embedder.kernels.attention import FLASH_MODULES, takes_window
+from smart_embedder.kernels.attention import FLASH_MODULES, has_window
 from smart_embedder.kernels.build import X86_64
 from smart_embedder.kernels.target import choose_backend
 from smart_embedder.settings import EngineSettings
@@ -61,7 +61,7 @@ def test_on_hopper_its_own_attention_is_tried_first_where_it_is_installed(
     table = choose_backend(CUDA, torch.float16).table["attention"]
     assert next(iter(table)) == first
     assert "varlen" in table
-    assert all(map(takes_window, (table[first], table["varlen"])))
+    assert all(map(has_window, (table[first], table["varlen"])))
 
 
 @pytest.mark.parametrize("capability", [(9, 0)], indirect=True)

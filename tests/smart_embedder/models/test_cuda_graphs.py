@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from smart_embedder.hardware.device import capturing
+from smart_embedder.hardware.device import capture_lock
 from smart_embedder.kernels.backend import torch_backend
 from smart_embedder.kernels.packed_batch import PackedBatch, pack
 from smart_embedder.kernels.target import Target, choose_backend
@@ -47,7 +47,7 @@ def backbone(
     tiny_qwen: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Backbone:
-    backend = torch_backend().faster("gpu", attention=attend_as_on_a_gpu)
+    backend = torch_backend().prefer("gpu", attention=attend_as_on_a_gpu)
     target = Target(CPU, torch.float32, backend)
     if request.param in FAMILIES:
         folder = tmp_path_factory.mktemp("families") / request.param
@@ -191,9 +191,9 @@ def test_no_thread_empties_the_allocators_cache_during_a_capture(backbone) -> No
     acquired: list[bool] = []
 
     def try_to_acquire() -> None:
-        acquired.append(capturing.acquire(blocking=False))
+        acquired.append(capture_lock.acquire(blocking=False))
         if acquired[-1]:
-            capturing.release()
+            capture_lock.release()
 
     class Watched(CpuGraph):
         def capture_end(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.errors import StartupError
-from smart_embedder.hardware.transfer import not_finite
+from smart_embedder.hardware.transfer import not_finite_error
 from smart_embedder.kernels.packed_batch import find_shared_prefixes
 from smart_embedder.models import warmup as module
 from smart_embedder.models.warmup import (
@@ -95,7 +95,7 @@ def test_texts_that_begin_unlike_are_computed_and_no_finite_number_stops_the_sta
     longest: int, failed: int
 ) -> None:
     """A causal model would compute a beginning once, and look far faster than it is."""
-    model = Recorder(longest, [not_finite()] * failed + [1.0] * (16 - failed))
+    model = Recorder(longest, [not_finite_error()] * failed + [1.0] * (16 - failed))
     if failed < 16:
         warm_up(model, 4096)
     else:
@@ -184,7 +184,7 @@ def test_on_a_cpu_the_memory_that_is_left_limits_a_forward_or_stops_the_start(
         return 10_240 * model.tokens
 
     monkeypatch.setattr(module, "host_memory_left", lambda: left)
-    monkeypatch.setattr(module, "peak_growth", take)
+    monkeypatch.setattr(module, "measure_peak_growth", take)
     if isinstance(fit, str):
         with pytest.raises(StartupError, match=f"damaged does not fit the memory.* {fit}"):
             tokens_that_fit_host(model, workers)

@@ -95,11 +95,11 @@ def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> No
     if fits:
         packed = backbone.pack([np.ones(3, np.int64)])
         assert not backbone.forward(packed).any()
-        backbone.leave_out_unattended(32)
+        backbone.exclude_unattended(32)
         assert backbone.forward(packed).all()
     else:
         with pytest.raises(StartupError, match="filled up to 32 tokens, .* no further than 31"):
-            backbone.leave_out_unattended(32)
+            backbone.exclude_unattended(32)
 
 
 def test_graphs_are_for_gpus_and_for_transformers_that_can_be_captured() -> None:

@@ -29,7 +29,7 @@ DENSE = Outputs(dense=True)
 def backend() -> Backend:
     """That of a GPU, but for its attention."""
     product = cuda_backend(torch.device("cuda"), torch.float32).float8_product
-    return torch_backend().faster(CUDA, float8_product=product)
+    return torch_backend().prefer(CUDA, float8_product=product)
 
 
 def target(backend: Backend, dtype: torch.dtype = torch.bfloat16) -> Target:
@@ -58,7 +58,7 @@ def test_a_device_that_multiplies_otherwise_stops_the_start(tiny_m3: Path) -> No
     def twice(*given: object) -> torch.Tensor:
         return 2 * float8_product(*given)  # type: ignore[arg-type]
 
-    wrong = torch_backend().faster(CUDA, float8_product=twice)
+    wrong = torch_backend().prefer(CUDA, float8_product=twice)
     with (
         capture_logs() as logs,
         pytest.raises(StartupError, match="does not multiply in float8 as it should"),
@@ -70,7 +70,7 @@ def test_a_device_that_multiplies_otherwise_stops_the_start(tiny_m3: Path) -> No
 def test_a_model_that_float8_does_not_suit_stops_the_start(
     backend: Backend, tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "_LEAST_COSINE", 0.99999)
+    monkeypatch.setattr(load, "_MIN_COSINE", 0.99999)
     expected = r"in float8 a vector of tiny-m3 has a cosine of 0\.9\d+ with the one in bfloat16, "
     with pytest.raises(StartupError, match=expected):
         M3Embedder("m3", tiny_m3, 512, target(backend))

@@ -163,8 +163,8 @@ def test_a_part_with_more_than_is_computed_here_stays_as_it_is() -> None:
 
 @pytest.fixture
 def wrong_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_blocks = module_parts.in_row_blocks
-    monkeypatch.setattr(module_parts, "in_row_blocks", lambda *given: 2 * in_blocks(*given))
+    in_blocks = module_parts.run_in_row_blocks
+    monkeypatch.setattr(module_parts, "run_in_row_blocks", lambda *given: 2 * in_blocks(*given))
 
 
 @pytest.mark.usefixtures("wrong_parts")
@@ -203,7 +203,7 @@ def test_8_bits_beside_which_a_model_cannot_run_stop_the_start(tokenizer, tmp_pa
 def test_vectors_that_are_far_from_those_in_float32_are_logged(
     family, tokenizer, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(int8, "_LEAST_COSINE", 1.1)
+    monkeypatch.setattr(int8, "_MIN_COSINE", 1.1)
     folder = save_family(tmp_path / family, family, tokenizer)
     with capture_logs() as logs:
         load(folder, INT8)
