@@ -3,12 +3,14 @@
 #   ./run_tests.sh                 everything
 #   ./run_tests.sh --fast          within a minute, before each commit: the checks, and the tests that
 #                                  start no process, reference or browser (tests/support/fast.py)
+#   ./run_tests.sh --coverage              everything, and fails where the tests run fewer lines than before
 #   ./run_tests.sh tests/smart_embedder    the checks, then only these tests (any pytest arguments)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-fast=
+fast='' coverage=()
 [[ ${1:-} != --fast ]] || { fast=yes; shift; }
+[[ ${1:-} != --coverage ]] || { coverage=(--cov --cov-report=term:skip-covered); shift; }
 venv=.venv-tests
 scripts/test_environment.sh "$venv"
 # Without them, as where no index can be reached, the tests of the kernels are skipped.
@@ -24,6 +26,7 @@ told=$(mktemp -d)
 beside() { nice "${@:2}" > "$told/$1" 2>&1 & }
 trap 'kill $(jobs -p) 2> /dev/null || true; rm -rf "$told"' EXIT
 beside mypy mypy; mypy=$!
+beside workflows scripts/check_workflows.sh; workflows=$!
 echo "== ruff";        ruff check .; ruff format --check .
 echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run scripts/*.sh
 echo "== import layers"; lint-imports --no-logo
@@ -57,9 +60,10 @@ processes=3
 [[ -z $fast ]] || { processes=2; set -- --fast "$@"; }
 status=0
 echo "== tests"
-python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile --no-loadscope-reorder "$@" \
-  || status=$?
+python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile --no-loadscope-reorder \
+  "${coverage[@]}" "$@" || status=$?
 outcome() { echo "== $1"; wait "$2" || status=$?; cat "$told/$1"; }
 outcome mypy "$mypy"
+outcome workflows "$workflows"
 [[ -n $fast ]] || outcome documentation "$documentation"
 exit "$status"

@@ -1,6 +1,8 @@
 """The workflows: what they run is pinned, and may do no more than it says."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ def test_every_action_is_pinned_by_its_commit_and_nothing_may_write_unless_a_job
     for job in workflow["jobs"].values():
         used = [step["uses"] for step in (job, *job.get("steps", ())) if "uses" in step]
         assert used
-        assert all(PINNED.fullmatch(each) for each in used), used
+        assert all(PINNED.fullmatch(action) for action in used), used
         assert set(job.get("needs", ())) <= set(workflow["jobs"])
 
 
@@ -31,3 +33,28 @@ def test_what_is_published_was_tested_and_the_images_are_stages_that_there_are()
         assert image["target"] in re.findall(r" AS (\w+)$", file, re.MULTILINE)
     for folder in jobs["packages"]["strategy"]["matrix"]["folder"]:
         assert (ROOT / folder / "pyproject.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("heading", "printed"),
+    [
+        ("## 2.0.0 (2026-12-01)", "\n### Added\n\n- Vectors.\n\n"),
+        ("## 2.0.0 (not released yet)", None),
+        ("## 2x0.0 (2026-12-01)", None),
+    ],
+)
+def test_release_notes_are_the_versions_section_of_the_changelog(
+    heading: str, printed: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts/release_notes.sh", tmp_path / "scripts")
+    changelog = (
+        f"# Changelog\n\n{heading}\n\n### Added\n\n- Vectors.\n\n## 1.9.0 (2026-01-01)\n\n- Old.\n"
+    )
+    (tmp_path / "CHANGELOG.md").write_text(changelog)
+    done = subprocess.run([script, "2.0.0"], capture_output=True, text=True, check=False)
+    if printed is None:
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "has no section '## 2.0.0 (YYYY-MM-DD)'" in done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (0, printed)
