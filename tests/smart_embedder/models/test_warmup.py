@@ -82,7 +82,7 @@ def test_no_size_is_measured_that_would_keep_others_waiting(monkeypatch) -> None
         seen.append(model.tokens)
         return 1.0
 
-    monkeypatch.setattr(module, "shortest", a_second)
+    monkeypatch.setattr(module, "time_fastest_run", a_second)
     *steps, budget = probe(model, CPU, longest_run=0.5)
     assert set(steps) == {None}
     # The first one tells that all others would take longer.
@@ -139,7 +139,7 @@ def test_on_a_gpu_every_size_is_measured_that_may_be_chosen(
         max_memory_allocated=lambda _: 77 + 4096,  # A byte for each token.
         mem_get_info=lambda _: (round(fit / 0.8), 10**12),
     )
-    monkeypatch.setattr(module, "shortest", seconds)
+    monkeypatch.setattr(module, "time_fastest_run", seconds)
     *_, budget = probe(model, GPU)
     assert (budget.tokens, sizes) == (chosen, measured)
 
