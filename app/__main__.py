@@ -1,4 +1,4 @@
-"""`python -m app` serves; `python -m app --help` lists the flags."""
+"""`python -m app` starts the service; `python -m app --help` lists the flags."""
 
 import signal
 import sys
@@ -12,11 +12,11 @@ def main() -> None:
     """Serve with the settings that the command line gives."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & {*arguments}:
-        parse_flags(["--help"])  # Exits; importing the service takes longer.
-    # Until the server has its own: Ctrl+C among the imports would print a traceback.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: sys.exit(0))
-    delay_garbage_collection()  # As `run` does, too late for the imports.
+        parse_flags(["--help"])  # Exits before the slow imports.
+    # Until the server sets its handlers: Ctrl+C during the imports would print a traceback.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(0))
+    delay_garbage_collection()  # `run` does this too, but after the imports.
     link_ahead()
     from app.main import create_app  # noqa: PLC0415 - see above
     from app.server import run  # noqa: PLC0415

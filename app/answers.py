@@ -1,8 +1,8 @@
-"""Rendering results to JSON by orjson, in chunks, and responses of chunks.
+"""Renders results as JSON with orjson, in chunks, and sends responses of chunks.
 
-A chunk takes a few milliseconds at most, during which orjson holds the GIL; the event loop runs
-between chunks. The text of a vector is several times as large as its numbers, so a large answer is
-rendered while the client reads it.
+orjson holds the GIL while it renders a chunk, a few milliseconds at most; the event loop runs
+between chunks. The JSON of a vector is several times as large as its numbers, so a large response
+is rendered while the client reads it.
 """
 
 import asyncio
@@ -44,19 +44,19 @@ from smart_embedder.vectors import (
     quantize,
 )
 
-# Under which formats with metadata hold the report, as JSON.
+# The key of the report, as JSON, in formats that have metadata.
 METADATA_KEY = "smart-embedder"
 # An index and a value.
 _WEIGHT_BYTES = 4 + 4
-# Of an array, in one piece: a multiple of three.
+# Bytes of an array that are encoded at once: a multiple of three.
 _BASE64_BYTES = 3 << 16
 
 _FLOATS_PER_CHUNK = _CHARACTERS_PER_PART = 65_536
 _MESSAGE_BYTES = 262_144
-# Up to this size an answer is rendered before it is sent, and has a Content-Length.
+# Up to this size, a response is rendered before it is sent, and has a Content-Length.
 WHOLE_BYTES = 4 << 20
 JSON = "application/json"
-# Of bytes: a memoryview has items of one byte.
+# The items of a memoryview are single bytes.
 Chunk = bytes | memoryview
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _WARNING_CODES = {
@@ -67,11 +67,11 @@ _WARNING_CODES = {
 
 
 class ChunkedResponse(Response):
-    """A response sent as the chunks it is rendered in; small ones are joined, large ones split.
+    """A response rendered and sent in chunks; small chunks are joined, large ones split.
 
-    The beginning is rendered at once, and the rest on one of `threads` as fast as the client reads.
-    For HTTP/1.0, which has no other way to tell the end of an answer from a broken connection, it
-    is rendered twice, first for its length alone.
+    The beginning is rendered at once, the rest on one of `threads` as fast as the client reads. An
+    HTTP/1.0 client needs a Content-Length to tell the end of a response from a broken connection,
+    so a large response is then rendered twice, the first time only for its length.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ChunkedResponse(Response):
             del self.headers["content-length"]
 
     def _begin(self, chunks: Iterable[Chunk]) -> int | None:
-        """Render the beginning of these; return the size of the whole, None if that is large."""
+        """Render the beginning; return the size of the response, or None if it is large."""
         self._rest = join_or_split_chunks(chunks)
         self._begun: deque[Chunk] = deque()
         size = 0
@@ -106,11 +106,11 @@ class ChunkedResponse(Response):
         return size
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send the start, then every message; keep none that is sent."""
+        """Send the start, then every message; free each message once it is sent."""
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        has_left = scope["state"].get("is_closing", bool)
+        is_closing = scope["state"].get("is_closing", bool)
         while self._begun:
             body = self._begun.popleft()
             more = bool(self._begun) or not self._is_whole
@@ -118,7 +118,7 @@ class ChunkedResponse(Response):
         if self._is_whole:
             return
         loop, render_next = asyncio.get_running_loop(), partial(next, self._rest, None)
-        while not has_left():
+        while not is_closing():
             chunk = await loop.run_in_executor(self._threads, render_next)
             if chunk is None:
                 break
@@ -127,7 +127,7 @@ class ChunkedResponse(Response):
 
 
 def join_or_split_chunks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Join small chunks to messages; split a chunk that is larger than one without copying it."""
+    """Join small chunks to messages; split a chunk larger than a message without copying it."""
     joined: list[Chunk] = []
     size = 0
     for chunk in chunks:
@@ -146,7 +146,7 @@ def join_or_split_chunks(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
 
 
 def render_matrix(matrix: npt.NDArray[Any] | None) -> Iterator[bytes]:
-    """JSON of the rows, piece by piece."""
+    """Render the rows of a matrix as JSON, some at a time."""
     if matrix is None:
         yield b"null"
         return
@@ -160,7 +160,7 @@ def render_matrix(matrix: npt.NDArray[Any] | None) -> Iterator[bytes]:
 
 
 def render_items(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """JSON of a list, whose items are rendered as chunks."""
+    """Render a list as JSON; the chunks of each item are JSON already."""
     yield b"["
     for index, chunks in enumerate(items):
         if index:
@@ -170,25 +170,25 @@ def render_items(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
 
 
 def render_object(fields: Mapping[str, Any]) -> Iterator[bytes]:
-    """JSON of an object, in which an iterator stands for the chunks of a value's JSON."""
-    mark = b"{"
+    """Render an object as JSON; the chunks of a value that is an iterator are JSON already."""
+    separator = b"{"
     for name, value in fields.items():
-        yield b'%b"%b":' % (mark, name.encode())
+        yield b'%b"%b":' % (separator, name.encode())
         if isinstance(value, Iterator):
             yield from value
         else:
             yield orjson.dumps(value, option=OPTIONS)
-        mark = b","
+        separator = b","
     yield b"}"
 
 
 def render_list(items: Iterable[Any]) -> Iterator[bytes]:
-    """JSON of a list, item by item."""
+    """Render a list as JSON, item by item."""
     return render_items((orjson.dumps(item, option=OPTIONS),) for item in items)
 
 
 def text_as_json(text: str) -> str | orjson.Fragment:
-    """For orjson, which holds Python's lock while it writes a text: a long one, in parts."""
+    """The text for orjson, a long one rendered in parts: orjson holds the GIL while it renders."""
     if len(text) <= _CHARACTERS_PER_PART:
         return text
     starts = range(0, len(text), _CHARACTERS_PER_PART)
@@ -197,26 +197,26 @@ def text_as_json(text: str) -> str | orjson.Fragment:
 
 
 def vector_as_json(vector: npt.NDArray[Any], *, as_base64: bool) -> Any:
-    """For orjson with `OPTIONS`: its numbers, or its bytes, little-endian, in base64."""
+    """The vector for orjson with `OPTIONS`: numbers, or little-endian bytes in base64."""
     return b2a_base64(vector.data, newline=False).decode() if as_base64 else vector
 
 
 def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any, Any] | None:
-    """For orjson with `OPTIONS`."""
+    """The weights for orjson with `OPTIONS`: by token id, or as indices and values."""
     if sparse is None:
         return None
     if as_indices:
         return {"indices": sparse.indices, "values": sparse.values}
-    # Iterating keeps float32, of which orjson writes the shortest distinct digits.
+    # Iterating keeps float32, whose shortest distinct digits orjson writes.
     return dict(zip(sparse.indices.tolist(), sparse.values, strict=True))
 
 
 def render_rerank(
     passages: list[str], result: RerankResult, about: dict[str, Any]
 ) -> Iterator[bytes]:
-    """The chunks of the JSON answer to a rerank request, by falling score; it ends in `about`."""
+    """Render the response to a rerank request, by falling score; the fields `about` follow."""
 
-    def ranked() -> Iterator[dict[str, Any]]:
+    def rank_passages() -> Iterator[dict[str, Any]]:
         for index, score in rank_by_score(result.scores):
             passage = text_as_json(passages[index])
             item: dict[str, Any] = {"index": index, "passage": passage, "score": score}
@@ -225,26 +225,26 @@ def render_rerank(
                 item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
             yield item
 
-    return render_object({"results": render_list(ranked())} | about | report(result))
+    return render_object({"results": render_list(rank_passages())} | about | report(result))
 
 
 def rank_by_score(scores: list[float]) -> list[tuple[int, np.float32]]:
-    """The indices of the request and their scores, the best first.
+    """Sort the indices of passages and their scores, the best first.
 
-    They are sorted as float32, of which orjson writes the shortest distinct digits, so that scores
-    that look equal to a client keep the order of the request.
+    The scores are sorted as float32, as the client sees them, so that scores that look equal keep
+    the order of the request.
     """
-    shown = np.array(scores, dtype=np.float32)
-    return [(index, shown[index]) for index in np.argsort(-shown, kind="stable").tolist()]
+    rounded = np.array(scores, dtype=np.float32)
+    return [(index, rounded[index]) for index in np.argsort(-rounded, kind="stable").tolist()]
 
 
 def report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
-    """The fields of every native response beside its results: times, warnings and usage."""
+    """The fields of every native response besides its results: times, warnings and usage."""
     timings = timings_as_json(result.timings)
     return {
         "processing_time_ms": timings["total"],
         "warnings": [
-            *(truncation_as_json(cut, cut.field) for cut in result.truncations),
+            *(truncation_as_json(found, found.field) for found in result.truncations),
             *map(replacement_as_json, result.replaced),
         ],
         "usage": usage_as_json(result.tokens),
@@ -253,12 +253,12 @@ def report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
 
 
 def usage_as_json(tokens: int) -> dict[str, int]:
-    """OpenAI's `usage` object, which many APIs have."""
+    """OpenAI's `usage` object, which many APIs share."""
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def timings_as_json(timings: Timings) -> dict[str, float]:
-    """Milliseconds, to the microsecond."""
+    """Each stage in milliseconds, rounded to microseconds."""
     stages = ("tokenize", "queue", "inference", "total")
     return {stage: round(getattr(timings, stage) * 1000, 3) for stage in stages}
 
@@ -266,9 +266,10 @@ def timings_as_json(timings: Timings) -> dict[str, float]:
 def truncation_as_json(
     truncation: Truncation, field: str, pointer: str | None = None
 ) -> dict[str, Any]:
-    """The warning that a text was truncated.
+    """The warning about a truncated text.
 
-    `field` is the dialect's name for the list of texts; `pointer` is set for a text outside a list.
+    `field` is the dialect's name for the list of texts. `pointer` is given for a text outside a
+    list.
     """
     index, is_end = truncation.index, truncation.side == "right"
     if pointer is None:
@@ -293,7 +294,7 @@ def truncation_as_json(
 
 
 def replacement_as_json(pointer: str) -> dict[str, Any]:
-    """The warning that lone surrogates of a string of the request were read as U+FFFD."""
+    """The warning that lone surrogates in a string of the request were read as U+FFFD."""
     _, field, *inner = pointer.split("/")
     index = int(inner[0]) if inner and inner[0].isdecimal() else 0
     return {
@@ -311,16 +312,19 @@ def reserve_rendering_memory(
     *,
     at_once: bool = False,
 ) -> None:
-    """Hold, as `AnswerMemory.need`, what rendering takes of one text or of all `at_once`."""
-    working = made = 0
-    for each in embeddings:
-        if request.colbert_pool_factor is not None and each.colbert is not None:
-            working = max(working, pooling_bytes(len(each.colbert)))
-        size = 0 if request.output_dtype == "float32" else each.nbytes // 2
+    """Reserve the memory of post-processing: one text after the other, or all `at_once`.
+
+    Raises as `AnswerMemory.need` does.
+    """
+    pooling = processed = 0
+    for embedding in embeddings:
+        if request.colbert_pool_factor is not None and embedding.colbert is not None:
+            pooling = max(pooling, pooling_bytes(len(embedding.colbert)))
+        size = 0 if request.output_dtype == "float32" else embedding.nbytes // 2
         size += 0 if request.muvera is None else 4 * MUVERA_WIDTH
-        made = made + size if at_once else max(made, size)
+        processed = processed + size if at_once else max(processed, size)
     advice = "send shorter texts, or leave out colbert_pool_factor"
-    memory.need_more(working + made, "the vectors and what is made of them", advice)
+    memory.need_more(pooling + processed, "the vectors and their post-processing", advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,28 +339,29 @@ class TextVectors:
 
     @property
     def nbytes(self) -> int:
-        """Their approximate size in bytes, without the strings."""
-        vectors = [each.values.nbytes for each in (self.dense, self.colbert) if each is not None]
+        """The approximate size in bytes, without the strings."""
+        quantized = (self.dense, self.colbert)
+        sizes = [vectors.values.nbytes for vectors in quantized if vectors is not None]
         sparse = 0 if self.sparse is None else self.sparse.indices.size * _WEIGHT_BYTES
-        return sum(vectors) + sparse + (0 if self.muvera is None else self.muvera.nbytes)
+        return sum(sizes) + sparse + (0 if self.muvera is None else self.muvera.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAnswer:
-    """An answer before it is rendered; `model_fields` come from `describe_models`."""
+    """A response before it is rendered; `describe_models` makes its `model_fields`."""
 
     request: records.EmbedRequest
     result: EmbeddingResult
     model_fields: Mapping[str, Any]
 
     def vectors(self) -> Iterator[TextVectors]:
-        """The vectors of each text, post-processed one by one while the answer is rendered."""
+        """Post-process the vectors of one text after the other while the response is rendered."""
         strings = self.result.token_strings or repeat(None, len(self.request.texts))
         for embedding, tokens in zip(self.result.embeddings, strings, strict=True):
             yield vectors_of(embedding, self.request, tokens)
 
     def report(self) -> dict[str, Any]:
-        """The fields beside vectors: models, usage, times, warnings and the type of the numbers."""
+        """The fields besides vectors: models, usage, times, warnings and the type of numbers."""
         return {
             **self.model_fields,
             **report(self.result),
@@ -389,26 +394,28 @@ def vectors_of(
 def render_embeddings(
     answer: EmbeddingAnswer, *, sparse_as_indices: bool, as_base64: bool
 ) -> Iterator[bytes]:
-    """The chunks of the answer to an embedding request."""
+    """Render the response to an embedding request."""
     yield b'{"data":['
     texts = answer.request.texts
     for index, (text, row) in enumerate(zip(texts, answer.vectors(), strict=True)):
         if index:
             yield b","
-        facts = {"id": index, "text": text_as_json(text)}
-        yield from render_item(facts, row, sparse_as_indices=sparse_as_indices, as_base64=as_base64)
-    told = answer.report()
+        fields = {"id": index, "text": text_as_json(text)}
+        yield from render_item(
+            fields, row, sparse_as_indices=sparse_as_indices, as_base64=as_base64
+        )
+    report_fields = answer.report()
     if answer.request.output_dtype == "float32" and not as_base64:
-        del told["output_dtype"]
-    yield b"]," + orjson.dumps(told)[1:]
+        del report_fields["output_dtype"]
+    yield b"]," + orjson.dumps(report_fields)[1:]
 
 
 def render_item(
-    facts: Mapping[str, Any], row: TextVectors, *, sparse_as_indices: bool, as_base64: bool
+    fields: Mapping[str, Any], row: TextVectors, *, sparse_as_indices: bool, as_base64: bool
 ) -> Iterator[bytes]:
-    """The JSON object of one text: `facts`, its vectors and its tokens."""
+    """Render the object of one text: `fields`, its vectors and its tokens."""
     sparse = row.sparse
-    yield orjson.dumps(facts)[:-1] + b',"embeddings":{'
+    yield orjson.dumps(fields)[:-1] + b',"embeddings":{'
     yield from render_vectors("dense", row.dense, as_base64=as_base64)
     yield b',"sparse":'
     if as_base64 and sparse is not None:
@@ -430,10 +437,10 @@ def render_item(
             yield orjson.dumps(row.muvera, option=OPTIONS)
     yield b"}"
     if row.tokens is not None:
-        names: Any = row.tokens.sparse
-        if names is not None and sparse is not None and not (sparse_as_indices or as_base64):
-            names = dict(zip(sparse.indices.tolist(), names, strict=True))
-        tokens = {"sparse": names, "colbert": row.tokens.colbert}
+        strings: Any = row.tokens.sparse
+        if strings is not None and sparse is not None and not (sparse_as_indices or as_base64):
+            strings = dict(zip(sparse.indices.tolist(), strings, strict=True))
+        tokens = {"sparse": strings, "colbert": row.tokens.colbert}
         yield b',"tokens":' + orjson.dumps(tokens, option=OPTIONS)
     yield b"}"
 
@@ -441,7 +448,7 @@ def render_item(
 def render_vectors(
     name: str, vectors: QuantizedVectors | None, *, as_base64: bool = False
 ) -> Iterator[bytes]:
-    """The field `name` of an object, and its scales where the type of the numbers has some."""
+    """Render the field `name` of an object and, for types of numbers that have them, its scales."""
     yield b'"%s":' % name.encode()
     if vectors is None:
         yield b"null"
@@ -453,15 +460,15 @@ def render_vectors(
     else:
         yield from render_matrix(vectors.values)
     if vectors.scales is not None:
-        # orjson takes no array without dimensions.
+        # orjson cannot render an array without dimensions.
         scales = vectors.scales if vectors.scales.ndim else vectors.scales[()]
         yield b',"%s_scale":' % name.encode() + orjson.dumps(scales, option=OPTIONS)
 
 
 def _as_base64(values: npt.NDArray[Any], type_name: str | None = None) -> Iterator[bytes]:
-    """Piece by piece; three bytes make four letters, whatever stands beside them."""
-    about = orjson.dumps({"dtype": type_name or values.dtype.name, "shape": values.shape})
-    yield about[:-1] + b',"data":"'
+    """Render an array as base64, in pieces whose length is a multiple of three bytes."""
+    head = orjson.dumps({"dtype": type_name or values.dtype.name, "shape": values.shape})
+    yield head[:-1] + b',"data":"'
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
     for start in range(0, len(content), _BASE64_BYTES):
         yield b2a_base64(content[start : start + _BASE64_BYTES], newline=False)
@@ -469,12 +476,12 @@ def _as_base64(values: npt.NDArray[Any], type_name: str | None = None) -> Iterat
 
 
 def describe_models(models: LoadedModels, spaces: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of an answer that tell the model and the space of each kind of vectors."""
-    dense, own = models.dense_model.name, models.embedder.name
+    """The model and the vector space of each kind of vectors, as fields of a response."""
+    dense, embedder = models.dense_model.name, models.embedder.name
     return {
         "model_name": dense,
         "dense_model_name": dense,
-        "sparse_model_name": own,
-        "colbert_model_name": own,
+        "sparse_model_name": embedder,
+        "colbert_model_name": embedder,
         "vector_space": {kind: spaces.get(kind) for kind in VECTORS},
     }

@@ -1,12 +1,12 @@
-"""Reading a request body: from bytes to a parsed value, within limits.
+"""Reads and parses the body of a request, within limits.
 
-It must be declared as JSON, because a web page of another origin can make a browser send a POST
-without a type, or of some other types, without asking the service first.
+The body must be declared as JSON: a web page of another origin can have a browser send a POST with
+no content type, or with some other types, without a preflight request.
 
-The number of JSON values is limited before parsing, because a few megabytes can hold millions of
-values, which take a parser seconds and gigabytes. Large bodies are parsed one at a time, and the
-event loop runs everything else between two of them. A byte order mark, which some programs on
-Windows write, is ignored, as RFC 8259 allows.
+The JSON values are counted before parsing, because a few megabytes can hold millions of values,
+which would take a parser seconds and gigabytes. Large bodies are parsed one at a time, and the
+event loop runs other work between two of them. A byte order mark, which some programs on Windows
+write, is ignored, as RFC 8259 allows.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ from smart_embedder.surrogates import parse_with_surrogates
 
 _VALUES_BESIDES_TEXTS = 1024
 _VALUES_PER_TEXT = 16
-# Of {"text": "..."}: a brace, a colon and a comma.
+# The brace, the colon and the comma of {"text": "..."}.
 _VALUES_PER_OBJECT = 3
 _MAX_QUOTED = 60
-# Parsing fewer bytes takes less than a millisecond, whatever is in them.
+# A smaller body is parsed in less than a millisecond, whatever its content.
 _LARGE_BODY = 16_384
-# Names, numbers, brackets and indentation: a valid body has much fewer for each value.
+# For names, numbers, brackets and indentation; a valid body has much fewer.
 _MAX_BYTES_PER_VALUE = 64
 TEXTS_ADVICE = (
     "send texts and no token ids (in LangChain's OpenAIEmbeddings set "
@@ -55,7 +55,7 @@ _CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii"}
 
 
 def max_json_values(settings: Settings) -> int:
-    """How many values a body may hold: more than a valid one, so that its error can be specific."""
+    """The limit of JSON values, above that of a valid body, so that its error can be specific."""
     texts = max(settings.max_sentences_per_request, settings.max_rerank_passages)
     return _VALUES_BESIDES_TEXTS + max(_VALUES_PER_TEXT * texts, _VALUES_PER_OBJECT * OPENAI_TEXTS)
 
@@ -69,9 +69,10 @@ async def read_json(
 ) -> Any:
     """Read the body and parse it; errors show an example of the first of `schemas`.
 
-    A body of more than `max_values` values is refused before it is read whole; of large ones only
-    the holder of `lock` is parsed. Raises `UnsupportedMediaError`, `InvalidRequestError` or
-    `ClientGoneError`, which never quote the client's texts. Appends to `replaced` as `parse_json`.
+    A body of more than `max_values` values is refused before it is read whole. A large body is
+    parsed with the `lock` held. Lone surrogates are replaced as in `parse_json`. Raises
+    `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never quote the
+    client's texts.
     """
     _require_json(request.headers)
     chunks, schema = list[bytes](), schemas[0]
@@ -85,20 +86,21 @@ async def read_json(
     except InvalidRequestError as error:
         if schema.dialect is NATIVE:
             raise
-        # Lists of token ids are the usual reason.
+        # Usually the body holds lists of token ids.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
     if sum(map(len, chunks)) < _LARGE_BODY:
         return parse_json(b"".join(chunks), schema, replaced)
     async with lock:
-        # Everything else runs once before the next large body is joined and parsed.
+        # Let other work run before the next large body is joined and parsed.
         await asyncio.sleep(0)
         return parse_json(b"".join(chunks), schema, replaced)
 
 
 def schema_of(value: Any, schemas: Sequence[type[RequestModel]]) -> type[RequestModel] | None:
-    """The one of `schemas` that a parsed body has the field of; None for no field of several.
+    """Find the schema whose discriminator the parsed body has, or the only schema.
 
-    Raises `InvalidRequestError` for a body with the fields of several.
+    Returns None if the body has none of the discriminators. Raises `InvalidRequestError` if it has
+    several.
     """
     if len(schemas) == 1:
         return schemas[0]
@@ -119,34 +121,37 @@ def list_discriminators(schemas: Sequence[type[RequestModel]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DescribedBy:
-    """Describes a union in /openapi.json as the body with this field; others have other paths."""
+    """Describes a union in /openapi.json as its schema with this field; others have own paths."""
 
     field: str
 
     def __get_pydantic_json_schema__(
         self, union: CoreSchema, describe: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """The description of that body."""
+        """The description of that schema."""
         return describe(union["choices"][self.field])
 
 
 def discriminate_by(*fields: str) -> Discriminator:
-    """Tells the bodies of a union by the first of these fields that they have; else the first."""
+    """Tell the bodies of a union apart by the first of `fields` that they have.
 
-    def tag(value: Any) -> str:
+    A body without any of them is validated as that of the first field.
+    """
+
+    def find_tag(value: Any) -> str:
         return next(
-            (each for each in fields if isinstance(value, dict) and each in value), fields[0]
+            (field for field in fields if isinstance(value, dict) and field in value), fields[0]
         )
 
-    return Discriminator(tag)
+    return Discriminator(find_tag)
 
 
 def parse_json(
     content: bytes, schema: type[RequestModel], replaced: list[str] | None = None
 ) -> Any:
-    """The value in some JSON; raises an `InvalidRequestError` that shows an example of `schema`.
+    """Parse JSON; raise an `InvalidRequestError` that shows an example of `schema`.
 
-    Lone surrogates are replaced; pointers to the strings that had some are appended to `replaced`.
+    Lone surrogates are read as U+FFFD, and pointers to their strings are appended to `replaced`.
     """
     content = content.removeprefix(BOM_UTF8)
     try:
@@ -161,7 +166,7 @@ class JsonValueCounter:
     """Counts commas, colons and opening brackets outside strings, chunk by chunk.
 
     `feed` raises `InvalidRequestError` at the chunk that exceeds `max_values`, or `max_outside`
-    bytes outside strings. Whether the text is valid JSON is left to the parser.
+    bytes outside strings. Only the parser checks that the text is valid JSON.
     """
 
     def __init__(self, max_values: int, max_outside: float = math.inf) -> None:
@@ -173,16 +178,18 @@ class JsonValueCounter:
 
     def feed(self, chunk: bytes) -> None:
         """Count the values in the next part of the body."""
-        if self._carry or b"\\" in chunk:  # Without, it is ten times as quick.
-            # Of the same length, without escaped backslashes and quotation marks; half an escape
-            # waits.
+        if (
+            self._carry or b"\\" in chunk
+        ):  # A chunk without backslashes is counted ten times faster.
+            # Replace escaped backslashes and quotation marks, and keep the length. An escape that
+            # the end of the chunk cuts is carried to the next.
             chunk = (self._carry + chunk).replace(b"\\\\", b"__")
             self._carry = b"\\" if chunk.endswith(b"\\") else b""
             chunk = chunk.removesuffix(b"\\").replace(b'\\"', b"__")
-        # No quotation mark is escaped any more, so every second part lies inside a string.
+        # No quotation mark is escaped any more, so every second part is inside a string.
         max_parts = 2 * (self._max_values - self._count) + 4
         parts = chunk.split(b'"', max_parts)
-        # Joined first: a call for each part would take 2 ms for a request of 1,024 texts.
+        # Joined first, because a call for each part would take 2 ms for a request of 1,024 texts.
         outside = b"".join(parts[1::2] if self._in_string else parts[::2])
         self._count += sum(map(outside.count, (b",", b":", b"[", b"{")))
         self._outside += len(outside)
@@ -200,16 +207,16 @@ class JsonValueCounter:
 
 
 def _require_json(headers: Headers) -> None:
-    """Raise `UnsupportedMediaError` unless the headers declare JSON in UTF-8, not compressed.
+    """Raise `UnsupportedMediaError` unless the headers declare uncompressed JSON in UTF-8.
 
-    A browser's request names its origin; other programs may leave the type out.
+    The type may be missing if there is no Origin, that is, if the client is not a web page.
     """
     values = headers.getlist("content-type")
     is_typed = any(map(str.strip, values))
     if not is_typed and "origin" in headers:
         raise UnsupportedMediaError(f"the request has no Content-Type: {_ADVICE}")
     if is_typed:
-        # Empty where it is too long: the time to parse it grows with the square of its length.
+        # Empty if it is too long: the time to parse it grows with the square of its length.
         value = read_preference(headers, "content-type")
         kind, _, subtype = value.partition(";")[0].strip().lower().partition("/")
         is_json = kind == "application" and (subtype == "json" or subtype.endswith("+json"))
@@ -219,7 +226,7 @@ def _require_json(headers: Headers) -> None:
         charset = _charset_of(value)
         if charset.strip().lower() not in _CHARSETS:
             raise UnsupportedMediaError(
-                f"the body's charset is {_quote(charset)}: send JSON in UTF-8, as it always is"
+                f"the body's charset is {_quote(charset)}: send JSON in UTF-8"
             )
     check_encoding(headers)
 
@@ -236,7 +243,7 @@ def check_encoding(headers: Headers) -> None:
     for encoding in ",".join(headers.getlist("content-encoding")).split(","):
         if encoding.strip().lower() not in {"", "identity"}:
             raise UnsupportedMediaError(
-                f"the body's Content-Encoding is {_quote(encoding)}: send it as it is"
+                f"the body's Content-Encoding is {_quote(encoding)}: send it uncompressed"
             )
 
 

@@ -1,4 +1,4 @@
-"""The models that are served, with every name by which a client may ask for them."""
+"""The served models, and the names by which clients may ask for them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.settings import LATE_INTERACTION
 
 _MAX_QUOTED = 100
-# Some clients list only models whose name has this in it.
+# Some clients list only models whose names contain this.
 _EMBED = "embed"
 
 
@@ -29,9 +29,9 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with all its names; answers carry the first one.
+    """A model with all its names; responses show the first one.
 
-    `further` marks a model of MODELS. `revision` is the setting's value, if it is set.
+    `further` marks a model of MODELS. `revision` is the value of its setting, if it is set.
     """
 
     role: Role
@@ -41,27 +41,28 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """The name that answers carry, and that the engine knows it by."""
+        """The name that responses and the engine use."""
         return self.names[0]
 
     def is_called(self, name: str) -> bool:
         """Whether this is one of its names, in upper or lower case."""
-        # Folding makes three characters of one at most, and a body may hold a name of megabytes.
-        may_be = len(name) <= 3 * max(map(len, self.names))
-        return may_be and name.casefold() in map(str.casefold, self.names)
+        # Checked first, because a body may hold a name of megabytes; folding a character makes
+        # three at most.
+        may_match = len(name) <= 3 * max(map(len, self.names))
+        return may_match and name.casefold() in map(str.casefold, self.names)
 
 
 class ModelCatalogue:
     """Finds models by name, whether they are loaded yet or not.
 
-    Raises `StartupError` where MODEL_ALIASES names a model that is not served, where a model of
-    MODELS has a name of another, and where both models that embed by default have one.
+    Raises `StartupError` if MODEL_ALIASES names a model that is not served, if a model of MODELS
+    has a name of a default model, or if both default embedding models have the same name.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.created = int(time.time())
         aliases, entries = settings.model_aliases or {}, settings.models or ()
-        own = list(_defaults(settings))
+        served = list(_default_models(settings))
         embedder, dense, _ = settings.default_entries
         if dense is not None and dense.public_name == embedder.public_name:
             raise StartupError(
@@ -70,42 +71,43 @@ class ModelCatalogue:
             )
         for entry in entries:
             for name in (entry.public_name, *entry.aliases):
-                if any(model.is_called(name) for model in own):
+                if any(model.is_called(name) for model in served):
                     raise StartupError(
-                        f"{entry.location}: {name} is a name of a model that has a setting of its "
-                        "own"
+                        f"{entry.location}: {name} is already a name of a default model"
                     )
         for entry in entries:
             role = Role.EMBEDDER if entry.task == "embed" else Role.RERANKER
-            names = tuple(dict.fromkeys((*_own_names(role, entry.public_name), *entry.aliases)))
-            own.append(ServedModel(role, names, further=True, revision=entry.revision))
-        self.models = tuple(_with_aliases(model, aliases) for model in own)
+            names = tuple(dict.fromkeys((*_public_names(role, entry.public_name), *entry.aliases)))
+            served.append(ServedModel(role, names, further=True, revision=entry.revision))
+        self.models = tuple(_with_aliases(model, aliases) for model in served)
         for alias, target in aliases.items():
-            if not any(model.is_called(target) for model in own):
+            if not any(model.is_called(target) for model in served):
                 raise StartupError(
                     f"MODEL_ALIASES={alias}={target} is not allowed: the models that are served "
                     f"are {_listed(self.models)}"
                 )
-        embedders = [each for each in self.models if each.role is not Role.RERANKER]
-        self._embedders = sorted(embedders, key=lambda each: each.role is Role.EMBEDDER)
+        embedders = [model for model in self.models if model.role is not Role.RERANKER]
+        self._embedders = sorted(embedders, key=lambda model: model.role is Role.EMBEDDER)
         scorer = Role.EMBEDDER if settings.reranker_model == LATE_INTERACTION else Role.RERANKER
-        # The default one, if there is one, is the first.
+        # The default reranker, if there is one, is the first.
         self._rerankers = [
-            each for each in self.models if each.role is (Role.RERANKER if each.further else scorer)
+            model
+            for model in self.models
+            if model.role is (Role.RERANKER if model.further else scorer)
         ]
 
     def embedder(self, name: str | None) -> ServedModel:
-        """The embedding model of that name, or the one that makes dense vectors by default."""
+        """The embedding model with this name, or the default model of dense vectors."""
         return _find(name, self._embedders, "embedding models")
 
     def reranker(self, name: str | None) -> ServedModel | None:
-        """The reranker of that name, or the default one; None if there is no reranker."""
+        """The reranker with this name, or the default one; None if there is no reranker."""
         if not (name and self._rerankers):
-            return next((each for each in self._rerankers if not each.further), None)
+            return next((model for model in self._rerankers if not model.further), None)
         return _find(name, self._rerankers, "rerankers")
 
     def find(self, name: str | None) -> ServedModel:
-        """The model of that name, or the one that makes dense vectors by default."""
+        """The model with this name, or the default model of dense vectors."""
         return self._embedders[0] if name is None else _find(name, self.models, "models")
 
     def with_role(self, role: Role) -> ServedModel:
@@ -113,20 +115,20 @@ class ModelCatalogue:
         return next(model for model in self.models if model.role is role)
 
     def reranks(self, model: ServedModel) -> bool:
-        """Whether it scores passages."""
+        """Whether the model can score passages."""
         return model in self._rerankers
 
 
-def _defaults(settings: Settings) -> Iterator[ServedModel]:
-    """The models that have settings of their own."""
+def _default_models(settings: Settings) -> Iterator[ServedModel]:
+    """The default models, which EMBEDDING_MODEL and the like name."""
     for role, entry in zip(Role, settings.default_entries, strict=True):
         if entry is not None:
-            names = tuple(_own_names(role, entry.public_name))
+            names = tuple(_public_names(role, entry.public_name))
             yield ServedModel(role, names, revision=entry.revision)
 
 
-def _own_names(role: Role, name: str) -> Iterator[str]:
-    """Its hub id, the last part of that, and for an embedding model a name with `embed` in it."""
+def _public_names(role: Role, name: str) -> Iterator[str]:
+    """The name, its last part, and for an embedding model a name that contains `embed`."""
     last = name.rpartition("/")[2]
     yield name
     if last != name:
@@ -141,7 +143,7 @@ def _with_aliases(model: ServedModel, aliases: dict[str, str]) -> ServedModel:
 
 
 def _find(name: str | None, models: Sequence[ServedModel], what: str) -> ServedModel:
-    """The model of that name, or the first one; raises `UnknownModelError`."""
+    """Find the model with this name, or the first without a name; raise `UnknownModelError`."""
     if not name:
         return models[0]
     for model in models:

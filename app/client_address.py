@@ -1,7 +1,7 @@
-"""The address that a request comes from, through trusted and untrusted proxies.
+"""Finds the address of the client behind trusted and untrusted proxies.
 
-Each proxy appends the address that called it to X-Forwarded-For, so that only the entries at the
-right end, which trusted proxies wrote, can be trusted.
+Each proxy appends the address of its caller to X-Forwarded-For, so only the entries at the right
+end can be trusted, as far as trusted proxies wrote them.
 """
 
 import re
@@ -17,18 +17,17 @@ _WITH_PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\](?::\d{1,5})?|(?P<v4>[\d.]+):\d{1
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _CLIENT_PREFIX = 64
 _UNKNOWN = "unknown"
-# Of the entries of X-Forwarded-For at the right end; nobody has so many proxies.
+# Only so many entries at the right end of X-Forwarded-For are read; real chains are shorter.
 _MOST_PROXIES = 100
 _PATH_PREFIX = re.compile(r"(?:/[\w.~-]+)+", re.ASCII)
 
 
 def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) -> Address | None:
-    """The right-most address that is not a trusted proxy's; the `peer` itself is the last one.
+    """Find the last address in the chain, `forwarded_for` and then `peer`, that is not trusted.
 
     `forwarded_for` is the whole X-Forwarded-For, several header lines joined by commas. An entry
-    counts only if the address after it is trusted; an entry that is no address ends the search at
-    the proxy that wrote it, as do more entries than anybody has proxies. None where the peer itself
-    has no address.
+    counts only if the address after it is trusted. If an entry is not an address, the proxy that
+    wrote it counts as the client. Returns None if the peer has no address.
     """
     address = parse_address(peer)
     for entry in reversed(forwarded_for.rsplit(",", _MOST_PROXIES)[-_MOST_PROXIES:]):
@@ -43,7 +42,7 @@ def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) ->
 
 
 def forwarded_prefix(peer: str, prefix: str, trusted: Sequence[Network]) -> str:
-    """The path that a trusted proxy has removed, from X-Forwarded-Prefix; else empty."""
+    """The path prefix that a trusted proxy has removed, from X-Forwarded-Prefix; else empty."""
     prefix = prefix.strip().rstrip("/")
     if not _PATH_PREFIX.fullmatch(prefix):
         return ""
@@ -55,7 +54,7 @@ def _is_trusted(address: Address | None, trusted: Sequence[Network]) -> TypeGuar
 
 
 def parse_address(text: str) -> Address | None:
-    """The address in `text`, which may name a port; an IPv4-mapped IPv6 address is its IPv4 one."""
+    """Parse an address, with or without a port; an IPv4-mapped IPv6 address becomes IPv4."""
     text = text.strip()
     with_port = _WITH_PORT.fullmatch(text)
     if with_port:
@@ -69,7 +68,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def unmap_network(network: Network) -> Network:
-    """The IPv4 network of an IPv4-mapped IPv6 one; any other unchanged."""
+    """Convert an IPv4-mapped IPv6 network to IPv4; return any other unchanged."""
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
         address = IPv4Address(int(network.network_address) & 0xFFFF_FFFF)
         return IPv4Network((address, network.prefixlen - _MAPPED.prefixlen))
@@ -78,12 +77,12 @@ def unmap_network(network: Network) -> Network:
 
 @lru_cache(maxsize=1024)
 def client_key_of_peer(peer: str) -> str:
-    """The key of a client that no proxy stands before; most send many requests."""
+    """The key of a client that connects without a proxy; cached, as most send many requests."""
     return client_key(parse_address(peer))
 
 
 def client_key(address: Address | None) -> str:
-    """The key of a client: its IPv4 address, or the /64 that an IPv6 subscriber owns."""
+    """The key of a client: its IPv4 address, or the /64 of an IPv6 address."""
     if address is None:
         return _UNKNOWN
     if isinstance(address, IPv4Address):

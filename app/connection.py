@@ -1,14 +1,14 @@
 """uvicorn's HTTP protocol, with the time limits that it lacks and a fix for h2c.
 
-A connection is closed where its client does not complete headers for 10 seconds, and aborted where
-it reads nothing of an answer for `response_timeout`; the time limit of a body is in
-`middleware/memory.py`, where it gets an answer. An offer to upgrade, such as to h2c, is taken out
-of a request, because the parser would skip its body. More than 64 KiB of headers get 431, more than
-100 requests sent ahead 400, and a close lets a client that still sends read its answer; what else
-floods a connection is left to a proxy.
+A connection is closed if its client does not complete headers within 10 seconds, and aborted if
+the client reads nothing of a response for `response_timeout` seconds. `middleware/limits.py` limits
+the time of a body and sends an error. More than 64 KiB of headers get 431, more than 100 pipelined
+requests 400. An offer to upgrade, such as to h2c, is removed from the request, because the parser
+would skip its body. A closing connection still reads, so that a client that is sending can read the
+response. Other floods of a connection are left to a proxy.
 
-The names that this overrides are no public interface of uvicorn's: the tests fail where a release
-renames one.
+The overridden methods are not a public interface of uvicorn; the tests fail if a release renames
+one.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ MAX_PIPELINED_REQUESTS = 100
 
 
 def bounded_connection(response_timeout: float) -> "type[BoundedConnection]":
-    """The protocol with its parameter, as uvicorn's `http` option takes it."""
+    """Create the protocol class for uvicorn's `http` option."""
     parameters = {"response_timeout": response_timeout, "log": SampledLog()}
     return type("Connection", (BoundedConnection,), parameters)
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """A connection whose client may keep it waiting for a limited time."""
+    """A connection that waits for its client for a limited time."""
 
     response_timeout: float
     log: SampledLog
@@ -46,12 +46,12 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", self._lingering))
         self._waits_for_headers = True
         self._in_headers = self._is_rejected = False
-        # Since a part of a body, or the end of headers or of a message.
+        # Counted since the last part of a body, or end of headers or of a message.
         self._bytes_since_event = 0
         self._headers_seconds = self._unread_seconds = self._unread_bytes = 0
 
     def tick(self) -> None:
-        """Count a second of waiting for the client; end the connection where it waits too long.
+        """Count a second of waiting for the client; end the connection after its time limit.
 
         Seconds in which the process was stopped do not count.
         """
@@ -67,7 +67,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._plain.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived; after an error it is dropped, so that the client can read of it."""
+        """Parse the data; after an error, drop it, so that the client can still read the error."""
         self._unset_keepalive_if_required()
         if self._is_rejected or self.transport.is_closing():
             return
@@ -91,47 +91,47 @@ class BoundedConnection(HttpToolsProtocol):
             self._reject(HTTPStatus.BAD_REQUEST, "malformed_request", "This is not valid HTTP.")
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin to read a request."""
         super().on_message_begin()
         self.scope["state"]["is_closing"] = self._lingering.is_closing
         self._in_headers = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; trailers, which come after the body, never become headers."""
+        """Add a header; ignore trailers, which come after the body."""
         if self._in_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Begin the request, or queue it behind the one in work."""
         if self.parser.should_upgrade():
-            return  # They are parsed again, without the upgrade.
+            return  # `data_received` has the head parsed again, without the upgrade.
         size = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
         if size > MAX_HEADER_BYTES or len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             self._bytes_since_event = size
-            raise ValueError  # Ends the parser.
+            raise ValueError  # Stops the parser.
         self._in_headers = self._waits_for_headers = False
         self._headers_seconds = self._bytes_since_event = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body has arrived."""
+        """Receive a part of the body."""
         self._bytes_since_event = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The whole request has arrived."""
+        """Receive the end of the request."""
         if not self.parser.should_upgrade():
             self._bytes_since_event = 0
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """What is left of the request, or has begun of the next, has the time of headers."""
+        """Limit the time of the rest of this request, or of the headers of the next."""
         super().on_response_complete()
         if self._is_idle():
             self._waits_for_headers = self.cycle.more_body or self._in_headers
 
     def shutdown(self) -> None:
-        """Close now, or with the last response; uvicorn calls this when it closes the port."""
+        """Close now, or after the last response; uvicorn calls this when it closes the port."""
         super().shutdown()
         if self._is_idle():
             self._plain.close()
@@ -141,7 +141,7 @@ class BoundedConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _head_without_upgrade(self) -> bytes:
-        """The head of this request for a new parser, which goes on behind it."""
+        """Render the head of this request again, for a new parser that replaces the present one."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         if method == b"CONNECT":
             raise httptools.HttpParserError
@@ -152,14 +152,14 @@ class BoundedConnection(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"\r\n"])
 
     def _reject(self, status: HTTPStatus, code: str, detail: str) -> None:
-        """Send an error and close; where requests before it are in work, close after them."""
+        """Send an error and close, after the responses to earlier requests."""
         self.log.warning(code, client=self.client and self.client[0])
         self._is_rejected = True
         if not self._is_idle():
             if not self.cycle.more_body:
                 self.cycle.keep_alive = False
                 return
-            # It is the newest request's own body.
+            # The error is in the body of the request in work.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self._is_idle() or not (self.cycle.response_started or self.pipeline):
@@ -172,8 +172,8 @@ class BoundedConnection(HttpToolsProtocol):
 class LingeringTransport:
     """A transport whose `close` sends the end of file, and reads on until the client closes.
 
-    A socket that is closed while unread data lies in it resets the connection, and the client's
-    system then discards the response that the client has not read yet.
+    Closing a socket that holds unread data would reset the connection, and the client's system
+    would discard the response that the client has not read yet.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -181,7 +181,7 @@ class LingeringTransport:
         self.has_sent_eof = False
 
     def __getattr__(self, name: str) -> Any:
-        """What is that of the transport, such as `get_extra_info`."""
+        """Take other attributes, such as `get_extra_info`, from the transport."""
         return getattr(self._transport, name)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -190,7 +190,7 @@ class LingeringTransport:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Send what is written, then the end of file."""
+        """Send the data written so far, then the end of file."""
         if not self.is_closing():
             self.has_sent_eof = True
             with suppress(OSError):  # The client may have closed already.
@@ -203,7 +203,7 @@ class LingeringTransport:
 
 
 def render_error(status: HTTPStatus, code: str, detail: str) -> bytes:
-    """A whole response with the usual error body; it announces that the connection closes."""
+    """Render a whole response, with the usual error body and `Connection: close`."""
     request_id = uuid.uuid4().hex
     body = orjson.dumps({"detail": detail, "code": code, "request_id": request_id})
     head = (

@@ -1,4 +1,4 @@
-"""What is known of a request: its dialect, its endpoint, and a record for the log line."""
+"""The context of a request: its dialect, its endpoint, and a record for the log line."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from smart_embedder.requests import AnswerMemory, Purpose
 from smart_embedder.results import Stage
 
 DEFAULT_NAME = "default"
-# Of API_TOKENS_FILE: whose token may load and unload models, as API_TOKEN may.
+# In API_TOKENS_FILE, the name whose token may load and unload models, as API_TOKEN may.
 OPERATOR_NAME = "operator"
 
 # The paths that PROTECT_METRICS protects.
@@ -35,8 +35,8 @@ class ErrorFacts:
 class Dialect:
     """The API that a request is written for, and the shape of its errors.
 
-    `error_body` makes the body of an error in the request of some id. `statuses` are those that
-    differ from the native ones, by the error's code.
+    `error_body` takes an error and the request id, and makes the body of the response. `statuses`
+    has the statuses that differ from the native ones, by the code of the error.
     """
 
     name: str
@@ -54,7 +54,7 @@ NATIVE = Dialect("Smart Embedder", _native_error)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A POST that asks for work; `path` is its name in metrics and traces."""
+    """A POST for work; `path` is its name in metrics and traces."""
 
     path: str
     purpose: Purpose = Purpose.EMBEDDING
@@ -66,19 +66,20 @@ RERANK = Endpoint(RERANK_ENDPOINT, Purpose.RERANKING)
 
 @dataclass(slots=True)
 class RequestContext:
-    """The facts of one request; middleware and endpoints fill in what they learn.
+    """The facts of one request, filled in by middleware and endpoints.
 
-    `endpoint` is None for a request that is no POST for work. `dialects` are those of its path; if
-    there are several, the body decides, and until it has been read, errors are answered in the
-    shapes of all. `is_public` is True where the path needs no token. `status` is None until the
-    response begins;
-    `error_status` is the native status of an error, whatever the dialect's is. `counts` holds
-    numbers for the log line, `stages` the times for the trace. `answer` is asked for room before an
-    answer is made.
-    `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
-    that a proxy removes from paths. `query` is not parsed. `if_vector_space` has the ids of spaces
-    that the answer's vectors must be of, and `vector_spaces` those that they are of, by kind.
-    `replaced` are JSON pointers to the strings of the body that had lone surrogates.
+    - `path` is as the client wrote it, `route` without slashes at its end. Neither has the `prefix`
+      that a proxy removes from paths. `query` is not parsed.
+    - `endpoint` is None unless the request is a POST for work. `is_public` is True if the path
+      needs no token.
+    - `dialects` are those of the path. If there are several, the body decides; until it has been
+      read, errors have the fields of all of them.
+    - `status` is None until the response begins. `error_status` is the native status of an error.
+    - `counts` holds numbers for the log line, `stages` the times for the trace.
+    - `answer` is asked for memory before a response is made.
+    - `if_vector_space` holds the ids of the vector spaces that the client requires,
+      `vector_spaces` those of the response, by kind.
+    - `replaced` holds JSON pointers to the strings of the body that had lone surrogates.
     """
 
     request_id: str
@@ -105,16 +106,15 @@ class RequestContext:
 
     @property
     def relative_root(self) -> str:
-        """What relative links of a page begin with: a path with a slash at its end is deeper."""
+        """The prefix of relative links in a page: a path with a slash at its end is one deeper."""
         return "../" if self.path.endswith("/") else ""
 
     @property
     def client(self) -> str:
-        """The key by which clients are told apart: `token:NAME` or `address:ADDRESS`.
+        """The key that identifies the client: `token:NAME` or `address:ADDRESS`.
 
-        Rate limit, memory limit and the fairness of the queue use this one key. A named token is
-        one client wherever it comes from; requests with API_TOKEN or without a token count for
-        their address.
+        The rate limit, the memory limit and the queue use this key. A named token is one client,
+        whatever its address; requests with API_TOKEN or without a token count for their address.
         """
         if self.token_name in {None, DEFAULT_NAME}:
             return f"address:{self.client_address}"
@@ -128,13 +128,13 @@ def context_of(scope: Scope) -> RequestContext:
 
 
 def find_work_endpoint(scope: Scope) -> Endpoint | None:
-    """The endpoint of a POST that asks for work; None for every other request."""
+    """The endpoint of a POST for work; None for every other request."""
     return context_of(scope).endpoint if scope["type"] == "http" else None
 
 
 @dataclass(slots=True)
 class PathFacts:
-    """The facts of a path, before routing; `endpoint` is None where no POST asks for work."""
+    """The facts of a path, before routing; `endpoint` is None if it has no POST for work."""
 
     dialects: tuple[Dialect, ...] = ()
     endpoint: Endpoint | None = None

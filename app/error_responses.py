@@ -1,6 +1,6 @@
-"""Errors as clients see them: their statuses, their responses, and what is wrong with a body.
+"""The statuses and responses of errors, and the descriptions of what is wrong with a body.
 
-The shape of a response is the dialect's, which brings it itself.
+Each dialect defines the shape of its error bodies; see `app.context.Dialect`.
 """
 
 import difflib
@@ -52,17 +52,17 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     NotOperatorError: 403,
     RateLimitedError: 429,
     ClientGoneError: 499,
-    # Clients that send it again by themselves would fail one device after the other.
+    # No 503: clients that retry by themselves would crash one device after the other.
     errors.DeviceCrashedError: 500,
     errors.UnavailableError: 503,
     errors.InferenceTimeoutError: 504,
     errors.SmartEmbedderError: 500,
 }
-# Of dialects of servers that have no 422.
+# Statuses of dialects whose servers have no 422.
 NO_422: Mapping[str, int] = {"invalid_request": 400, "text_too_long": 400}
 _RETRY_AFTER_MEMORY = 30
 _MAX_POINTER = 200
-# Of unknown names: how many are compared with those of the fields, for one that is missing.
+# How many unknown names are compared with the name of a missing field.
 _MAX_SEARCHED = 3
 _MAX_NAME = 60
 
@@ -81,12 +81,12 @@ Location = tuple[int | str, ...]
 
 
 def status_of(error: SmartEmbedderError) -> int:
-    """The status of the nearest class in the table."""
+    """The status of the error's class, or of its nearest base class in the table."""
     return next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
 
 
 def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
-    """The response for `error`; records its code for logs and metrics."""
+    """Create the response for `error`, and record its code for logs and metrics."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if isinstance(error, UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
@@ -100,9 +100,9 @@ def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
 
 
 def internal_error_response(scope: Scope, error: Exception) -> Response:
-    """The response for an unexpected exception, which reveals nothing of the cause.
+    """Create the response for an unexpected exception, without revealing the cause.
 
-    A lack of memory for a body, its tokens or its response is temporary, and gets 503.
+    A lack of memory for a body, its tokens or its response is temporary and gets 503.
     """
     if isinstance(error, MemoryError):
         message = (
@@ -124,9 +124,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 async def handle_error(request: Request, error: Exception) -> Response:
-    """The response for an error of the service, or a lack of memory outside the models.
+    """Create the response for an error of the service, or for a lack of memory outside the models.
 
-    The engine turns that of the models into `OutOfMemoryError`.
+    The engine raises `OutOfMemoryError` for a lack of memory in the models.
     """
     if isinstance(error, SmartEmbedderError):
         return error_response(request.scope, error)
@@ -149,7 +149,7 @@ async def _handle_http_exception(request: Request, error: Any) -> Response:
         advice = f"did you mean {known[near[0]]} {near[0]}? " if near else ""
         detail = f"there is no {escape_text(path)} here: {advice}/docs lists every path"
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        # The router names those of one route, and a path may have one for each method.
+        # Starlette names the methods of one route, but a path may have several routes.
         matching = [route for route in routes if route.path_regex.match(path)]
         methods = {method for route in matching for method in route.methods or ()}
         headers["Allow"] = allowed = ", ".join(sorted(methods or {"GET", "HEAD"}))
@@ -161,11 +161,11 @@ async def _handle_http_exception(request: Request, error: Any) -> Response:
 def _response(
     scope: Scope, error: ErrorFacts, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """The response for an error in the fields of all dialects and with the status of the first."""
+    """Create the response, with the fields of all dialects and the status of the first."""
     context = context_of(scope)
     context.error_code, context.error_status = error.code, error.status
-    shapes = [each.error_body(error, context.request_id) for each in context.dialects]
-    body = {name: value for shape in reversed(shapes) for name, value in shape.items()}
+    bodies = [dialect.error_body(error, context.request_id) for dialect in context.dialects]
+    body = {name: value for fields in reversed(bodies) for name, value in fields.items()}
     status = context.dialects[0].statuses.get(error.code, error.status)
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
@@ -175,20 +175,20 @@ def _sentence(text: str) -> str:
 
 
 def invalid_json_error(reason: str, model: type[RequestModel], size: int) -> InvalidRequestError:
-    """The error for a body of `size` bytes that no parser reads; it shows an example of `model`."""
+    """Create the error for a body of `size` bytes that is not JSON, with an example of `model`."""
     if not size:
         return invalid_body(f"the body is empty: send {_example(model)}")
     return invalid_body(
-        f"the body of {size} bytes is no JSON ({reason}): send an object such as {_example(model)}"
+        f"the body of {size} bytes is not JSON ({reason}): send an object such as {_example(model)}"
     )
 
 
 def invalid_request_error(
     found: Sequence[dict[str, Any]], model: type[RequestModel], most: int = MAX_PROBLEMS
 ) -> InvalidRequestError:
-    """The error for a body in which pydantic has found these errors; lists `most` at most."""
+    """Create the error for a body in which pydantic found these errors; list the first `most`."""
     for item in found:
-        item["loc"] = tuple(each for each in item["loc"] if not _is_branch(each, item["type"]))
+        item["loc"] = tuple(part for part in item["loc"] if not _is_branch(part, item["type"]))
     unknown = [
         str(item["loc"][0])[:_MAX_NAME]
         for item in found
@@ -202,9 +202,9 @@ def invalid_request_error(
 
 
 def _is_branch(part: int | str, kind: str) -> bool:
-    """Whether pydantic means a branch of a union by this part of a location, and no field."""
-    named = kind != "extra_forbidden" and isinstance(part, str)
-    return named and str(part).startswith(("literal[", "list["))
+    """Whether this part of a location is a branch of a union instead of a field."""
+    may_be_branch = kind != "extra_forbidden" and isinstance(part, str)
+    return may_be_branch and str(part).startswith(("literal[", "list["))
 
 
 def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
@@ -212,7 +212,7 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
     name, kind = str(location[-1]) if location else "", item["type"]
     if kind == "missing":
         if not unknown and isinstance(item["input"], dict):
-            # Where unknown fields are ignored, they are none of the errors.
+            # Schemas that ignore unknown fields report no errors for them.
             unknown = [alias for alias in model.aliases if alias in item["input"]]
         aliases = [sent for sent in unknown if model.aliases.get(sent.lower()) == name]
         near = (sent for sent in unknown[:_MAX_SEARCHED] if _suggest(sent, model) == name)
@@ -220,7 +220,7 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
         if found is None:
             return f"the field {name} is missing: send it, as in {_example(model)}"
         return (
-            f"the field {name} is missing, and {escape_text(found)} is none: call it {name}, as in "
+            f"the field {name} is missing: rename {escape_text(found)} to {name}, as in "
             f"{_example(model)}"
         )
     if kind == "extra_forbidden":
@@ -234,7 +234,7 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
 
 def _wrong_value(item: Item, model: type[RequestModel]) -> str:
     location: Location = item["loc"]
-    # As sentences[3] or weights.dense.
+    # Such as sentences[3] or weights.dense.
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     field = "".join(parts).removeprefix(".")
     name = f"the field {field}" if field else "the body"
@@ -254,7 +254,7 @@ def _wrong_value(item: Item, model: type[RequestModel]) -> str:
 
 
 def _model_at(location: Location, model: type[RequestModel]) -> type[RequestModel]:
-    """The model that has the field at `location`: `model` itself or one nested in it."""
+    """Find the model that has the field at `location`: `model` itself or one nested in it."""
     for part in location[:-1]:
         field = model.model_fields.get(str(part))
         for kind in get_args(field.annotation) if field else ():
@@ -264,14 +264,14 @@ def _model_at(location: Location, model: type[RequestModel]) -> type[RequestMode
 
 
 def _suggest(name: str, model: type[RequestModel]) -> str | None:
-    """The field that an unknown name most likely stands for."""
+    """Find the field that an unknown name most likely stands for."""
     if (known := model.aliases.get(name.lower())) is not None:
         return known
     return next(iter(difflib.get_close_matches(name.lower(), model.model_fields, 1)), None)
 
 
 def _describe(value: Any) -> str:
-    """The type and size of a value, in JSON's terms."""
+    """Describe the type and size of a value in the terms of JSON."""
     match value:
         case None | bool():
             return json.dumps(value)

@@ -1,4 +1,4 @@
-"""Errors of HTTP: what a request may not do, apart from what the engine refuses."""
+"""Errors of the HTTP service; the engine's are in `smart_embedder.errors`."""
 
 from smart_embedder.errors import SmartEmbedderError
 

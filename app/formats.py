@@ -1,6 +1,6 @@
-"""Vectors in safetensors, and the choice between it and JSON by the Accept header.
+"""Renders vectors as safetensors, and chooses between it and JSON by the Accept header.
 
-The library would copy every array into a buffer; the arrays are sent from where they are.
+The safetensors library would copy every array into a buffer; here the arrays are sent uncopied.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ def media_type_of(request: Request) -> str:
 
 
 class _Tensor(NamedTuple):
-    """A tensor given as chunks, which are concatenated along the first dimension."""
+    """A tensor in chunks, which are concatenated along the first dimension."""
 
     name: str
     chunks: Sequence[npt.NDArray[Any]]
@@ -43,13 +43,13 @@ class _Tensor(NamedTuple):
 
 
 def render_safetensors(answer: EmbeddingAnswer) -> Iterator[Chunk]:
-    """One file: the header, whose metadata are the report as JSON, then every tensor."""
+    """Render one file: the header, with the report as JSON in its metadata, then the tensors."""
     rows = list(answer.vectors())
     metadata = answer.report()
     if rows[0].tokens is not None:
         metadata["tokens"] = [row.tokens for row in rows]
-    # The largest numbers first, so that all are aligned.
-    tensors = sorted(_tensors(rows), key=lambda each: -each.chunks[0].itemsize)
+    # Those with the largest numbers first, so that all are aligned.
+    tensors = sorted(_tensors(rows), key=lambda tensor: -tensor.chunks[0].itemsize)
     header: dict[str, Any] = {"__metadata__": {METADATA_KEY: orjson.dumps(metadata).decode()}}
     end = 0
     for name, chunks, type_name in tensors:
@@ -68,23 +68,23 @@ def render_safetensors(answer: EmbeddingAnswer) -> Iterator[Chunk]:
 def _tensors(rows: Sequence[TextVectors]) -> Iterator[_Tensor]:
     dense = [row.dense for row in rows if row.dense is not None]
     if dense:
-        yield _Tensor("dense", [each.values[None] for each in dense], dense[0].type_name)
+        yield _Tensor("dense", [vector.values[None] for vector in dense], dense[0].type_name)
     sparse = [row.sparse for row in rows if row.sparse is not None]
     if sparse:
-        yield _offsets("sparse", [len(each.values) for each in sparse])
-        indices = np.concatenate([each.indices for each in sparse])
+        yield _offsets("sparse", [len(vector.values) for vector in sparse])
+        indices = np.concatenate([vector.indices for vector in sparse])
         yield _Tensor("sparse_indices", [indices.astype(np.uint32)], "uint32")
-        yield _Tensor("sparse_values", [each.values for each in sparse], "float32")
+        yield _Tensor("sparse_values", [vector.values for vector in sparse], "float32")
     colbert = [row.colbert for row in rows if row.colbert is not None]
     if colbert:
-        yield _offsets("colbert", [len(each.values) for each in colbert])
-        yield _Tensor("colbert", [each.values for each in colbert], colbert[0].type_name)
+        yield _offsets("colbert", [len(matrix.values) for matrix in colbert])
+        yield _Tensor("colbert", [matrix.values for matrix in colbert], colbert[0].type_name)
     for name, vectors in (("dense", dense), ("colbert", colbert)):
         if (scales := scales_of(vectors)) is not None:
             yield _Tensor(f"{name}_scale", [scales], "float32")
     muvera = [row.muvera for row in rows if row.muvera is not None]
     if muvera:
-        yield _Tensor("muvera", [each[None] for each in muvera], "float32")
+        yield _Tensor("muvera", [vector[None] for vector in muvera], "float32")
 
 
 def _offsets(name: str, sizes: Sequence[int]) -> _Tensor:

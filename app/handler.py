@@ -1,6 +1,7 @@
-"""What endpoints share: the parts of the service, and a request that asks for work.
+"""A request that asks for work: endpoints have the engine compute with it, and render the response.
 
-`Call` has the engine compute what an endpoint needs, and renders the response.
+`Call` leases the models, runs the work in the engine and renders the response outside the event
+loop if it is large.
 """
 
 import asyncio
@@ -40,15 +41,15 @@ Result = TypeVar("Result")
 WorkRequest = TypeVar("WorkRequest", EmbedRequest, RerankRequest)
 WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult)
 
-# Rendering what holds so many bytes takes three milliseconds: JSON is three times as long.
+# Rendering this many bytes of vectors takes three milliseconds, as JSON is three times as long.
 LARGE_ANSWER_BYTES = 32_768
 
 
 class Call(Request):
-    """A request in work, whose body is parsed: FastAPI validates it by the endpoint's signature.
+    """A request with its parsed body, which FastAPI validates by the endpoint's signature.
 
-    Its `leases` are held to its end, at the latest at `deadline`. `leased` are the models that they
-    hold, by the name that the request gives; see `EngineCore.lease`.
+    `leases` are held until the request ends, at the latest at `deadline`. `leased` has the leased
+    models by the name in the request; see `EngineCore.lease`.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Call(Request):
         self._value = value
 
     async def body(self) -> bytes:
-        """Not empty: FastAPI asks for nothing else."""
+        """Bytes that are not empty; FastAPI checks nothing else of them."""
         return b"parsed"
 
     async def json(self) -> Any:
@@ -73,27 +74,27 @@ class Call(Request):
         return self._value
 
     def forget_body(self) -> None:
-        """Free the parsed body, whose texts the endpoint has: FastAPI would hold it to the end."""
+        """Free the parsed body, which FastAPI would hold to the end; the endpoint has its texts."""
         if isinstance(self._value, dict):
             self._value.clear()
 
     @property
     def context(self) -> RequestContext:
-        """What is known of the request."""
+        """The context of the request."""
         return context_of(self.scope)
 
     async def lease(self, model: ServedModel | None) -> LoadedModels:
-        """Lease the models that a request names by `model` until it is answered.
+        """Lease `model`, or the default models, until the request is answered.
 
-        As `EngineCore.lease`.
+        Waits and raises as `EngineCore.lease` does.
         """
         name = model.name if model else None
-        if (held := self.leased.get(name)) is not None:
-            return held
-        left = self.service.settings.request_timeout
+        if (leased := self.leased.get(name)) is not None:
+            return leased
+        seconds_left = self.service.settings.request_timeout
         if self.deadline is not None:
-            left = max(0.0, self.deadline - asyncio.get_running_loop().time())
-        lease = self.service.engine.lease(name, SHARE_FOR_LOADING * left)
+            seconds_left = max(0.0, self.deadline - asyncio.get_running_loop().time())
+        lease = self.service.engine.lease(name, SHARE_FOR_LOADING * seconds_left)
         self.leased[name] = models = await self.leases.enter_async_context(lease)
         return models
 
@@ -105,9 +106,9 @@ class Call(Request):
         counter: Counter,
         **counts: int,
     ) -> WorkResult:
-        """The result of `work`, done for this client and in the class of this call.
+        """Run `work` for this client, interactive or bulk as the request says.
 
-        Records `counts`, tokens and stages for log and trace; `counter` counts them, too.
+        Adds `counts` to `counter`, and records them, tokens and stages for the log and the trace.
         """
         models, context = await self.lease(model), self.context
         self.forget_body()
@@ -134,9 +135,9 @@ class Call(Request):
         return result
 
     def require_spaces(self, models: LoadedModels, request: EmbedRequest | RerankRequest) -> None:
-        """Note the ids of the spaces of what the models make.
+        """Record the vector spaces of the response.
 
-        Raises `VectorSpaceDiffersError` where the client has vectors of others.
+        Raises `VectorSpaceDiffersError` if the request requires others.
         """
         spaces, context = models.spaces_of(request), self.context
         if context.if_vector_space:
@@ -146,9 +147,9 @@ class Call(Request):
     async def render(
         self, render: Callable[[], Iterable[Chunk]], media_type: str = JSON
     ) -> Response:
-        """Render the response, off the event loop if much is held for it.
+        """Render the response, outside the event loop if it is large.
 
-        What is beyond some megabytes is rendered while the client reads it.
+        A response of more than a few megabytes is rendered while the client reads it.
         """
         began, context, threads = time.perf_counter(), self.context, self.service.render_threads
         create = partial(ChunkedResponse, render, self, threads, media_type)
@@ -161,36 +162,36 @@ class Call(Request):
 
 
 def time_limit(seconds: float) -> AbstractAsyncContextManager[asyncio.Timeout]:
-    """Raises `InferenceTimeoutError` where the block takes longer than `seconds`."""
+    """Raise `InferenceTimeoutError` if the block takes longer than `seconds`."""
     limit = f"{seconds:g} seconds (REQUEST_TIMEOUT)"
     message = f"the request took longer than {limit}: send fewer texts"
     return failing_with(partial(InferenceTimeoutError, message), seconds)
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, for a request whose body has been read whole.
+    """Await `work` for a request whose body has been read whole.
 
     If the client disconnects, cancels the work and raises `ClientGoneError`.
     """
     message = "the client left before its request was answered"
     async with failing_with(partial(ClientGoneError, message)) as scope:
-        watching = asyncio.ensure_future(_end_when_it_leaves(request, scope))
+        watching = asyncio.ensure_future(_expire_on_disconnect(request, scope))
         try:
             return await work
         finally:
             watching.cancel()
 
 
-async def _end_when_it_leaves(request: Request, scope: asyncio.Timeout) -> None:
+async def _expire_on_disconnect(request: Request, scope: asyncio.Timeout) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
     scope.reschedule(0)
 
 
 def find_embedder(call: Call, role: Role | None = None) -> ServedModel:
-    """The embedding model in the request's path, or else the default one, or that of `role`.
+    """The embedding model that the request's path names, or else the default one for `role`.
 
-    Raises `InvalidRequestError` where the model in the path makes other kinds, or none.
+    Raises `InvalidRequestError` if the named model does not do the work of `role`, or of embedding.
     """
     catalogue = call.service.catalogue
     name = call.path_params.get("model")
@@ -205,22 +206,22 @@ def find_embedder(call: Call, role: Role | None = None) -> ServedModel:
 async def embed(
     call: Call, request: EmbedRequest, *, field: str, model: ServedModel, allowed: int = 0
 ) -> EmbeddingResult:
-    """Embed the texts that are in the request's `field`; `model` makes the dense vectors.
+    """Check and embed the texts of the request's `field`; `model` makes the dense vectors.
 
-    As many as `allowed` are never too many.
+    At least `allowed` texts are accepted, whatever MAX_SENTENCES_PER_REQUEST says.
     """
-    most = max(call.service.settings.max_sentences_per_request, allowed)
-    check_texts(request.texts, field, most)
+    max_texts = max(call.service.settings.max_sentences_per_request, allowed)
+    check_texts(request.texts, field, max_texts)
     try:
         return await embed_texts(call, request, model)
     except TextTooLongError as error:
-        raise _of_field(error, "sentences", field) from None
+        raise _rename_field(error, "sentences", field) from None
 
 
 async def embed_texts(
     call: Call, request: EmbedRequest, model: ServedModel | None
 ) -> EmbeddingResult:
-    """Embed texts that have been checked; by default all models make vectors."""
+    """Embed texts that have been checked; with no `model` the default models make the vectors."""
     work, counter = call.service.engine.embedding.embed, call.service.metrics.sentences
     return await call.run(work, request, model, counter, sentences=len(request.texts))
 
@@ -228,17 +229,17 @@ async def embed_texts(
 async def rerank(
     call: Call, request: RerankRequest, model: ServedModel | None, field: str
 ) -> RerankResult:
-    """Score the passages, which the request calls `field`.
+    """Check and score the passages of the request's `field`.
 
-    Late interaction has no probabilities: where `normalize` asks for them, its scores go through a
-    sigmoid, which keeps the order.
+    With `normalize`, scores of late interaction go through a sigmoid, which keeps their order. The
+    engine normalizes the scores of rerankers.
     """
     check_passages(request.query, request.passages, field, call.service.settings)
     check_rerank_options(await call.lease(model), instruction=request.instruction)
     try:
         result = await score_passages(call, request, model)
     except TextTooLongError as error:
-        raise _of_field(error, "passages", field) from None
+        raise _rename_field(error, "passages", field) from None
     if result.parts is None or not request.normalize:
         return result
     return replace(result, scores=sigmoid(result.scores))
@@ -252,10 +253,10 @@ async def score_passages(
     return await call.run(work, request, model, counter, passages=len(request.passages))
 
 
-def _of_field(error: TextTooLongError, ours: str, theirs: str) -> TextTooLongError:
-    """The error for a text that is too long, in the request's own field."""
+def _rename_field(error: TextTooLongError, native: str, field: str) -> TextTooLongError:
+    """Point the error to the request's `field` instead of the `native` one."""
     problems = [
-        each | {"pointer": each["pointer"].replace(f"/{ours}/", f"/{theirs}/")}
-        for each in error.problems
+        problem | {"pointer": problem["pointer"].replace(f"/{native}/", f"/{field}/")}
+        for problem in error.problems
     ]
     return TextTooLongError(str(error), problems)

@@ -1,7 +1,7 @@
-"""The Prometheus metrics of one service, in one object with a registry of its own.
+"""The Prometheus metrics of one service, in one object with its own registry.
 
-Each series exists at zero from the start. Labels hold only fixed words, never anything that a
-client sent. /stats reads the same counters, so the two always agree.
+Each series exists at zero from the start. Labels hold only fixed words, never input of a client.
+/stats reads the same counters, so the two always agree.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ if sys.platform == "linux":
     import resource
 
 STATUSES: Final = ("success", "client_error", "error", "timeout")
-# Why a request is refused, by the code of its error.
+# The `reason` of a rejected request, by the code of its error.
 REASON_OF: Final = {
     "queue_full": "backpressure",
     "rate_limited": "rate_limit",
@@ -53,7 +53,6 @@ REJECTION_REASONS: Final = tuple(dict.fromkeys(REASON_OF.values()))
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
 
-
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _LATENESS_INTERVAL = 0.1
 _PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -63,7 +62,7 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072
 
 @dataclass(frozen=True, slots=True)
 class EndpointMetrics:
-    """The metrics of one endpoint that does work, by status and by reason."""
+    """The metrics of one endpoint for work, by status and by reason."""
 
     requests: dict[str, Counter]
     rejected: dict[str, Counter]
@@ -72,20 +71,20 @@ class EndpointMetrics:
 
 
 class _ProcessCollector(ProcessCollector):
-    """Counts open files at their limit, too, where the library cannot open what it reads."""
+    """Reports open files even at their limit, where the library cannot open /proc to count them."""
 
     def collect(self) -> Iterable[Metric]:
         families = [*super().collect()]
         if sys.platform == "linux" and not any(f.name == "process_open_fds" for f in families):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             for name in ("open", "max"):
-                about = f"File descriptors: {name}."
-                families.append(GaugeMetricFamily(f"process_{name}_fds", about, value=limit))
+                description = f"File descriptors: {name}."
+                families.append(GaugeMetricFamily(f"process_{name}_fds", description, value=limit))
         return families
 
 
 class Metrics(EngineMetrics):
-    """The metrics of one service; build one for each app."""
+    """The metrics of one service; each app has its own."""
 
     def __init__(self) -> None:
         self.started_at = time.monotonic()
@@ -128,11 +127,11 @@ class Metrics(EngineMetrics):
         )
         self.tokens_file_unreadable = gauge(
             "embedder_tokens_file_unreadable",
-            "1 while API_TOKENS_FILE cannot be read and older tokens count, else 0",
+            "1 while API_TOKENS_FILE cannot be read and the old tokens stay valid, else 0",
         )
         self.lateness = histogram(
             "embedder_event_loop_lateness_seconds",
-            "How late a timer of the event loop is that is due ten times a second",
+            "How late the event loop runs a timer that is due ten times a second",
             buckets=_PAUSES,
         )
 
@@ -140,7 +139,7 @@ class Metrics(EngineMetrics):
         self._create_engine_metrics()
 
     def _create_engine_metrics(self) -> None:
-        """Create those of the engine and of the process; then the series of all, at zero."""
+        """Create the metrics of the engine and the process, then all series, at zero."""
         registry = self.registry
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry, buckets=_SECONDS)
@@ -191,7 +190,7 @@ class Metrics(EngineMetrics):
         )
         self.model_replacements = counter(
             "embedder_model_replacements_total",
-            "Times a model of MODELS was loaded from other files than before",
+            "Times a model of MODELS was loaded from changed files",
             ["model"],
         )
 
@@ -211,11 +210,11 @@ class Metrics(EngineMetrics):
             "embedder_cache_entries", "Entries of the embedding cache, one for each text and model"
         )
 
-        # The gauges of each kind of memory; the older names first.
+        # The gauges of each kind of memory, the older name first.
         self.memory = {
             kind: [
-                gauge(f"{older}gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process")
-                for older in ("embedding_", "")
+                gauge(f"{prefix}gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process")
+                for prefix in ("embedding_", "")
             ]
             for kind in ("allocated", "reserved")
         } | {
@@ -223,15 +222,15 @@ class Metrics(EngineMetrics):
             for kind in ("free", "total")
         }
 
-        for counted, words in (
+        for counter_of_label, labels in (
             (self.rerank_requests, STATUSES),
             (self.embedding_rejected, REJECTION_REASONS),
             (self.rerank_rejected, REJECTION_REASONS),
             (self.tokenize_requests, STATUSES),
             (self.tokenize_rejected, REJECTION_REASONS),
         ):
-            for word in words:  # The series exists at zero from now on.
-                counted.labels(word)
+            for label in labels:  # The series exists at zero from now on.
+                counter_of_label.labels(label)
         self.server = Info("embedding_server", "Models and limits", registry=registry)
         build = Info("embedder_build", "Version of the software", registry=registry)
         build.info({"version": __version__})
@@ -239,7 +238,7 @@ class Metrics(EngineMetrics):
         _ProcessCollector(registry=registry)
 
     def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
-        """The metrics of an endpoint that embeds, which begin at zero."""
+        """The metrics of one endpoint that embeds; creates its series at zero."""
         requests, rejected = self.embedding_requests, self.embedding_rejected
         return EndpointMetrics(
             requests={status: requests.labels(status, endpoint) for status in STATUSES},
@@ -258,7 +257,7 @@ class Metrics(EngineMetrics):
         )
 
     def tokenize_endpoint(self) -> EndpointMetrics:
-        """The metrics of requests that ask for tokens or texts alone, and for no forward."""
+        """The metrics of requests for tokens or texts, which need no forward."""
         requests, rejected = self.tokenize_requests, self.tokenize_rejected
         return EndpointMetrics(
             requests={status: requests.labels(status) for status in STATUSES},
@@ -272,7 +271,7 @@ class Metrics(EngineMetrics):
         self.tokenize.observe(seconds)
 
     def waited(self, seconds: float) -> None:
-        """Observe how long a job waited for its first forward."""
+        """Observe the time for which a job waited for its first forward."""
         self.queue_wait.observe(seconds)
 
     def computed(self, model: str, *, texts: int, pairs: int, tokens: int, seconds: float) -> None:
@@ -286,7 +285,7 @@ class Metrics(EngineMetrics):
             self.rerank_inference.observe(seconds)
 
     def split(self) -> None:
-        """Count a batch that did not fit into memory."""
+        """Count a batch that was split because it did not fit into memory."""
         self.splits.inc()
 
     def cached(self, hits: int, misses: int) -> None:
@@ -299,7 +298,7 @@ class Metrics(EngineMetrics):
         self.model_loads.labels(model, "success" if ok else "failure").inc()
 
     def replaced(self, model: str) -> None:
-        """Count a loading from other files than before."""
+        """Count a loading from changed files."""
         self.model_replacements.labels(model).inc()
 
     def unloaded(self, model: str) -> None:
@@ -316,10 +315,10 @@ class Metrics(EngineMetrics):
             self.embedding_cache_bytes.set_function(lambda: cache.nbytes)
             self.embedding_cache_entries.set_function(lambda: cache.count)
         states = [state.value for state in ModelState]
-        for place, model in enumerate(engine.statuses):
-            self.watch_model(model.name, states, partial(_state_of, engine, place))
+        for index, model in enumerate(engine.statuses):
+            self.watch_model(model.name, states, partial(_read_state, engine, index))
             if model.requests is not None:  # One of MODELS.
-                self.watch_further_model(model.name, partial(_requests_of, engine, place))
+                self.watch_further_model(model.name, partial(_count_requests, engine, index))
 
     def watch_model(self, name: str, states: Sequence[str], read: Callable[[], str]) -> None:
         """Create the series of a model; the gauges of its states call `read` when scraped."""
@@ -337,13 +336,13 @@ class Metrics(EngineMetrics):
         self.model_replacements.labels(name)
 
     def watch_memory(self, read: Callable[[str], int]) -> None:
-        """Let the memory gauges read bytes of each kind whenever they are scraped."""
+        """Let the memory gauges read the bytes of each kind when they are scraped."""
         for kind, gauges in self.memory.items():
-            for each in gauges:
-                each.set_function(partial(read, kind))
+            for gauge in gauges:
+                gauge.set_function(partial(read, kind))
 
     def value(self, name: str, **labels: str) -> float:
-        """The present value of one series; 0 for one that does not exist."""
+        """The present value of one series; 0 if it does not exist."""
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def total(self, counter: Counter) -> int:
@@ -352,20 +351,20 @@ class Metrics(EngineMetrics):
         return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
 
     def render(self) -> bytes:
-        """All series in Prometheus' text format."""
+        """Render all series in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
-def _state_of(engine: EngineCore, place: int) -> str:
-    return engine.statuses[place].state.value
+def _read_state(engine: EngineCore, index: int) -> str:
+    return engine.statuses[index].state.value
 
 
-def _requests_of(engine: EngineCore, place: int) -> int:
-    return engine.statuses[place].requests or 0
+def _count_requests(engine: EngineCore, index: int) -> int:
+    return engine.statuses[index].requests or 0
 
 
 async def measure_lateness(lateness: Histogram) -> None:
-    """Observe how late the event loop is, until cancelled: while it is held, everybody waits."""
+    """Observe how late the event loop is, until cancelled; a blocked loop delays every request."""
     loop = asyncio.get_running_loop()
     while True:
         due = loop.time() + _LATENESS_INTERVAL
@@ -374,7 +373,7 @@ async def measure_lateness(lateness: Histogram) -> None:
 
 
 def describe_server(settings: Settings, models: LoadedModels) -> dict[str, str]:
-    """The labels of embedding_server_info: the lengths in force, `none` where no model has one."""
+    """The labels of embedding_server_info, with the effective lengths; `none` without a model."""
     kinds = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
     lengths: dict[str, int | str] = dict.fromkeys((f"{kind}_max_length" for kind in kinds), "none")
     lengths["bge_embed_max_length"] = models.embedder.max_length

@@ -1,4 +1,4 @@
-"""Structured logs, for people on a console or as one JSON object a line."""
+"""Structured logs, for people on a console or with one JSON object a line."""
 
 import logging
 import os
@@ -19,25 +19,25 @@ log = structlog.get_logger(__name__)
 
 _STDOUT, _STDERR = 1, 2
 _MAX_CHARACTERS = 200
-# Lines that wait for the log's reader: a few megabytes.
+# At most this many lines, a few megabytes, wait for the reader of the log.
 _MAX_LINES = 5000
-# Seconds that the end of the process waits for a reader to take the last lines.
+# For so many seconds the process waits at its end for the last lines to be read.
 _FLUSH_SECONDS = 1.0
 
-# The log belongs to the process, so every service in it shows this counter.
+# Registered with the metrics of every service in the process, which share the log.
 lines_dropped = prometheus_client.Counter(
     "embedder_log_lines_dropped_total",
-    "Lines that the log lacks, because its reader stalled or its disk was full",
+    "Lines missing in the log, because its reader stalled or its disk was full",
     registry=None,
 )
 
 
 class LogWriter(logging.Handler):
-    """Writes lines on a thread, so that a reader of the log that stalls blocks nothing else.
+    """Writes lines on a thread, so that a stalled reader of the log does not block the service.
 
-    While the reader stalls, 5,000 lines wait; further lines are dropped and counted. The next line
-    that finds room is preceded by a warning with the count. With `flushes_each_line`, which is for
-    the end of the process, a line is waited for, at most a second.
+    While the reader stalls, 5,000 lines wait; further lines are dropped. Before the next line that
+    is queued, a warning with the number of dropped lines is logged. With `flushes_each_line`, for
+    the end of the process, `emit` waits until the line is written, at most a second.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class LogWriter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Render the record, and queue its line."""
-        # A fork copies no thread: some ASGI servers load the app before they start their workers.
+        # A fork has no copy of the thread; some ASGI servers load the app before they fork workers.
         if not self._thread.is_alive():
             self._start()
         dropped = self._refused + self._failed
@@ -73,7 +73,7 @@ class LogWriter(logging.Handler):
             lines_dropped.inc()
 
     def flush(self) -> None:
-        """Wait until every line is written; once, and for at most a second, where that fails."""
+        """Wait until every line is written, at most a second; do not wait after a timeout."""
         seconds = 0.0 if self._gave_up else _FLUSH_SECONDS
         with self._lines.all_tasks_done:
             self._gave_up = not self._lines.all_tasks_done.wait_for(
@@ -81,7 +81,7 @@ class LogWriter(logging.Handler):
             )
 
     def close(self) -> None:
-        """Write the lines that wait, and end the thread if its reader takes them in time."""
+        """Write the waiting lines, and end the thread if all could be written in time."""
         self.flush()
         if not self._lines.unfinished_tasks:
             self._lines.put(None)
@@ -94,7 +94,7 @@ class LogWriter(logging.Handler):
             descriptor, text = line
             rest = text.encode("utf-8", "backslashreplace")
             try:
-                # Not through Python's stream, whose lock the end of the process would wait for.
+                # Not through Python's stream, on whose lock the end of the process would wait.
                 while rest:
                     rest = rest[os.write(descriptor, rest) :]
             except OSError:
@@ -105,16 +105,16 @@ class LogWriter(logging.Handler):
 
 
 def _info_as_debug(record: logging.LogRecord) -> bool:
-    """Lower a library's record from info to debug; tell whether it is shown."""
+    """Lower a record from info to debug, and return whether it is shown."""
     if record.levelno == logging.INFO:
         record.levelno, record.levelname = logging.DEBUG, "DEBUG"
     return record.levelno >= logging.getLogger().level
 
 
 def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> None:
-    """Send the service's events and those of every library through one renderer to stderr.
+    """Write the service's events and the records of all libraries to stderr, in one format.
 
-    uvicorn's own lines at info are shown at the level `server_at`, info or debug.
+    uvicorn's records at info are logged at the level `server_at`, info or debug.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -128,21 +128,21 @@ def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> 
         cache_logger_on_first_use=True,
     )
     handler = LogWriter()
-    # Renders the service's events, and the records of libraries after the `shared` processors.
+    # Renders the service's events as they are, and records of libraries after `shared`.
     remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared, processors=[remove_meta, *renderers(log_format)]
         )
     )
-    # Of the caller and the thread, which no line tells.
+    # Do not look up the caller, thread and process: no line shows them.
     logging._srcfile = None  # noqa: SLF001
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # Libraries log only warnings and errors.
     for library in ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access"):
         logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
-    # In place of the handlers that the `uvicorn` command has installed.
+    # Replace the handlers that the `uvicorn` command has installed.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
@@ -154,7 +154,7 @@ def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> 
 
 
 def renderers(log_format: str) -> list[Processor]:
-    """What makes a line of an event."""
+    """The processors that render an event as a line."""
     if log_format == "json":
         dumps = lambda event, **_: orjson.dumps(event, default=str).decode()  # noqa: E731
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(dumps)]
@@ -162,21 +162,21 @@ def renderers(log_format: str) -> list[Processor]:
         structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
             sort_keys=False,
-            # Where rich is installed, structlog would print every local variable, texts and tokens
-            # included.
+            # If rich is installed, structlog's default would print every local variable, including
+            # texts and tokens.
             exception_formatter=structlog.dev.plain_traceback,
         )
     ]
 
 
 def print_beside_log(text: str) -> None:
-    """Print to stdout without waiting for its reader, in order with the lines of the log."""
+    """Print to stdout on the log's thread, in order with the lines of the log."""
     for writer in _writers():
         writer.write(_STDOUT, text)
 
 
 def flush_each_line() -> None:
-    """Write each line before its event goes on, as the process may end without notice."""
+    """Write each line before `emit` returns, as the process may end without notice."""
     for writer in _writers():
         writer.flushes_each_line = True
         writer.flush()
@@ -188,7 +188,7 @@ def _writers() -> list[LogWriter]:
 
 
 class SampledLog:
-    """Writes each event at most once in `seconds`, with how many were left out since then.
+    """Logs each event at most once in `seconds`, with the number that was left out since then.
 
     For warnings that clients can cause as often as they like.
     """
@@ -199,7 +199,7 @@ class SampledLog:
         self._left_out: Counter[str] = Counter()
 
     def warning(self, event: str, **facts: object) -> None:
-        """Write the event, or count it if the same one was written less than `seconds` ago."""
+        """Log the event, or only count it if it was logged less than `seconds` ago."""
         now = time.monotonic()
         if now < self._quiet_until.get(event, now):
             self._left_out[event] += 1
@@ -209,5 +209,5 @@ class SampledLog:
 
 
 def escape_text(text: str, max_characters: int = _MAX_CHARACTERS) -> str:
-    """The start of a client's text, safe for a line of a log or an error message."""
+    """Return the start of a client's text, made safe for a log line or an error message."""
     return printable(text[:max_characters])

@@ -1,4 +1,4 @@
-"""Builds the ASGI app from its parts; `uvicorn app.main:app` serves it, too."""
+"""Creates the ASGI app; `uvicorn app.main:app` serves it, too."""
 
 import asyncio
 import sys
@@ -45,7 +45,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.interface import DownloadStatus, LoadedModels, Loader
 from smart_embedder.startup import load_models
 
-# The order of the paths in the description, and of the search for that of a request: work first.
+# Routes are searched in this order, so those of embeddings and reranking come first.
 ROUTERS = (
     embeddings.router,
     rerank.router,
@@ -63,7 +63,7 @@ ROUTERS = (
     metrics.router,
 )
 _RENDER_THREADS = 2
-# FastAPI's own telemetry ignores the settings, and sends the messages of errors.
+# FastAPI's telemetry would ignore the settings and send error messages.
 _NO_TELEMETRY: TelemetryConfig = {
     "auto_configure": False,
     "tracing": False,
@@ -99,13 +99,13 @@ def create_app(
 ) -> FastAPI:
     """Create the service as an ASGI app; its lifespan loads the models in the background.
 
-    `loader` replaces `load_models`. `on_settled` is called soon after `on_ready`, when nothing is
-    left to do that only the start does.
+    `loader` replaces `load_models`. `on_ready` is called once the models are loaded, `on_settled`
+    when all other work of the start is done, and `on_failure` if the models cannot be loaded.
     """
     service = _create_service(settings, loader, drain or Drain())
     budget = MemoryBudget.of(settings.max_body_bytes)
     paths = Paths(ROUTERS)
-    middleware = _middleware(service, budget, paths)
+    middleware = _create_middleware(service, budget, paths)
     close_traces = _add_traces(middleware, settings)
 
     async def start(app: FastAPI) -> None:
@@ -119,8 +119,8 @@ def create_app(
             service.metrics.watch_memory(models.read_memory)
         service.metrics.server.info(describe_server(settings, models))
         on_ready(models)
-        # A third of a second of Python, for which the first /docs would wait. It would take that
-        # time from the start, which is mostly imports.
+        # Takes a third of a second. Done earlier, it would delay the loading of the models; done
+        # later, the first request for /docs would wait for it.
         await asyncio.to_thread(app.openapi)
         on_settled()
 
@@ -131,7 +131,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # In the background, so that the port answers while the models are being loaded.
+        # In the background, so that the service answers while the models are being loaded.
         starting = asyncio.create_task(start(app), name="start")
         lateness = asyncio.create_task(measure_lateness(service.metrics.lateness), name="lateness")
         starting.add_done_callback(report_failure)
@@ -141,18 +141,18 @@ def create_app(
             for task in (starting, lateness):
                 task.cancel()
             await asyncio.wait({starting, lateness})
-            # The drain is over: no client waits for the work that is left on the device.
+            # The drain is over, so no client waits for the work that is left on the device.
             service.engine.abort()
             await service.engine.close()
             await asyncio.to_thread(close_traces)
             service.render_threads.shutdown(wait=False, cancel_futures=True)
-            # uvicorn's command ends the process by the signal that it got.
+            # uvicorn's command ends the process by the signal that it received.
             flush_each_line()
 
-    # This service's own operations come first in /docs.
-    routers = sorted(ROUTERS, key=lambda each: each.dialect is not NATIVE)
+    # /docs lists the operations of this service's own API first.
+    routers = sorted(ROUTERS, key=lambda router: router.dialect is not NATIVE)
     app = FastAPI(
-        # Included, a router would be searched twice for each request.
+        # With `include_router`, each request would search a router twice.
         routes=[route for router in ROUTERS for route in router.routes],
         title="Smart Embedder",
         version=__version__,
@@ -166,8 +166,8 @@ def create_app(
         middleware=middleware,
     )
     app.state.service = service
-    ours = [router for router in ROUTERS if router.dialect is NATIVE]
-    install_docs(app, [tag["name"] for router in ours for tag in router.groups])
+    native = [router for router in ROUTERS if router.dialect is NATIVE]
+    install_docs(app, [tag["name"] for router in native for tag in router.groups])
     if settings.ui:
         install_ui(app)
     install_openapi(app, service, paths)
@@ -202,11 +202,11 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
     )
 
 
-def _middleware(service: Service, budget: MemoryBudget, paths: Paths) -> list[Middleware]:
-    """What every request passes, from the outermost to the innermost."""
+def _create_middleware(service: Service, budget: MemoryBudget, paths: Paths) -> list[Middleware]:
+    """Create the middleware, from the outermost to the innermost."""
     settings = service.settings
-    own_token = settings.api_token.get_secret_value() if settings.api_token else None
-    tokens = ApiTokens(own_token, settings.api_tokens_file)
+    api_token = settings.api_token.get_secret_value() if settings.api_token else None
+    tokens = ApiTokens(api_token, settings.api_tokens_file)
     service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.unreadable))
     return [
         Middleware(ProvideContext, settings.trusted_proxies or (), paths.find),
@@ -232,13 +232,13 @@ def _middleware(service: Service, budget: MemoryBudget, paths: Paths) -> list[Mi
 
 
 def _add_traces(middleware: list[Middleware], settings: Settings) -> Callable[[], None]:
-    """Trace requests where OTLP_ENDPOINT is set; the function returned sends the last spans."""
+    """Trace requests if OTLP_ENDPOINT is set; return the function that sends the last spans."""
     if settings.otlp_endpoint is None:
         return lambda: None
-    # Imports OpenTelemetry's SDK and exporter.
+    # This module imports OpenTelemetry's SDK and exporter.
     from app.middleware.tracing import TraceRequests, Traces  # noqa: PLC0415
 
     traces = Traces(settings.otlp_endpoint)
-    # What is outside of it has made the request's context and its line.
+    # Inside of `ProvideContext`, whose context it reads, and of `LogRequests`.
     middleware.insert(2, Middleware(TraceRequests, traces.tracer))
     return traces.close

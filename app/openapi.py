@@ -1,4 +1,4 @@
-"""The description at /openapi.json: FastAPI's, of the routes, with the limits in force."""
+"""Serves /openapi.json: FastAPI's description of the routes, with the effective limits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,25 +45,25 @@ _TOKEN = {
 
 
 def install_openapi(app: FastAPI, service: Service, paths: Paths) -> None:
-    """Serve /openapi.json, and so /docs and /redoc, with the limits and locks of this server."""
-    make = app.openapi
+    """Serve /openapi.json, which /docs and /redoc show, with this server's limits and locks."""
+    create_description = app.openapi
     settings = service.settings
 
     def describe() -> dict[str, Any]:
-        description = make()  # The same object at each call.
+        description = create_description()  # The same object at each call.
         description["info"]["description"] = _describe_limits(settings, service.models)
         schemas = description["components"]["schemas"]
-        for schema, field, most in (
+        for schema, field, max_items in (
             (EmbeddingRequest, "sentences", settings.max_sentences_per_request),
             (RerankBody, "passages", settings.max_rerank_passages),
         ):
-            schemas[schema.__name__]["properties"][field]["maxItems"] = most
+            schemas[schema.__name__]["properties"][field]["maxItems"] = max_items
         if settings.requires_token:
-            _lock(description, paths, COUNTERS if settings.protect_metrics else ())
+            _add_locks(description, paths, COUNTERS if settings.protect_metrics else ())
         return description
 
     def serve(request: Request) -> JSONResponse:
-        """In a thread: the first call of `make` takes a third of a second."""
+        """Serve it in a thread, because the first call takes a third of a second."""
         prefix = request.scope.get("root_path", "").rstrip("/")
         return JSONResponse(describe() | ({"servers": [{"url": prefix}]} if prefix else {}))
 
@@ -71,8 +71,8 @@ def install_openapi(app: FastAPI, service: Service, paths: Paths) -> None:
     app.add_route("/openapi.json", serve, include_in_schema=False)
 
 
-def _lock(description: dict[str, Any], paths: Paths, protected: Sequence[str]) -> None:
-    """Say which operations need a token: those of paths that are not public, and all work."""
+def _add_locks(description: dict[str, Any], paths: Paths, protected: Sequence[str]) -> None:
+    """Mark the operations that need a token: those of paths that are not public, and all work."""
     description["components"]["securitySchemes"] = {"HTTPBearer": _TOKEN}
     for path, operations in description["paths"].items():
         for method, operation in operations.items():
@@ -82,13 +82,13 @@ def _lock(description: dict[str, Any], paths: Paths, protected: Sequence[str]) -
 
 
 def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
-    """The limits of a request in force: its size, its tokens and its time."""
+    """Describe the effective limits of a request: its size, its tokens and its time."""
     unknown = "known once the models are loaded"
     embed_lengths = rerank_lengths = tokens = rerank_tokens = pairs = unknown
     if models is not None:
-        embedders = [each for each in (models.dense, models.embedder) if each is not None]
+        embedders = [model for model in (models.dense, models.embedder) if model is not None]
         embed_lengths = ", ".join(
-            f"{each.max_length:,} of a text by {each.name}" for each in embedders
+            f"{model.max_length:,} of a text by {model.name}" for model in embedders
         )
         reranker, tokens, pairs = models.reranker, f"{models.max_batch_tokens:,}", "no limit"
         rerank_tokens = f"{models.max_rerank_tokens or models.max_batch_tokens:,}"
@@ -113,7 +113,7 @@ def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
 
 
 def _binary_size(size: int) -> str:
-    """Bytes in the largest unit of which they are a whole number."""
+    """Write bytes in the largest unit that gives a whole number."""
     units = ["bytes", "KiB", "MiB", "GiB"]
     while size % 1024 == 0 and len(units) > 1:
         size //= 1024

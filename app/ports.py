@@ -1,6 +1,6 @@
-"""Checks that a port can be listened on, before the slow parts of a start, and who can reach it.
+"""Checks before the slow parts of the start whether a port is free, and who can reach it.
 
-Imports only the standard library: the launcher uses it too.
+Imports only the standard library, because the launcher uses it too.
 """
 
 import errno
@@ -12,13 +12,13 @@ from smart_embedder.errors import StartupError
 
 
 def require_port(host: str, port: int) -> None:
-    """Raise `StartupError` if the port cannot be bound, which uvicorn would only log."""
+    """Raise `StartupError` if the port cannot be bound; uvicorn would only log it."""
     try:
         for family, kind, number, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
             with socket.socket(family, kind, number) as probe:
-                if os.name == "posix":  # As asyncio; Windows would take over another's port.
+                if os.name == "posix":  # As asyncio does; on Windows it would take the port over.
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if probe.family == socket.AF_INET6:
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -34,6 +34,6 @@ def require_port(host: str, port: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can reach a port of this host name or address."""
+    """Whether only programs on this machine can reach a port of this host name or address."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return all(ip_address(address[0]).is_loopback for *_, address in found)

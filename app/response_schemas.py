@@ -1,4 +1,4 @@
-"""The responses, for the API's description only: answers are rendered without them."""
+"""Schemas of the responses, only for /openapi.json; responses are rendered without them."""
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -16,7 +16,7 @@ class SparseIndices(BaseModel):
 
 
 class TokenStrings(BaseModel):
-    """The vocabulary's strings, aligned with `sparse` and `colbert`; null where that is null."""
+    """Strings of the vocabulary, aligned with `sparse` and `colbert`; null if those are null."""
 
     sparse: dict[str, str] | None
     colbert: list[str] | None
@@ -36,7 +36,7 @@ class DenseAndColbert(BaseModel):
     dense_scale: Annotated[float | None, Field(description="With int8 and uint8 only.")] = None
     colbert: list[list[float]] | None
     colbert_scale: Annotated[
-        list[float] | None, Field(description="Of each vector; with int8 and uint8 only.")
+        list[float] | None, Field(description="One for each vector; with int8 and uint8 only.")
     ] = None
     muvera: Annotated[list[float] | None, Field(description="With muvera only.")] = None
 
@@ -121,7 +121,7 @@ class TruncationDetails(BaseModel):
 
 
 class TruncationWarning(BaseModel):
-    """A text was longer than a model reads, or it had lone surrogates, without `details`."""
+    """A text was longer than a model reads, or (without `details`) it had lone surrogates."""
 
     code: str
     severity: Literal["warning"]
@@ -150,7 +150,7 @@ Sentence = TypeVar("Sentence", EmbeddedSentence, Base64Sentence)
 
 
 class VectorKinds(BaseModel):
-    """A text for each kind of vectors; null for one that is not in the answer."""
+    """One string for each kind of vectors; null for a kind that is not in the response."""
 
     dense: str | None
     sparse: str | None
@@ -158,7 +158,7 @@ class VectorKinds(BaseModel):
 
 
 class EmbeddingReport(BaseModel, Generic[Sentence]):
-    """Vectors for each text, in the order of the request, and facts about the work."""
+    """Vectors for each text, in the order of the request, and a report."""
 
     data: list[Sentence]
     model_name: str
@@ -171,7 +171,7 @@ class EmbeddingReport(BaseModel, Generic[Sentence]):
     usage: Usage
     timings_ms: TimingsMs
     output_dtype: Annotated[
-        OutputDtype | None, Field(description="Only where it is not plain float32.")
+        OutputDtype | None, Field(description="Only if it is not plain float32.")
     ] = None
 
 
@@ -194,7 +194,7 @@ class PartScores(BaseModel):
 class RankedPassage(BaseModel):
     """One passage and its score."""
 
-    index: Annotated[int, Field(description="Place in the request.")]
+    index: Annotated[int, Field(description="Position in the request.")]
     passage: str
     score: float
     parts: Annotated[PartScores | None, Field(description="Late interaction only.")] = None
@@ -207,7 +207,7 @@ class RerankResponse(BaseModel):
     model_name: str
     vector_space: Annotated[
         dict[str, str],
-        Field(description="Of `score`; by late interaction, of each kind of vectors."),
+        Field(description="That of `score`, or in late interaction of each kind of vectors."),
     ]
     processing_time_ms: float
     warnings: list[TruncationWarning]
@@ -216,13 +216,13 @@ class RerankResponse(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Every error has this shape."""
+    """The shape of every error."""
 
     detail: Annotated[str, Field(description="A sentence.")]
     code: Annotated[str, Field(description="A stable word for programs.")]
     request_id: str
     errors: Annotated[
-        list[dict[str, Any]] | None, Field(description="For 422: pointer and message of each.")
+        list[dict[str, Any]] | None, Field(description="For 422: the pointer and message of each.")
     ] = None
 
 
@@ -239,7 +239,7 @@ class Gpu(BaseModel):
 
 
 class DownloadProgress(BaseModel):
-    """How much of a model's files is on the disk, in bytes."""
+    """How much of a model's files has been downloaded, in bytes."""
 
     model: str
     done: int
@@ -248,7 +248,7 @@ class DownloadProgress(BaseModel):
 
 
 class ServedModelStatus(BaseModel):
-    """Whether a model is loaded, and why not; a fact that is not known is null."""
+    """Whether a model is loaded, and if not, why; null for what is unknown."""
 
     name: str
     task: Literal["embed", "rerank"]
@@ -256,25 +256,23 @@ class ServedModelStatus(BaseModel):
     pinned: Annotated[bool, Field(description="Never unloaded, as the default models.")]
     requests: Annotated[
         int | None,
-        Field(description="That use it or wait for it; null for a default model."),
+        Field(description="Requests that use or await it; null for a default model."),
     ]
     load_seconds: Annotated[
         float | None,
         Field(description="Of the latest loading; null for a default model."),
     ]
-    reason: Annotated[str | None, Field(description="Why one that failed or waits is not there.")]
-    files_replaced: Annotated[
-        int, Field(description="How often it was loaded from other files than the time before.")
-    ]
+    reason: Annotated[str | None, Field(description="Why the model failed or has to wait.")]
+    files_replaced: Annotated[int, Field(description="How often it was loaded from changed files.")]
     info: Annotated[ModelInfo | None, Field(description="How it is computed, while it is loaded.")]
-    makes: Annotated[ModelAbilities | None, Field(description="What, while it is loaded.")]
+    makes: Annotated[ModelAbilities | None, Field(description="Its results, while it is loaded.")]
     token_budgets: Annotated[
-        dict[str, int], Field(description="Tokens of a forward on each device, while it is loaded.")
+        dict[str, int], Field(description="Tokens of a forward, by device, while it is loaded.")
     ]
 
 
 class HealthResponse(BaseModel):
-    """Whether the service can answer, and with what; what is not known yet is null."""
+    """Whether the service is ready, and its models and limits; null for what is unknown."""
 
     status: Literal["healthy", "loading", "draining", "unhealthy"]
     reason: str | None
@@ -290,36 +288,36 @@ class HealthResponse(BaseModel):
     served_models: Annotated[
         list[ServedModelStatus], Field(description="The default models, and then those of MODELS.")
     ]
-    demo: Annotated[str | None, Field(description="For a demo model: what it is not for.")]
+    demo: Annotated[str | None, Field(description="A warning about the demo model.")]
     max_input_length: Annotated[
-        int, Field(description="The most tokens of a text that the embedding model reads.")
+        int, Field(description="How many tokens of a text the embedding model reads at most.")
     ]
     batch_size: Annotated[
         int | None,
         Field(
             description="How many texts of max_input_length tokens share a forward: "
-            "max_batch_tokens // max_input_length, and at least 1. More of shorter texts do."
+            "max_batch_tokens // max_input_length, and at least 1. More shorter texts fit."
         ),
     ]
     max_requests_in_batch: Annotated[
-        int | None, Field(description="MAX_REQUESTS_IN_BATCH; null where there is no such limit.")
+        int | None, Field(description="MAX_REQUESTS_IN_BATCH; null if there is no such limit.")
     ]
     max_batch_tokens: Annotated[
-        int | None, Field(description="The most tokens of one forward of the embedding model.")
+        int | None, Field(description="How many tokens one forward of the embedding model takes.")
     ]
     dtype: str | None
     attention: str | None
 
 
 class LivenessResponse(BaseModel):
-    """Whether a restart is needed."""
+    """Whether the process must be restarted."""
 
     status: Literal["alive", "unhealthy"]
     reason: str | None = None
 
 
 class IndexResponse(BaseModel):
-    """What answers here."""
+    """The service and its main paths."""
 
     service: str
     version: str

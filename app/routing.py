@@ -1,8 +1,8 @@
-"""Routes for work, routers of dialects, and what middleware knows of a path before it is routed.
+"""Routes for work, routers of dialects, and the facts of each path for middleware.
 
-A path is registered once, with FastAPI. A route for work reads the body within limits and leaves
-validation to FastAPI, by the endpoint's signature, which also describes it in /openapi.json. Where
-bodies of several dialects share a path, its endpoint takes a union that a field tells apart.
+Each path is registered once, with FastAPI. A route for work reads the body within limits; FastAPI
+then validates it by the endpoint's signature, which also describes it in /openapi.json. If dialects
+share a path, its endpoint takes a union of their bodies, which a field tells apart.
 """
 
 import re
@@ -39,19 +39,16 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
 
 
 class WorkRoute(APIRoute):
-    """A POST that asks for work: its endpoint takes a valid body and a `Call`.
-
-    `schemas` are those of the body: one, or those of a union, where the first is the default.
-    """
+    """A POST that asks for work; its endpoint takes a validated body and a `Call`."""
 
     @property
     def schemas(self) -> tuple[type[RequestModel], ...]:
-        """Of the body in the endpoint's signature."""
+        """The schemas of the body: one, or those of a union, of which the first is the default."""
         body = get_type_hints(self.endpoint)["body"]
         return get_args(body) or (body,)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Read the body and answer it, all within REQUEST_TIMEOUT and while the client stays."""
+        """Read the body and answer it, within REQUEST_TIMEOUT and while the client is connected."""
         validate_and_answer, schemas = super().get_route_handler(), self.schemas
 
         async def answer(request: Request) -> Response:
@@ -68,35 +65,37 @@ class WorkRoute(APIRoute):
                     try:
                         return await cancel_on_disconnect(request, validate_and_answer(call))
                     except RequestValidationError as error:
-                        raise _as_invalid(error, value, schema, schemas) from None
+                        raise _convert_error(error, value, schema, schemas) from None
 
         return answer
 
 
-def _as_invalid(
+def _convert_error(
     error: RequestValidationError,
     value: Any,
     schema: type[RequestModel] | None,
     schemas: Sequence[type[RequestModel]],
 ) -> InvalidRequestError:
-    """The error for a body that is not valid, whose locations begin with `body` and a tag."""
-    beginning = 1 if len(schemas) == 1 else 2
-    found = [item | {"loc": item["loc"][beginning:]} for item in error.errors()]
-    if value is None:  # FastAPI says that it is missing.
+    """Convert FastAPI's error, whose locations begin with `body` and, in a union, with a tag."""
+    prefix = 1 if len(schemas) == 1 else 2
+    found = [item | {"loc": item["loc"][prefix:]} for item in error.errors()]
+    if value is None:  # FastAPI reports `null` as a missing body.
         found = [{"type": "model_type", "loc": (), "input": None}]
     invalid = invalid_request_error(found, schema or schemas[0])
     if schema is not None or not isinstance(value, dict):
         return invalid
-    message = f"{invalid}; other APIs on this path are told by {list_discriminators(schemas[1:])}"
+    message = (
+        f"{invalid}; other APIs on this path have the field {list_discriminators(schemas[1:])}"
+    )
     return InvalidRequestError(message, invalid.problems)
 
 
 class Router(APIRouter):
     """The paths of one dialect; the id of an operation is the name of its function.
 
-    `error` is the form of its errors. `groups` describe the tags of its operations. `below` are
-    beginnings of paths where errors have the dialect's shape, whether there is something or not.
-    Paths of a public router need no token.
+    `error` is the schema of its errors. `groups` describe the tags of its operations. Below the
+    paths in `below`, errors have the dialect's shape even where there is no route. The paths of a
+    public router need no token.
     """
 
     def __init__(
@@ -109,10 +108,9 @@ class Router(APIRouter):
         is_public: bool = False,
         **options: Any,
     ) -> None:
-        # Whether a body must have a type, `read_json` decides.
         super().__init__(
-            generate_unique_id_function=_name_of,
-            strict_content_type=False,
+            generate_unique_id_function=_operation_id,
+            strict_content_type=False,  # `read_json` checks it.
             responses={"default": {"model": error, "description": "An error"}},
             **options,
         )
@@ -120,7 +118,7 @@ class Router(APIRouter):
         self.is_public = is_public
 
     def work(self, path: str, response: Any, **description: Any) -> Callable[[Handler], Handler]:
-        """Register an endpoint for work, which answers with a `response`."""
+        """Register an endpoint for work, whose response has the schema `response`."""
 
         def register(endpoint: Handler) -> Handler:
             self.add_api_route(
@@ -137,7 +135,7 @@ class Router(APIRouter):
         return register
 
     def get_and_head(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
-        """Register an endpoint for GET and, without a description of its own, for HEAD."""
+        """Register an endpoint for GET and, left out of the description, for HEAD."""
 
         def register(endpoint: Handler) -> Handler:
             self.head(path, include_in_schema=False)(endpoint)
@@ -146,19 +144,19 @@ class Router(APIRouter):
         return register
 
 
-def _name_of(route: Any) -> str:
+def _operation_id(route: Any) -> str:
     return str(route.name)
 
 
 class Paths:
-    """What middleware knows of each path, since it acts before FastAPI routes the request."""
+    """The facts of each path, for middleware, which runs before FastAPI routes the request."""
 
     def __init__(self, routers: Sequence[Router]) -> None:
         self._facts: dict[str, PathFacts] = {}
         self._templates: dict[re.Pattern[str], PathFacts] = {}
-        self._below = {begin: router.dialect for router in routers for begin in router.below}
+        self._below = {prefix: router.dialect for router in routers for prefix in router.below}
         endpoints = []
-        # The first dialect of a path decides how errors look before the body is known.
+        # Until the body has been read, errors have the shape of the first dialect of the path.
         for router in sorted(routers, key=lambda router: router.dialect is not NATIVE):
             for route in router.routes:
                 if not isinstance(route, APIRoute):
@@ -182,5 +180,7 @@ class Paths:
         for pattern, facts in self._templates.items():
             if pattern.match(path):
                 return facts
-        below = (each for begin, each in self._below.items() if f"{path}/".startswith(begin))
-        return PathFacts(dialects=(next(below, NATIVE),))
+        dialects = (
+            dialect for prefix, dialect in self._below.items() if f"{path}/".startswith(prefix)
+        )
+        return PathFacts(dialects=(next(dialects, NATIVE),))

@@ -1,4 +1,4 @@
-"""The bodies of requests."""
+"""Schemas of request bodies, and checks that they cannot express."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -28,50 +28,47 @@ RERANK_REQUEST: dict[str, JsonValue] = {
     "query": "What is hybrid search?",
     "passages": ["A recipe for bread.", "It joins meaning and exact words in one ranking."],
 }
-# Names of the same fields in other services.
+# Names of the list of texts in other services.
 _TEXT_ALIASES = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
 
-# Every list stops at its first bad item: an error for each would cost more than the work.
+# Validation of a list stops at the first bad item: all errors would cost more than the work.
 Texts = Annotated[list[str], FailFast()]
 
-# What clients of OpenAI send in one request, and most of them cannot be told otherwise.
+# Clients of OpenAI's API send this many texts in one request, most without a way to change it.
 OPENAI_TEXTS = 2_048
 
-# Only described: the endpoints check it themselves, because the status is 400 and not 422.
+# Only described: the endpoints check it, because the status is 400 instead of 422.
 _NOT_EMPTY: dict[str, JsonValue] = {"minItems": 1}
 _NOT_BLANK: dict[str, JsonValue] = {"minLength": 1, "pattern": r"\S"}
-
 
 PROMPT_SCHEMA: dict[str, JsonValue] = {"minLength": 1, "maxLength": MAX_PROMPT_CHARACTERS}
 
 Truncate = Annotated[bool, Field(description="Cut texts that are too long; false: an error.")]
 TruncationSide = Annotated[Side, Field(description="Where texts are cut; left: the beginning.")]
 
-
 ModelName = Annotated[
     str | None,
-    Field(description="Any name of a model, as /v1/models lists them; the default one without it."),
+    Field(description="A name of a model in /v1/models; without it, the default model."),
 ]
 
-
-# Of one body, in an error: each takes time to find, and to word.
+# The most problems in the error for one body: each takes time to find and describe.
 MAX_PROBLEMS = 10
-# Of a string where no text belongs: pydantic would convert and hash it, 50 ms for 32 MiB.
+# The longest string in a field without texts: pydantic would take 50 ms to hash 32 MiB.
 _MAX_OPTION = 16_384
 
 
 def invalid_body(message: str, pointer: str = "") -> InvalidRequestError:
-    """The error for a body that has one problem, at `pointer`."""
+    """Create the error for a body with one problem, at `pointer`."""
     return InvalidRequestError(message, [{"pointer": pointer, "message": message}])
 
 
 def _takes_text(kind: Any) -> bool:
-    """Whether a field of this type takes any string."""
+    """Whether a field of this type accepts any string."""
     return kind in {str, Any, JsonValue} or any(map(_takes_text, get_args(kind)))
 
 
 class RequestModel(BaseModel):
-    """Strict: no conversion between types, no unknown fields.
+    """A strict body: no conversion between types, no unknown fields.
 
     A request with this body belongs to `dialect`, and metrics count it under `endpoint`. Where
     several schemas share a path, only this one has the field that `discriminator` names. Error
@@ -88,9 +85,9 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _limit_errors(cls, value: Any) -> Any:
-        """Keep the first MAX_PROBLEMS unknown names: an error for each costs more than the work.
+        """Keep only the first MAX_PROBLEMS unknown names, as each costs an error.
 
-        Raises `InvalidRequestError` for a very long string where the field takes no text.
+        Raises `InvalidRequestError` for a very long string in a field that takes no text.
         """
         if not isinstance(value, dict):
             return value
@@ -100,11 +97,11 @@ class RequestModel(BaseModel):
                 unknown.append(name)
                 continue
             longest = 0
-            for each in sent if isinstance(sent, list) else [sent]:
-                if isinstance(each, str) and len(each) > longest:
-                    longest = len(each)
+            for item in sent if isinstance(sent, list) else [sent]:
+                if isinstance(item, str) and len(item) > longest:
+                    longest = len(item)
             if longest > _MAX_OPTION and not _takes_text(fields[name].annotation):
-                message = f"the field {name} holds a string of {longest} characters, and no text"
+                message = f"the field {name} has a string of {longest} characters: it takes no text"
                 raise invalid_body(message, f"/{name}")
         if len(unknown) <= MAX_PROBLEMS or cls.model_config["extra"] != "forbid":
             return value
@@ -113,9 +110,9 @@ class RequestModel(BaseModel):
 
 
 class ForeignRequest(RequestModel):
-    """A request of another API, read as that API reads it.
+    """A body of another API, as lenient as that API.
 
-    Its clients send fields that are of no interest here, and strings for numbers and booleans.
+    Unknown fields are ignored, and strings are accepted for numbers and booleans.
     """
 
     model_config = ConfigDict(
@@ -129,11 +126,11 @@ class _Sentences(RequestModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     sentences: Annotated[Texts, Field(json_schema_extra=_NOT_EMPTY)]
-    """Texts, each embedded by itself."""
+    """The texts to embed."""
 
 
 class EmbeddingFields(RequestModel):
-    """How texts are read, which kinds of vectors are returned, and what is made of them."""
+    """How texts are read, which kinds of vectors are returned, and in which form."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
     example = {"return_colbert": False}
@@ -151,35 +148,35 @@ class EmbeddingFields(RequestModel):
     return_colbert: bool = True
     """One vector for each token."""
     normalize_dense: bool = False
-    """Scale dense to unit length; bge-m3's always has it."""
+    """Scale dense vectors to unit length; those of bge-m3 always have it."""
     sparse_as_indices: bool = False
-    """Sparse as indices and values, as Qdrant takes them."""
+    """Return sparse vectors as indices and values, as Qdrant takes them."""
     dimensions: int | None = None
-    """So many numbers of dense, scaled to unit length; for Qwen3-Embedding."""
+    """Keep this many numbers of dense vectors, scaled to unit length; for Qwen3-Embedding."""
     truncate: Truncate = True
     truncation_side: TruncationSide = "right"
     prompt: Annotated[str | None, Field(json_schema_extra=PROMPT_SCHEMA)] = None
-    """Read before each text by the dense model."""
+    """A text that the dense model reads before each text."""
     prompt_name: str | None = None
-    """A prompt of the dense model's sentence-transformers configuration."""
+    """The name of a prompt in the dense model's sentence-transformers configuration."""
     input_type: InputType | None = None
-    """Chooses the dense model's prompt for it."""
+    """Chooses the dense model's prompt for queries or documents."""
     return_tokens: bool = False
     """The tokens behind the sparse weights and ColBERT vectors."""
     output_dtype: OutputDtype = "float32"
-    """Of dense and ColBERT; as plain JSON float32, int8, uint8 and bits."""
+    """The type of dense and ColBERT vectors; plain JSON has float32, int8, uint8 and bits."""
     colbert_pool_factor: Annotated[int | None, Field(ge=2, le=MAX_POOL_FACTOR)] = None
-    """One ColBERT vector for so many similar ones."""
+    """Pool similar ColBERT vectors, so that one is left for this many."""
     muvera: MuveraSide | None = None
-    """Add one vector that stands for a text's ColBERT vectors."""
+    """Add one vector that summarizes the ColBERT vectors of a text."""
     encoding: Literal["float", "base64"] = "float"
-    """base64: arrays of JSON are raw bytes, little-endian."""
+    """base64: arrays are little-endian bytes in base64."""
     if_vector_space: str | None = None
-    """Ids of vector spaces, as of an answer before: 412 where these vectors are of others."""
+    """Ids of vector spaces from an earlier response: 412 if these vectors are in others."""
     model: ModelName = None
 
 
-# In this order pydantic has the texts first.
+# In this order of base classes, `sentences` is the first field.
 class EmbeddingRequest(EmbeddingFields, _Sentences):
     """Texts to embed, and which kinds of vectors to return."""
 
@@ -192,12 +189,12 @@ class EmbeddingRequest(EmbeddingFields, _Sentences):
     }
 
 
-# Bounded so that a mean of scores stays a number.
+# Bounded so that a mean of scores stays finite.
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
 class RerankWeights(RequestModel):
-    """How much each of bge-m3's scores counts in late interaction."""
+    """The weights of bge-m3's scores in late interaction."""
 
     example = {"dense": 1, "sparse": 0.5, "colbert": 1}
 
@@ -207,7 +204,7 @@ class RerankWeights(RequestModel):
 
 
 class RerankBody(RequestModel):
-    """A query and the passages to order for it."""
+    """A query and the passages to rank for it."""
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [RERANK_REQUEST]}, use_attribute_docstrings=True
@@ -225,37 +222,37 @@ class RerankBody(RequestModel):
 
     query: Annotated[str, Field(json_schema_extra=_NOT_BLANK)]
     passages: Annotated[Texts, Field(json_schema_extra=_NOT_EMPTY)]
-    """Texts, each scored by itself."""
+    """The texts to score."""
     normalize: bool = False
-    """Sigmoid of bge-reranker's logit; changes no other score."""
+    """Apply the sigmoid to the logits of bge-reranker; other scores do not change."""
     instruction: str | None = None
-    """The task, for rerankers that read one (Qwen3-Reranker)."""
+    """The task, for rerankers that read an instruction (Qwen3-Reranker)."""
     weights: RerankWeights | None = None
-    """For late interaction; equal by default."""
+    """The weights of late interaction; equal by default."""
     truncate: Truncate = True
     truncation_side: TruncationSide = "right"
     if_vector_space: str | None = None
-    """As of an answer before: 412 where these scores are of another model."""
+    """An id from an earlier response: 412 if these scores are of another model."""
     model: ModelName = None
 
 
 def check_texts(
-    texts: Sequence[object], field: str, most: int, setting: str = "MAX_SENTENCES_PER_REQUEST"
+    texts: Sequence[object], field: str, max_texts: int, setting: str = "MAX_SENTENCES_PER_REQUEST"
 ) -> None:
-    """Raise `EmptyInputError` where there are none, `InvalidRequestError` for more than `most`."""
+    """Raise `EmptyInputError` for no texts, and `InvalidRequestError` for more than `max_texts`."""
     if not texts:
         raise EmptyInputError(f"the list {field} is empty: send at least one text")
-    if len(texts) > most:
+    if len(texts) > max_texts:
         raise InvalidRequestError(
-            f"the list {field} holds {len(texts)} texts, and at most {most} are allowed "
+            f"the list {field} holds {len(texts)} texts, and at most {max_texts} are allowed "
             f"({setting}): send them in several requests"
         )
 
 
 def check_passages(query: str, passages: Sequence[object], field: str, settings: Settings) -> None:
-    """The same for passages; raises `EmptyInputError` for a blank query, too."""
+    """Check passages as `check_texts` does; raise `EmptyInputError` for a blank query, too."""
     if not query.strip():
-        raise EmptyInputError("the query is blank: send what the passages are to be judged by")
+        raise EmptyInputError("the query is blank: send the text to compare the passages with")
     check_texts(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
 
 
@@ -273,7 +270,7 @@ def check_rerank_options(
 ) -> None:
     """Raise `InvalidRequestError` for an option that the model would ignore.
 
-    Without a reranker it raises nothing: the engine has an error for that.
+    Raises nothing if reranking is disabled; the engine has an error for that.
     """
     reranker = models.reranker
     if reranker is None and not models.late_interaction:
@@ -286,6 +283,6 @@ def check_rerank_options(
     if instruction is not None and not (reranker is not None and reranker.reads_instruction):
         name = (reranker or models.embedder).name
         raise InvalidRequestError(
-            f"the option instruction has no effect with the reranker {name}, which reads none: "
-            "leave it out (it is for Qwen3-Reranker)"
+            f"the option instruction has no effect with the reranker {name}, which reads no "
+            "instruction: leave it out (it is for Qwen3-Reranker)"
         )

@@ -1,8 +1,9 @@
 """uvicorn's server with a graceful shutdown that loses no request.
 
-uvicorn closes its port at once: the system refuses new connections, and resets those that it has
-completed and the server has not accepted yet. Here the port stays open and answers 503 until every
-accepted request has its response; then new connections are kept out and the waiting ones accepted.
+uvicorn closes its port at once. The system then refuses new connections, and resets those in the
+backlog, which the server has not accepted yet. This server keeps its port open and answers 503
+until every accepted request has its response. Then it keeps new connections out and serves those in
+the backlog.
 """
 
 import asyncio
@@ -53,21 +54,21 @@ Documentation: {url}/docs. Try:
   curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
     {header}-d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
 """
-# Creates the app of some settings, as `app.main.create_app`.
+# `app.main.create_app`, or a test's.
 CreateApp = Callable[..., ASGIApp]
 
 log = structlog.get_logger(__name__)
 
 _SHARE_FOR_RESPONSES = 0.9
 _SIGNAL_STATUS = 128
-# uvicorn looks ten times a second.
+# uvicorn calls `on_tick` ten times a second.
 _TICKS_PER_SECOND = 10
-# How long connections may last when every request has its response, and how often they are polled.
+# How long connections may stay open once every request has its response, and how often to check.
 _LINGER_SECONDS = 1.0
 _POLL_SECONDS = 0.02
-# A handshake that began before new connections were kept out is complete by then.
+# After this time, handshakes that began before new connections were kept out are complete.
 _HANDSHAKE_SECONDS = 0.1
-# An address that listens everywhere is shown as one that can be called.
+# A wildcard address cannot be called, so the log shows the loopback address instead.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 
 # A classic BPF program for the kernel's socket filter: (operation, jump if true, if false, k).
@@ -83,12 +84,12 @@ _SO_ATTACH_FILTER = 26
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves until a signal arrives, then drains; after SIGTERM `delay` seconds later.
+    """A server that drains after a signal: `delay` seconds after SIGTERM, at once after SIGINT.
 
-    After nine tenths of `timeout` seconds the drain times out, so that every request in work gets
-    an error while there is time to send it. The port is closed when every client has read its
-    response, or after a second. A second signal ends the process at once. The log tells when it
-    begins to drain, how many requests are in work then, how many were aborted, and when it stopped.
+    After nine tenths of `timeout` seconds the drain times out, so that there is time left to send
+    an error to every request in work. The port is closed when every client has read its response,
+    or after a second. A second signal ends the process at once. The log has the begin of the drain,
+    the number of requests in work, the number of aborted requests, and the end.
     """
 
     def __init__(
@@ -102,23 +103,23 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """The address to call it at."""
+        """The URL at which the server can be called."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         host = _LOOPBACK.get(host, host)
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and log the address."""
+        """Listen, and log the URL."""
         await super().startup(sockets)
         if self.started:
             log.info("listening", url=self.url)
 
     def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
-        """Begin to drain; at the second signal exit with the status of that signal."""
+        """Begin to drain; at a second signal, exit with the status of that signal."""
         name = signal.Signals(sig).name
         if self._drain.announced:
-            # Not the log: the signal may have interrupted it while it was writing. Nor a pipe that
-            # nobody reads.
+            # Not through the log, which the signal may have interrupted while it was writing, and
+            # not to a full pipe, which would block.
             if has_event(2, "POLLOUT"):
                 in_work = f"with {self._drain.count} requests in work"
                 os.write(2, f"second signal ({name}): ended at once, {in_work}\n".encode())
@@ -148,7 +149,7 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Let each connection count the seconds for which its client keeps it waiting."""
+        """Once a second, let each connection count how long it has waited for its client."""
         if counter % _TICKS_PER_SECOND == 0:
             for connection in [*self.server_state.connections]:
                 if isinstance(connection, BoundedConnection):
@@ -168,18 +169,18 @@ class DrainingServer(uvicorn.Server):
             self._aborted = self._drain.count
             self._drain.time_out()
         await self._finish_connections()
-        # uvicorn passes it to asyncio, which takes fractions.
+        # uvicorn declares whole seconds, but only passes them to asyncio, which takes fractions.
         self.config.timeout_graceful_shutdown = self._drain.seconds_left(self._timeout)  # type: ignore[assignment]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what is left, and log the end."""
+        """Close the remaining connections, and log the end."""
         await super().shutdown(sockets)
         seconds = self._timeout - self._drain.seconds_left(self._timeout)
         log.info("stopped", requests_aborted=self._aborted, drained_seconds=round(seconds, 3))
 
     async def _finish_connections(self) -> None:
         """Keep new connections out, and wait until each client has read its response."""
-        listeners = [each.fileno() for server in self.servers for each in server.sockets]
+        listeners = [listener.fileno() for server in self.servers for listener in server.sockets]
         for listener in listeners:
             _refuse_new_connections(listener)
         left = self._drain.seconds_left(self._timeout)
@@ -192,9 +193,9 @@ class DrainingServer(uvicorn.Server):
 
 
 def has_event(connection: Any, event: str) -> bool:
-    """Whether a socket, or its descriptor, has this event of `select.poll` now; nothing is read.
+    """Whether a socket, or its descriptor, has this event of `select.poll` now. Reads nothing.
 
-    False on systems that cannot tell.
+    False on systems without `select.poll`.
     """
     if not hasattr(select, event):
         return False
@@ -206,12 +207,13 @@ def has_event(connection: Any, event: str) -> bool:
 def _refuse_new_connections(listener: int) -> None:
     """Refuse new connections at a listening descriptor; those in the backlog stay.
 
-    On Linux the first packet (SYN) of a new connection is dropped: the client's system sends it
-    again after a second and finds the port closed. Elsewhere the backlog is shortened to its size.
+    On Linux, a filter drops the first packet (SYN) of new connections: the client's system sends it
+    again after a second and then finds the port closed. Elsewhere the backlog is limited to the
+    connections that it holds.
     """
-    with socket.socket(fileno=os.dup(listener)) as own:
-        if sys.platform != "linux" or not _drop_syn(own):
-            own.listen(0)
+    with socket.socket(fileno=os.dup(listener)) as duplicate:
+        if sys.platform != "linux" or not _drop_syn(duplicate):
+            duplicate.listen(0)
 
 
 def _has_backlog(listener: int) -> bool:
@@ -220,8 +222,8 @@ def _has_backlog(listener: int) -> bool:
 
 
 def _drop_syn(listener: socket.socket) -> bool:
-    """Attach the filter; False where the kernel refuses it, as some sandboxes do."""
-    program = b"".join(struct.pack("HBBI", *step) for step in _DROP_SYN)
+    """Attach the filter; return False if the kernel refuses it, as some sandboxes do."""
+    program = b"".join(struct.pack("HBBI", *instruction) for instruction in _DROP_SYN)
     memory = ctypes.create_string_buffer(program, len(program))
     option = struct.pack("@HP", len(_DROP_SYN), ctypes.addressof(memory))
     try:
@@ -232,8 +234,8 @@ def _drop_syn(listener: socket.socket) -> bool:
 
 
 def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
-    """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
-    # Until the server sets its own handlers: without one, process 1 of a container ignores SIGTERM.
+    """Serve until SIGTERM or SIGINT; the exit status is 1 if the start failed."""
+    # Until the server sets its handlers. Without one, process 1 of a container ignores SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     delay_garbage_collection()
     try:
@@ -257,7 +259,7 @@ def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
 
 
 def serve(settings: Settings, create_app: CreateApp) -> int:
-    """Run the service; 0 after a graceful shutdown, 1 where the models could not be loaded."""
+    """Run the service; return 0 after a graceful shutdown, 1 if the models could not be loaded."""
     failures: list[Exception] = []
 
     def on_ready(models: LoadedModels) -> None:
@@ -293,10 +295,10 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
     try:
         server.run()
     except SystemExit:
-        # Raises a `StartupError` if another process has taken the port since it was checked.
+        # Raises `StartupError` if another process has taken the port since the first check.
         require_port(settings.host, settings.port)
         raise
-    # After the server has stopped, so that the log ends with the reason.
+    # After the server has stopped, so that the last line of the log holds the reason.
     for error in failures:
         log_failure(error)
     return 1 if failures or not server.started else 0
@@ -306,7 +308,7 @@ def _print_example(url: str, settings: Settings) -> None:
     page = f"\nSee it: {url}/ui" if settings.ui else ""
     header = ""
     if settings.api_token or settings.api_tokens_file:
-        # The variable and not the token: what is printed stays in logs.
+        # The variable instead of the token, because the output may be kept in logs.
         header = '-H "Authorization: Bearer $API_TOKEN" '
         page = f"\nRequests need a token: API_TOKEN in the example.{page}"
     print_beside_log(page + _EXAMPLE.format(url=url, header=header) + "\n")
@@ -319,13 +321,13 @@ def _exit(status: int) -> None:
         for stream in filter(None, (sys.stdout, sys.stderr)):
             _flush(stream)
         sys.exit(status)
-    # Such as a device thread that hangs, one that still loads a model, or the log's, whose reader
+    # A device thread that hangs, a thread that still loads a model, or the log's, if its reader
     # stalls.
     os._exit(status)
 
 
 def _flush(stream: TextIO) -> None:
-    """Flush, or drop the output where that fails: Python would exit with status 120."""
+    """Flush, or drop the output if that fails; otherwise Python would exit with status 120."""
     try:
         stream.flush()
     except OSError:
@@ -335,7 +337,7 @@ def _flush(stream: TextIO) -> None:
 def load_settings_and_configure_logs(
     arguments: Sequence[str] = (), server_at: str = "info"
 ) -> Settings:
-    """Read the settings, take over the log, and warn of unknown and old names of settings."""
+    """Read the settings, configure the log, and warn of unknown and removed settings."""
     settings = load_settings(arguments)
     configure_logs(settings.log_format, settings.log_level, server_at=server_at)
     for name in sorted(set(map(str.upper, os.environ)) & REMOVED.keys()):
@@ -346,7 +348,7 @@ def load_settings_and_configure_logs(
 
 
 def stop_uvicorn(error: Exception) -> None:
-    """End uvicorn with status 1, the reason last; another ASGI server keeps an unhealthy app."""
+    """Stop uvicorn with status 1 after logging the reason; other servers keep an unhealthy app."""
     server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     if not isinstance(server, uvicorn.Server):
         log_failure(error)
@@ -361,7 +363,7 @@ def _exit_uvicorn(error: Exception) -> None:
 
 
 def log_ready(models: LoadedModels, url: str | None = None) -> None:
-    """Log that the service is ready, with the limits in force, and its `url` if that is known."""
+    """Log that the service is ready, with the effective limits and, if known, its `url`."""
     reranker = models.embedder if models.late_interaction else models.reranker
     if reranker is not None:
         log.info("Reranker ready.", **_limits(reranker))
@@ -379,23 +381,24 @@ def log_ready(models: LoadedModels, url: str | None = None) -> None:
 
 
 def log_memory(settings: Settings, body: int, answer: int, left: int) -> None:
-    """Warn where the largest `body` or `answer` that fits is smaller than the limits allow.
+    """Warn if the largest `body` or `answer` that fits, in bytes, is smaller than its limit.
 
-    Both are parts of the bytes of memory that are `left`, so the bytes that are missing follow.
+    Both are fixed shares of the `left` bytes of memory. That many times more memory would make the
+    limits fit.
     """
-    wanted = max(settings.max_body_bytes / max(1, body), ANSWER_BYTES / max(1, answer))
-    if wanted > 1:
+    factor = max(settings.max_body_bytes / max(1, body), ANSWER_BYTES / max(1, answer))
+    if factor > 1:
         log.warning(
             "memory_short",
             left=human_size(left),
-            missing=human_size(int(left * (wanted - 1))),
+            missing=human_size(int(left * (factor - 1))),
             largest_body_bytes=min(body, settings.max_body_bytes),
             largest_answer_bytes=min(answer, ANSWER_BYTES),
         )
 
 
 def _limits(model: Model) -> dict[str, str | int]:
-    """The model's name and its limits in force, which may be lower than the settings."""
+    """The model's name and its effective limits, which may be lower than the settings."""
     limits: dict[str, str | int] = {"model": model.name, "max_length": model.max_length}
     if model.max_batch_sequences is not None:
         limits["max_pairs_in_forward"] = model.max_batch_sequences
@@ -403,7 +406,7 @@ def _limits(model: Model) -> dict[str, str | int]:
 
 
 def log_failure(error: Exception) -> None:
-    """Log why the start failed; the last line holds the reason."""
+    """Log why the start failed, with the reason in the last line."""
     reason = str(error)
     if not isinstance(error, StartupError):
         first_line = reason.partition("\n")[0]
@@ -413,15 +416,14 @@ def log_failure(error: Exception) -> None:
 
 
 def delay_garbage_collection() -> None:
-    """Collect rarely while libraries and models load: their objects stay, and scans cost 0.4 s."""
+    """Collect garbage rarely during the start: its objects stay, and collections cost 0.4 s."""
     gc.set_threshold(*_STARTUP_THRESHOLD)
 
 
 def freeze_startup_objects() -> None:
-    """Exclude every present object from collections, and collect as usual from now on.
+    """Exclude all present objects from garbage collection, and collect as usual from now on.
 
-    These are more than 400,000 objects; a full collection that scanned them stopped every thread
-    for 0.3 seconds, /health included.
+    There are more than 400,000; a full collection of them would stop all threads for 0.3 seconds.
     """
     gc.freeze()
     gc.set_threshold(*_DEFAULT_THRESHOLD)

@@ -20,7 +20,7 @@ from smart_embedder.interface import DownloadStatus, LoadedModels, ModelStatus
 class Service:
     """The parts of one running service.
 
-    Large bodies are parsed one at a time, behind `body_lock`. A body may hold `max_json_values`.
+    `body_lock` is held while a large body is parsed. `max_json_values` limits the values in a body.
     """
 
     settings: Settings
@@ -40,10 +40,9 @@ class Service:
         return self.engine.loaded() if self.engine.is_ready else None
 
     def status_of(self, model: ServedModel) -> ModelStatus:
-        """The state of a model: an embedder and a reranker may have one name."""
-        task = "rerank" if model.role is Role.RERANKER else "embed"
-        wanted = model.name, task
-        return next(each for each in self.engine.statuses if (each.name, each.task) == wanted)
+        """The state of a model. An embedder and a reranker may have the same name."""
+        key = model.name, "rerank" if model.role is Role.RERANKER else "embed"
+        return next(status for status in self.engine.statuses if (status.name, status.task) == key)
 
     @property
     def status(self) -> tuple[str, str | None]:
@@ -59,7 +58,7 @@ class Service:
 
 
 async def get_service(request: Request) -> Service:
-    """The service behind this app."""
+    """The service of the app that serves this request."""
     service: Service = request.app.state.service
     return service
 
@@ -78,7 +77,7 @@ def describe_gpu(service: Service) -> dict[str, Any]:
         "memory_gb": round(memory / 2**30, 1) if memory else None,
         "device_count": device.device_count if device else 0,
         "multi_gpu_enabled": len(settings.devices) > 1 and "cuda" in settings.device,
-        "configured_devices": [each.name for each in models.devices]
+        "configured_devices": [used.name for used in models.devices]
         if models
         else settings.devices,
         "failed_devices": service.engine.failed_devices,

@@ -1,9 +1,9 @@
 """The service's settings: flags win over the environment, which wins over .env.
 
 A value that is not allowed stops the start with one sentence that names the setting, the value and
-the allowed values. So does a name in .env that is no setting; in the environment it is a warning.
-An empty value counts as not set. Variables of libraries are no settings: .env may hold them, and
-they are passed on in the environment.
+the allowed values. An unknown name in .env stops the start, too; in the environment it only causes
+a warning. An empty value counts as not set. Variables of libraries are not settings, but .env may
+hold them; they are then set in the environment.
 
 `--help`, .env.example and the tables of docs/configuration.md are generated from `Settings`: run
 `python -m scripts.settings_docs` after a change.
@@ -50,7 +50,7 @@ from smart_embedder.settings import (
 )
 
 DOTENV = Path(".env")
-# What --demo stands for: the small model that tools.demo makes there, for everything, and no hub.
+# The settings of --demo: the small model of tools.demo does everything, and the hub is not used.
 _DEMO_FOLDER = "smart-embedder-demo"
 _DEMO = {
     "embedding_model": _DEMO_FOLDER,
@@ -58,20 +58,20 @@ _DEMO = {
     "reranker_model": "late-interaction",
     "hf_hub_offline": "true",
 }
-# In names up to this length more than one difference makes another word, as in HOME and HOST.
+# In names up to this length, two differences make another word, as in HOME and HOST.
 _SHORT = 5
-# The least similarity: two swapped pairs of letters in the shortest longer name leave more.
+# Low enough for two swapped pairs of letters in the shortest of the longer names.
 _ALIKE = 0.5
 _ABOUT = """\
-Serve embeddings and reranking over HTTP. Where the client's package is installed, too,
-`smart-embedder ingest`, `search` and `check` fill a Qdrant collection, ask it and check it; each
-has a --help of its own.
+Serve embeddings and reranking over HTTP. If the client's package is installed, too,
+`smart-embedder ingest`, `search` and `check` fill, search and check a Qdrant collection; each has
+its own --help.
 
-Every flag is also a variable of the environment, or a line of .env, in capitals and with
-underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environment, which wins over
-.env. Every user of the machine can read the flags of a process: keep secrets in .env.
+Every flag can also be set in the environment or in .env, in capitals and with underscores:
+--max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environment, which wins over .env. Every
+user of the machine can read the flags of a process: keep secrets in .env.
 """
-# What .env may hold besides, for docker compose; scripts/settings_docs.py describes them.
+# Read by docker compose from .env; scripts/settings_docs.py describes them.
 COMPOSE_VARIABLES = {
     "MEMORY_LIMIT",
     "MONITORING_MEMORY_LIMIT",
@@ -92,7 +92,7 @@ COMPOSE_VARIABLES = {
     "COMPOSE_PROFILES",
     "COMPOSE_PROJECT_NAME",
 }
-# Settings of earlier versions, and where each went.
+# Settings of earlier versions, and what replaced them.
 REMOVED = {
     "EMBEDDING_CACHE": "EMBEDDING_CACHE_BYTES above 0 switches the cache on, one for each process",
     "MAX_ANSWER_BYTES": "an answer may hold 36 MiB, and 10 bytes for each byte of its body",
@@ -105,43 +105,43 @@ REMOVED = {
 
 
 def _split_pairs(value: object) -> object:
-    """`alias=model` pairs, separated by commas."""
+    """Parse `alias=model` pairs, separated by commas."""
     if not isinstance(value, str):
         return value
     pairs = {}
-    for part in value.split(","):
-        alias, _, model = (side.strip() for side in part.partition("="))
+    for pair in value.split(","):
+        alias, _, model = (side.strip() for side in pair.partition("="))
         if not (alias and model):
             raise ValueError("no alias=model")
         pairs[alias] = model
     return pairs
 
 
-def _parts(text: str) -> SplitResult:
-    """Split an address; raise `ValueError` where its port is no number."""
+def _split_url(text: str) -> SplitResult:
+    """Split a URL; raise `ValueError` if its port is not a number."""
     parts = urlsplit(text)
     _ = parts.port
     return parts
 
 
-def _as_origin(text: str) -> str:
-    """An origin as browsers write it: scheme://host[:port], in lower case; `*` is any.
+def _parse_origin(text: str) -> str:
+    """Write an origin as browsers do: scheme://host[:port], in lower case; `*` stays.
 
-    Raises `ValueError` for an address with a path, a user or no host, and for `null`.
+    Raises `ValueError` for a URL with a path, a user or no host, and for `null`.
     """
     if text == "*":
         return text
-    parts = _parts(text.lower().removesuffix("/"))
+    parts = _split_url(text.lower().removesuffix("/"))
     if parts[2:] != ("", "", "") or not parts.hostname or "@" in parts.netloc:
         raise ValueError("no origin")
     default_port = {"http": 80, "https": 443}.get(parts.scheme)
     return f"{parts.scheme}://{parts.netloc.removesuffix(f':{default_port}')}"
 
 
-def _as_http_address(text: str) -> str:
-    """http[s]://host[:port][/path], with no user in it."""
+def _parse_http_url(text: str) -> str:
+    """Require http[s]://host[:port][/path], without a user."""
     text = text.strip()
-    parts = _parts(text)
+    parts = _split_url(text)
     plain = not (parts.query or parts.fragment or "@" in parts.netloc or " " in text)
     if parts.scheme not in {"http", "https"} or not parts.hostname or not plain:
         raise ValueError("no HTTP address")
@@ -167,19 +167,19 @@ Proxies = Annotated[
     Allowed("addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12"),
 ]
 Origins = Annotated[
-    tuple[Annotated[str, AfterValidator(_as_origin)], ...],
+    tuple[Annotated[str, AfterValidator(_parse_origin)], ...],
     _CommaSeparated,
     Allowed("origins separated by commas, such as https://app.example.com, or *"),
 ]
 Collector = Annotated[
     str,
-    AfterValidator(_as_http_address),
+    AfterValidator(_parse_http_url),
     AllowedAddress(
         "the http:// or https:// address of an OTLP receiver, such as http://localhost:4318, "
         "without a user"
     ),
 ]
-# The titles that settings are shown under: a section goes on until the next of these settings.
+# The title of each section of settings; a section ends where the next of these settings begins.
 SECTIONS = {
     "host": "Address",
     "embedding_model": "Models",
@@ -198,7 +198,7 @@ SECTIONS = {
 
 
 class Settings(EngineSettings, BaseSettings):
-    """The settings of the service: what is not given here is read from the environment.
+    """The settings of the service; those that are not passed are read from the environment.
 
     `load_settings` reads .env and flags as well. Raises `ValidationError` as `EngineSettings` does,
     and `StartupError` for an error in the file of MODELS.
@@ -206,7 +206,7 @@ class Settings(EngineSettings, BaseSettings):
 
     model_config = SettingsConfigDict(
         dotenv_filtering="only_existing",
-        enable_decoding=False,  # Lists are separated by commas, and no JSON.
+        enable_decoding=False,  # Lists are separated by commas and are not JSON.
         env_file_encoding="utf-8-sig",
         env_ignore_empty=True,
     )
@@ -276,7 +276,7 @@ class Settings(EngineSettings, BaseSettings):
         return read_model_entries(Path(value)) if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _agree_on_time(self) -> "Settings":
+    def _check_time_limits(self) -> "Settings":
         if self.rerank_gpu_timeout >= self.request_timeout:
             raise ValueError(
                 f"RERANK_GPU_TIMEOUT={self.rerank_gpu_timeout:g} must be below "
@@ -286,7 +286,7 @@ class Settings(EngineSettings, BaseSettings):
 
     @property
     def requires_token(self) -> bool:
-        """Whether requests must show a token."""
+        """Whether requests need a token."""
         return self.api_token is not None or self.api_tokens_file is not None
 
 
@@ -295,13 +295,13 @@ _KNOWN = _SETTINGS | LIBRARY_VARIABLES | COMPOSE_VARIABLES
 
 
 def load_settings(arguments: Sequence[str] = ()) -> Settings:
-    """Read the settings; raise `StartupError` naming all that is wrong with them.
+    """Read the settings from the command line's `arguments`, the environment and .env.
 
-    `arguments` are those of the command line, where `--help` prints the flags and ends the process.
-    Variables of libraries are copied from .env to the environment.
+    Copies variables of libraries from .env to the environment. With `--help` it prints the flags
+    and ends the process. Raises `StartupError`, which names all that is wrong with the settings.
     """
     flags: dict[str, Any] = parse_flags(arguments)
-    _pass_on(_read_dotenv())
+    _export_library_variables(_read_dotenv())
     try:
         return Settings(_env_file=DOTENV, **flags)
     except ValidationError as error:
@@ -309,7 +309,7 @@ def load_settings(arguments: Sequence[str] = ()) -> Settings:
 
 
 def _read_dotenv() -> dict[str, str | None]:
-    """Return the variables in .env; raise `StartupError` for an unknown name in it."""
+    """Return the variables in .env; raise `StartupError` for unknown names."""
     if not DOTENV.is_file():
         return {}
     try:
@@ -328,23 +328,24 @@ def _read_dotenv() -> dict[str, str | None]:
     return variables
 
 
-def _pass_on(variables: Mapping[str, str | None]) -> None:
-    """Set the libraries' variables that the environment does not set."""
-    already = {name.upper() for name, value in os.environ.items() if value}
+def _export_library_variables(variables: Mapping[str, str | None]) -> None:
+    """Set the libraries' variables in the environment, except those that are set there."""
+    already_set = {name.upper() for name, value in os.environ.items() if value}
     for name, value in variables.items():
-        if value and name.upper() in LIBRARY_VARIABLES - already:
+        if value and name.upper() in LIBRARY_VARIABLES - already_set:
             os.environ[name.upper()] = value
 
 
 def removed_setting(name: str) -> str:
-    """Return the sentence about a setting that is gone."""
-    return f"{name}, which is gone: {REMOVED[name.upper()]}"
+    """Describe a setting that was removed."""
+    return f"{name}, which was removed: {REMOVED[name.upper()]}"
 
 
 def unknown_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
-    """Yield names in the environment that look like settings and are none, with their meaning.
+    """Yield unknown names in the environment, each with the setting that was probably meant.
 
-    They are another server's, or differ from a setting by a letter or two.
+    A name is reported if it is a setting of another server, or if one or two letters differ from a
+    setting of this one.
     """
     for name in sorted(environment):
         upper = name.upper()
@@ -353,27 +354,27 @@ def unknown_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple
             continue
         # `UI` has none: CI and UID, which build machines and shells set, differ by a letter.
         near = [
-            setting for setting in _SETTINGS - {upper, "UI"} if _has_the_letters(upper, setting)
+            setting for setting in _SETTINGS - {upper, "UI"} if _has_same_letters(upper, setting)
         ]
         if upper not in _KNOWN and (found := get_close_matches(upper, near, cutoff=_ALIKE)):
             yield name, found[0]
 
 
-def _has_the_letters(name: str, setting: str) -> bool:
-    """Whether all letters but one or two are the same, in any order."""
-    most = 1 if len(setting) <= _SHORT else 2
-    if abs(len(name) - len(setting)) > most:
+def _has_same_letters(name: str, setting: str) -> bool:
+    """Whether all letters except one or two are the same, in any order."""
+    allowed = 1 if len(setting) <= _SHORT else 2
+    if abs(len(name) - len(setting)) > allowed:
         return False
-    letters, wanted = Counter(name), Counter(setting)
-    return max((letters - wanted).total(), (wanted - letters).total()) <= most
+    letters, expected = Counter(name), Counter(setting)
+    return max((letters - expected).total(), (expected - letters).total()) <= allowed
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the settings that are given as flags, by name in lower case, without empty ones.
+    """Return the settings that flags give, by name in lower case; empty values are left out.
 
     Raises `StartupError` for an unknown flag; `--help` prints all flags and ends the process.
     """
-    known, unknown = _parser().parse_known_args(arguments)
+    known, unknown = _create_parser().parse_known_args(arguments)
     if not unknown:
         flags = vars(known)
         demo = _DEMO if flags.pop("demo", False) else {}
@@ -382,19 +383,19 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     if (name := flag.removeprefix("--").replace("-", "_").upper()) in REMOVED:
         raise StartupError(f"there is no flag {removed_setting(name)}")
     if not flag.startswith("-"):
-        raise StartupError("flags begin with --, and one of the arguments belongs to none")
+        raise StartupError("flags begin with --, and one of the arguments belongs to no flag")
     found = advice("--" + flag.lstrip("-"), _flag, Settings.model_fields)
     raise StartupError(f"there is no flag {flag}: {found}; --help lists all")
 
 
 def _flag(name: str) -> str:
-    """Return the flag of a setting; a variable of a library has none."""
+    """Return the flag of a setting. A variable of a library has no flag, so it is described."""
     if name.upper() in LIBRARY_VARIABLES:
         return f"the variable {name.upper()}, in the environment or in .env"
     return "--" + name.replace("_", "-")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _create_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m app",
         usage="python -m app [--SETTING VALUE ...]",
@@ -425,12 +426,12 @@ def _parser() -> argparse.ArgumentParser:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Raise the message alone: argparse would print a usage of fifty flags."""
+        """Raise the message; argparse would print it after a usage of fifty flags."""
         raise StartupError(message)
 
 
 def sections() -> dict[str, list[str]]:
-    """Return the names of the settings, in lower case, under the titles of their sections."""
+    """Return the names of the settings, in lower case, by the titles of their sections."""
     groups: dict[str, list[str]] = {title: [] for title in SECTIONS.values()}
     title = ""
     for name in Settings.model_fields:
@@ -440,7 +441,7 @@ def sections() -> dict[str, list[str]]:
 
 
 def default(name: str) -> str:
-    """Return the default as a user would write it; empty if there is none."""
+    """Return the default as a user would write it, or an empty string if there is none."""
     value = Settings.model_fields[name].default
     if isinstance(value, bool):
         return str(value).lower()
@@ -448,7 +449,7 @@ def default(name: str) -> str:
 
 
 def meaning(name: str) -> str:
-    """Return what the setting does, in Markdown, after the words that it allows, if any."""
+    """Describe the setting in Markdown, after the words that it allows, if any."""
     field = Settings.model_fields[name]
     description = " ".join((field.description or "").split())
     words = [f"`{word}`" for word in choices(field)]
@@ -456,5 +457,5 @@ def meaning(name: str) -> str:
 
 
 def without_markup(markdown: str) -> str:
-    """Return the same as plain text."""
+    """Return the text without backquotes."""
     return markdown.replace("`", "")

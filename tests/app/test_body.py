@@ -45,7 +45,7 @@ def test_quotation_marks_count_without_commas_too(before, marks, is_too_many) ->
 def test_a_byte_order_mark_before_json_is_ignored() -> None:
     value = body.parse_json(BOM_UTF8 + b'{"sentences": ["a"]}', EmbeddingRequest)
     assert value == {"sentences": ["a"]}
-    with pytest.raises(InvalidRequestError, match="is no JSON"):
+    with pytest.raises(InvalidRequestError, match="is not JSON"):
         body.parse_json(BOM_UTF8 + BOM_UTF8 + b"{}", EmbeddingRequest)
 
 
@@ -184,13 +184,13 @@ def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tell() ->
 async def test_what_is_no_json_is_refused_with_its_size_and_an_example() -> None:
     for content in (b'{"sentences": ["a"', b"\xff", b"x" * 20_000):
         told = await refusal(content)
-        assert f"the body of {len(content)} bytes is no JSON (" in told
+        assert f"the body of {len(content)} bytes is not JSON (" in told
         assert '"sentences"' in told
     assert (await refusal(b"")).startswith("the body is empty: send {")
     large = b'["' + b"\\n" * 200_000
     told = await refusal(large)
     assert (
-        f"the body of {len(large)} bytes is no JSON (EOF while parsing a string at line 1" in told
+        f"the body of {len(large)} bytes is not JSON (EOF while parsing a string at line 1" in told
     )
 
 
@@ -202,7 +202,7 @@ async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_ap
     assert "check_embedding_ctx_length=False" in await refusal(*parts, schemas=SCHEMAS[::-1])
     for byte in (b" ", b"\\"):
         assert "bytes beside its texts" in await refusal(byte * 64_002)
-    assert "no JSON" in await refusal(b" " * 64_000)
+    assert "is not JSON" in await refusal(b" " * 64_000)
 
 
 async def test_what_is_not_declared_as_json_is_not_read_and_who_leaves_sent_nothing_bad() -> None:
@@ -261,10 +261,10 @@ TYPES = {
         ([JSON_TYPE, JSON_TYPE], "is application/json, application/json: send"),
         ([(b"content-encoding", b"")], None),
         ([(b"content-encoding", b"identity, ")], None),
-        ([(b"content-encoding", b"br")], "Content-Encoding is br: send it as it is"),
+        ([(b"content-encoding", b"br")], "Content-Encoding is br: send it uncompressed"),
         (
             [(b"content-encoding", b"identity"), (b"content-encoding", b"GZIP")],
-            "Content-Encoding is GZIP: send it as it is",
+            "Content-Encoding is GZIP: send it uncompressed",
         ),
     ],
     ids=lambda case: str(case)[:60],
@@ -289,14 +289,14 @@ def test_a_body_is_json_in_utf_8_and_says_so_once_where_a_page_sends_it(headers,
 )
 def test_a_long_string_is_not_converted_where_no_text_belongs(model, name, sent) -> None:
     """Pydantic would make UTF-8 of it, and hash that: 50 ms for 32 MiB."""
-    with pytest.raises(InvalidRequestError, match="20000 characters, and no text") as raised:
+    with pytest.raises(InvalidRequestError, match="20000 characters: it takes no text") as raised:
         validate(dict(model.example) | {name: sent}, model)
     assert raised.value.problems[0]["pointer"] == f"/{name}"
     assert not isinstance(raised.value.__context__, ValidationError)
     for size, is_early in ((16_384, False), (16_385, True)):
         with pytest.raises(InvalidRequestError) as raised:
             validate(dict(model.example) | {name: "a" * size}, model)
-        assert ("and no text" in str(raised.value)) is is_early
+        assert ("it takes no text" in str(raised.value)) is is_early
     # A text and a name may be long, and whatever another API's clients send of no interest here.
     long = "a" * 20_000
     (texts,) = model.model_fields.keys() & {"input", "sentences", "texts"}

@@ -110,7 +110,7 @@ def test_a_model_of_another_kind_is_as_unknown_as_one_of_no_kind(
             "EMBEDDING_MODEL and DENSE_EMBEDDING_MODEL have one name, mine: rename a folder",
         ),
         *(
-            ({"models": [ModelEntry(**entry)]}, "MODELS: .* is a name of a model that has a sett")
+            ({"models": [ModelEntry(**entry)]}, "MODELS: .* is already a name of a default model")
             for entry in (
                 {"name": BGE},
                 {"name": "own/bge", "aliases": ["free", "BGE-m3"]},

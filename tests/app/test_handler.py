@@ -338,7 +338,7 @@ async def test_on_a_shared_path_a_field_tells_the_dialect_of_errors_and_of_metri
         assert "the field input[1] is a number" in wrong.json()["detail"].lower()
         neither = await client.post("/embeddings", json={"sentence": []})
         assert (neither.status_code, "error" in neither.json()) == (422, True)
-        assert "other APIs on this path are told by input (OpenAI)" in neither.json()["detail"]
+        assert "other APIs on this path have the field input (OpenAI)" in neither.json()["detail"]
         for body, told in ((b"null", "null"), (b"[]", "a list of 0 items"), (b"7", "a number")):
             for path in ("/embeddings", "/models/fake/embed"):
                 refused = await client.post(path, content=body)

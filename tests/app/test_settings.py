@@ -107,10 +107,13 @@ def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(m
         (["--port"], "argument --port: expected one argument"),
         (["--device=cpu", "--dtype=float16"], "DTYPE=float16 is for GPUs; on a CPU use"),
         (["--models=none.yaml"], "MODELS=none.yaml cannot be read: "),
-        (["--torch-compile"], "there is no flag TORCH_COMPILE, which is gone: it had no effect"),
+        (
+            ["--torch-compile"],
+            "there is no flag TORCH_COMPILE, which was removed: it had no",
+        ),
         (["--hf-token=hush"], "there is no flag --hf-token: it is the variable HF_TOKEN, in the"),
         (["--hf-api-token=hush"], "there is no flag --hf-api-token: here it is the variable HF_T"),
-        (["hush"], "flags begin with --, and one of the arguments belongs to none"),
+        (["hush"], "flags begin with --, and one of the arguments belongs to no flag"),
     ],
 )
 def test_a_flag_that_is_not_right_is_one_sentence(arguments: list[str], sentence: str) -> None:
@@ -186,7 +189,9 @@ def test_variables_of_libraries_are_passed_on_from_dotenv_unless_the_environment
 
 def test_a_setting_that_is_gone_stops_the_start_where_dotenv_names_it(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("TORCH_COMPILE=false\n")
-    with pytest.raises(StartupError, match=r"^\.env sets TORCH_COMPILE, which is gone: it had no"):
+    with pytest.raises(
+        StartupError, match=r"^\.env sets TORCH_COMPILE, which was removed: it had no"
+    ):
         load_settings()
 
 
@@ -218,7 +223,11 @@ def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
     assert dict(unknown_names(environment)) == near
 
 
-@given(st.sampled_from(sorted(listed_settings())), st.integers(0, 50), st.sampled_from(LETTERS))
+# A misspelt `UI` is not reported; see above.
+SETTINGS = sorted(listed_settings().keys() - {"UI"})
+
+
+@given(st.sampled_from(SETTINGS), st.integers(0, 50), st.sampled_from(LETTERS))
 def test_a_letter_too_many_missing_wrong_or_swapped_is_noticed(name, place, letter) -> None:
     place %= len(name)
     before, there, after = name[:place], name[place], name[place + 1 :]

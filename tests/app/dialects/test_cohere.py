@@ -253,4 +253,4 @@ def test_what_cannot_be_embedded_is_said_in_coheres_shape(full, body, status, co
     answer = full.post("/v2/embed", json={"texts": ["a"]} | body)
     assert said in assert_error(answer, status, code)
     told = assert_error(full.post("/v2/embed", json={"input": ["a"]}), 400, "invalid_request")
-    assert "texts is missing, and input is none: call it texts" in told
+    assert "texts is missing: rename input to texts" in told

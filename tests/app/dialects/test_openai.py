@@ -188,7 +188,7 @@ def test_a_text_that_is_too_long_is_cut_and_reported_or_is_an_error(client) -> N
     [
         ({}, "invalid_request", "input", "input"),
         *(
-            ({name: ["a"]}, "invalid_request", "input", f"and {name} is none: call it input")
+            ({name: ["a"]}, "invalid_request", "input", f"rename {name} to input")
             for name in ("inputs", "texts", "sentences")
         ),
         ({"input": []}, "empty_input", None, "empty"),
