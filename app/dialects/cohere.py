@@ -1,4 +1,4 @@
-"""Cohere's vectors and order of documents, which Jina, Voyage, Mixedbread and vLLM order alike."""
+"""Cohere's embed and rerank API. Jina, Voyage, Mixedbread and vLLM have the same rerank API."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -37,11 +37,11 @@ from smart_embedder.requests import EmbedRequest, RerankRequest
 from smart_embedder.results import EmbeddingResult, FloatArray, RerankResult
 from smart_embedder.vectors import quantize
 
-_DOCUMENTS_OF_A_UNIT = 100
+_DOCUMENTS_PER_SEARCH_UNIT = 100
 
 
 def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
-    """Cohere's `message`, and Jina's `detail`."""
+    """Build an error body with Cohere's `message` and Jina's `detail`."""
     return {"id": request_id, "message": error.message, "detail": error.message, "code": error.code}
 
 
@@ -51,7 +51,7 @@ Documents = Annotated[
     list[str],
     FailFast(),
     BeforeValidator(
-        lambda value: list(map(fields.as_text, value)) if isinstance(value, list) else value
+        lambda value: list(map(fields.extract_text, value)) if isinstance(value, list) else value
     ),
     Field(description="Texts, or objects with `text`.", json_schema_extra={"minItems": 1}),
 ]
@@ -69,52 +69,54 @@ class DocumentsRequest(ForeignRequest):
 
     query: Annotated[
         str,
-        BeforeValidator(fields.as_text),
+        BeforeValidator(fields.extract_text),
         Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
     ]
     documents: Documents
     model: str | None = Field(None, description="Any name of the reranker.")
     instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
-    top_n: int | None = Field(None, ge=0, description="The best so many; 0 and null are all.")
+    top_n: int | None = Field(
+        None, ge=0, description="How many documents to return, the best first; 0 and null: all."
+    )
     top_k: int | None = Field(None, ge=0, description="Voyage's name for it.")
     return_documents: bool | None = Field(None, description="Whether the answer repeats the texts.")
     truncate: fields.Truncate = None
     truncation_side: fields.TruncationSide = None
     truncation: fields.Truncation = None
     rank_fields: Annotated[
-        list[str] | None, FailFast(), Field(description="Only `text` is read of a document.")
+        list[str] | None, FailFast(), Field(description="Only `text` is supported.")
     ] = None
     max_tokens_per_doc: int | None = Field(
-        None, ge=1, description="The most tokens of a document that are read."
+        None, ge=1, description="Documents are cut to this many tokens."
     )
     max_doc_length: int | None = Field(None, ge=1, description="Jina's name for it.")
     use_activation: bool | None = Field(
-        None, description="vLLM's: false gives the model's raw scores."
+        None, description="vLLM's: false returns the model's raw scores."
     )
     activation: bool | None = Field(None, description="Its older name.")
     # vLLM's.
-    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
-    max_tokens_per_query: Annotated[fields.Refused, fields.unless()] = None
-    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
-    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
-    chat_template: Annotated[fields.Refused, fields.unless()] = None
-    chat_template_kwargs: Annotated[fields.Refused, fields.unless()] = None
-    # Cohere's: a document is not split here.
-    max_chunks_per_doc: Annotated[fields.Refused, fields.unless()] = None
+    truncate_prompt_tokens: Annotated[fields.Unsupported, fields.allow_only(-1)] = None
+    max_tokens_per_query: Annotated[fields.Unsupported, fields.allow_only()] = None
+    add_special_tokens: Annotated[fields.Unsupported, fields.allow_only(True)] = None
+    padding: Annotated[fields.Unsupported, fields.allow_only("do_not_pad")] = None
+    chat_template: Annotated[fields.Unsupported, fields.allow_only()] = None
+    chat_template_kwargs: Annotated[fields.Unsupported, fields.allow_only()] = None
+    # Cohere's: this service does not split documents.
+    max_chunks_per_doc: Annotated[fields.Unsupported, fields.allow_only()] = None
     # Jina's.
-    max_query_length: Annotated[fields.Refused, fields.unless()] = None
-    return_embeddings: Annotated[fields.Refused, fields.unless(False)] = None
+    max_query_length: Annotated[fields.Unsupported, fields.allow_only()] = None
+    return_embeddings: Annotated[fields.Unsupported, fields.allow_only(False)] = None
     # Mixedbread's.
-    rewrite_query: Annotated[fields.Refused, fields.unless(False)] = None
+    rewrite_query: Annotated[fields.Unsupported, fields.allow_only(False)] = None
 
     @property
-    def is_voyages(self) -> bool:
-        """Whether it has fields that Voyage's clients send, which read another list."""
+    def is_from_voyage(self) -> bool:
+        """Whether the request has fields of Voyage's clients, which read `data`, not `results`."""
         return not self.model_fields_set.isdisjoint({"top_k", "truncation"})
 
 
 class DocumentText(BaseModel):
-    """A document as it was read."""
+    """The text of a document."""
 
     text: str
 
@@ -122,13 +124,13 @@ class DocumentText(BaseModel):
 class RankedDocument(BaseModel):
     """One document and its relevance."""
 
-    index: Annotated[int, Field(description="Place in the request.")]
+    index: Annotated[int, Field(description="Position in the request.")]
     relevance_score: float
     document: DocumentText | None = None
 
 
 class VoyageDocument(BaseModel):
-    """One document and its relevance, as Voyage has it."""
+    """One document and its relevance, in Voyage's form."""
 
     index: int
     relevance_score: float
@@ -136,7 +138,7 @@ class VoyageDocument(BaseModel):
 
 
 class DocumentsMeta(BaseModel):
-    """Cohere's accounts."""
+    """Cohere's billed units."""
 
     api_version: dict[str, str]
     billed_units: dict[str, int]
@@ -144,21 +146,21 @@ class DocumentsMeta(BaseModel):
 
 
 class DocumentsResponse(BaseModel):
-    """The documents by falling relevance."""
+    """The documents, the most relevant first."""
 
     id: str
     model: str
     results: list[RankedDocument]
-    object: Literal["list"] | None = Field(None, description="Beside data.")
+    object: Literal["list"] | None = Field(None, description="Present if `data` is.")
     data: list[VoyageDocument] | None = Field(
-        None, description="The same as Voyage has it, for a request with top_k or truncation."
+        None, description="The results in Voyage's form, if the request has top_k or truncation."
     )
     meta: DocumentsMeta
     usage: Usage
 
 
 class CohereError(BaseModel):
-    """Cohere's shape of an error, with Jina's `detail`."""
+    """An error in Cohere's form, with Jina's `detail`."""
 
     id: str
     message: str
@@ -167,26 +169,25 @@ class CohereError(BaseModel):
 
 
 async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
-    """The relevance of each document to the query, from 0 to 1, the best first."""
+    """Score the relevance of each document to the query from 0 to 1, the best first."""
     if body.rank_fields not in (None, [], ["text"]):
         raise InvalidRequestError(
-            "the field rank_fields may name text alone: put what is to be read there"
+            "the field rank_fields may name only text: put what the model should read there"
         )
     model = call.service.catalogue.reranker(body.model)
-    how = fields.value_of(body, "truncate", "truncation")
-    longest = fields.value_of(body, "max_tokens_per_doc", "max_doc_length")
-    truncation = fields.truncation_of(how, body.truncation_side, longest)
-    most = fields.value_of(body, "top_n", "top_k")
+    truncate = fields.merge_aliases(body, "truncate", "truncation")
+    max_tokens = fields.merge_aliases(body, "max_tokens_per_doc", "max_doc_length")
+    limit = fields.merge_aliases(body, "top_n", "top_k")
     request = RerankRequest(
         body.query,
         body.documents,
-        normalize=fields.value_of(body, "use_activation", "activation") is not False,
+        normalize=fields.merge_aliases(body, "use_activation", "activation") is not False,
         instruction=body.instruction,
-        truncation=truncation,
+        truncation=fields.build_truncation(truncate, body.truncation_side, max_tokens),
     )
     result = await rerank(call, request, model, "documents")
     name = "" if model is None else model.name
-    ranked = rank_by_score(result.scores)[: most or None]
+    ranked = rank_by_score(result.scores)[: limit or None]
     render = partial(_render_ranking, body, ranked, result, name, call.context.request_id)
     return await call.render(render)
 
@@ -198,12 +199,12 @@ def _render_ranking(
     model: str,
     request_id: str,
 ) -> Iterator[bytes]:
-    results = render_list(_ranked_documents(body, ranked))
+    results = render_list(_format_documents(body, ranked))
     answer: dict[str, Any] = {"id": request_id, "model": model, "results": results}
-    if body.is_voyages:
+    if body.is_from_voyage:
         answer["object"] = "list"
-        answer["data"] = render_list(_ranked_documents(body, ranked, as_voyage=True))
-    search_units = math.ceil(len(body.documents) / _DOCUMENTS_OF_A_UNIT)
+        answer["data"] = render_list(_format_documents(body, ranked, as_voyage=True))
+    search_units = math.ceil(len(body.documents) / _DOCUMENTS_PER_SEARCH_UNIT)
     answer["meta"] = {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": search_units},
@@ -212,7 +213,7 @@ def _render_ranking(
     return render_object(answer | {"usage": usage_as_json(result.tokens)})
 
 
-def _ranked_documents(
+def _format_documents(
     body: DocumentsRequest, ranked: list[tuple[int, np.float32]], *, as_voyage: bool = False
 ) -> Iterator[dict[str, Any]]:
     for index, score in ranked:
@@ -223,7 +224,7 @@ def _ranked_documents(
         yield item
 
 
-_TAG = {"name": COHERE.name, "description": "Reranking, and Cohere's vectors."}
+_TAG = {"name": COHERE.name, "description": "Reranking, and Cohere's embeddings."}
 
 router = Router(COHERE, CohereError, [_TAG], tags=[_TAG["name"]])
 
@@ -243,40 +244,42 @@ class CohereEmbedRequest(ForeignRequest):
     model: str | None = Field(None, description="Any name of an embedding model.")
     input_type: (
         Literal["search_document", "search_query", "classification", "clustering"] | None
-    ) = Field(None, description="Queries get the model's prompt for queries, where it has one.")
+    ) = Field(None, description="Queries get the model's prompt for queries, if it has one.")
     embedding_types: fields.EmbeddingTypes | None = Field(None, description="`float` by default.")
-    output_dimension: int | None = Field(None, ge=1, description="Fewer, if the model can.")
+    output_dimension: int | None = Field(
+        None, ge=1, description="Fewer dimensions, if the model supports that."
+    )
     truncate: Annotated[
         Literal["NONE", "START", "END"] | None,
-        fields.AnyCase(str.upper),
-        Field(description="Which end of a text that is too long is cut; NONE: it is an error."),
+        fields.fold_case(str.upper),
+        Field(description="The end at which a long text is cut; NONE: a long text is an error."),
     ] = None
-    images: Annotated[fields.Refused, fields.unless()] = None
+    images: Annotated[fields.Unsupported, fields.allow_only()] = None
     inputs: Annotated[
-        fields.Refused,
-        fields.unless(),
-        Field(description="Instead of texts: each with `content` of one text."),
+        fields.Unsupported,
+        fields.allow_only(),
+        Field(description="Instead of `texts`: objects whose `content` is one text."),
     ] = None
-    max_tokens: int | None = Field(None, ge=1, description="Tokens that are read.")
+    max_tokens: int | None = Field(None, ge=1, description="Texts are cut to this many tokens.")
 
     @model_validator(mode="before")
     @classmethod
     def _read_inputs(cls, value: Any) -> Any:
-        """Take the texts from `inputs` where these stand in their place."""
+        """Move the texts of `inputs` to `texts`."""
         if not isinstance(value, dict) or "texts" in value:
             return value
         inputs = value.get("inputs")
         if not isinstance(inputs, list):
             return value
         texts = []
-        for each in inputs:
-            match each:
+        for item in inputs:
+            match item:
                 case {"content": [{"type": "text", "text": str(text)}]}:
                     texts.append(text)
                 case _:
                     raise PydanticCustomError(
                         "inputs",
-                        "of the field inputs, only content of one text is read: send texts",
+                        "each item of the field inputs must have content of one text: send texts",
                     )
         return value | {"texts": texts, "inputs": None}
 
@@ -308,13 +311,13 @@ AnyCohereEmbeddings = Annotated[
 
 @router.work("/v2/embed", CohereEmbeddings, summary="Embed texts")
 async def embed_v2(body: CohereEmbedRequest, call: Call) -> Response:
-    """A dense vector of each text, of unit length, in each of the types asked for."""
+    """Embed each text as a dense vector of unit length, in each requested type."""
     return await _embed(body, call, "2")
 
 
 @router.work("/v1/embed", AnyCohereEmbeddings, summary="Embed texts")
 async def embed_v1(body: CohereEmbedRequest, call: Call) -> Response:
-    """The same; without `embedding_types` the vectors are a list and not an object."""
+    """Embed texts as /v2/embed does; without `embedding_types` the vectors are a list."""
     return await _embed(body, call, "1")
 
 
@@ -324,8 +327,8 @@ async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response
     request = EmbedRequest(
         body.texts,
         normalize_dense=True,
-        truncation=fields.truncation_of(body.truncate, max_tokens=body.max_tokens),
-        # Where a model has no prompt for classification or clustering, they are documents, too.
+        truncation=fields.build_truncation(body.truncate, max_tokens=body.max_tokens),
+        # A model without a prompt for classification or clustering reads the text as a document.
         input_type=task.input_type or "document",
         preferred_prompts=task.prompts,
         dimensions=body.output_dimension,
@@ -338,14 +341,14 @@ async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response
 def _render_embeddings(
     body: CohereEmbedRequest, result: EmbeddingResult, request_id: str, version: str
 ) -> Iterator[bytes]:
-    vectors = [each.dense for each in result.embeddings if each.dense is not None]
+    vectors = [item.dense for item in result.embeddings if item.dense is not None]
     by_type = version != "1" or bool(body.embedding_types)
-    kinds: list[fields.EmbeddingType] = body.embedding_types or ["float"]
-    made: dict[str, Iterator[bytes]] = {kind: _rendered(vectors, kind) for kind in kinds}
+    types: list[fields.EmbeddingType] = body.embedding_types or ["float"]
+    rendered: dict[str, Iterator[bytes]] = {name: _render_vectors(vectors, name) for name in types}
     return render_object(
         {
             "id": request_id,
-            "embeddings": render_object(made) if by_type else made["float"],
+            "embeddings": render_object(rendered) if by_type else rendered["float"],
             "texts": render_list(map(text_as_json, body.texts)),
             "meta": {
                 "api_version": {"version": version},
@@ -356,6 +359,6 @@ def _render_embeddings(
     )
 
 
-def _rendered(vectors: list[FloatArray], kind: fields.EmbeddingType) -> Iterator[bytes]:
-    made = (quantize(vector, fields.DTYPES[kind]).values for vector in vectors)
-    return render_list(vector_as_json(each, as_base64=kind == "base64") for each in made)
+def _render_vectors(vectors: list[FloatArray], type_: fields.EmbeddingType) -> Iterator[bytes]:
+    quantized = (quantize(vector, fields.DTYPES[type_]).values for vector in vectors)
+    return render_list(vector_as_json(values, as_base64=type_ == "base64") for values in quantized)

@@ -1,4 +1,4 @@
-"""embedding-server's /api/v1/embed: TEI's request, answered with usage and times."""
+"""embedding-server's /api/v1/embed: TEI's request, and a response with usage and timings."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +16,7 @@ from smart_embedder.results import EmbeddingResult
 
 _TAG = {"name": "embedding-server"}
 
-# Its errors are text-embeddings-inference's.
+# Errors have TEI's form.
 router = Router(tei_schemas.TEI, tei_schemas.TeiError, [_TAG], tags=[_TAG["name"]])
 
 
@@ -34,7 +34,7 @@ class IndexedVector(BaseModel):
 
 
 class StageTimes(BaseModel):
-    """How long each stage took, such as `120µs` or `2.5ms`."""
+    """Duration of each stage, such as `120µs` or `2.5ms`."""
 
     tokenization: str
     queue: str
@@ -51,8 +51,8 @@ class EmbeddingServerResponse(BaseModel):
 
 @router.work("/api/v1/embed", EmbeddingServerResponse, summary="Embed texts")
 async def embed_inputs(body: EmbeddingServerRequest, call: Call) -> Response:
-    """One dense vector for each text. Errors are text-embeddings-inference's."""
-    result = await tei.embed_dense(body, call)
+    """Embed each text as one dense vector. Errors are text-embeddings-inference's."""
+    result = await tei.compute_dense(body, call)
     return await call.render(partial(_render, result))
 
 
@@ -67,16 +67,16 @@ def _render(result: EmbeddingResult) -> Iterator[bytes]:
             "data": render_list(vectors),
             "usage": usage_as_json(result.tokens),
             "timings": {
-                "tokenization": _duration(timings.tokenize),
-                "queue": _duration(timings.queue),
-                "inference": _duration(timings.inference),
+                "tokenization": _format_duration(timings.tokenize),
+                "queue": _format_duration(timings.queue),
+                "inference": _format_duration(timings.inference),
             },
         }
     )
 
 
-def _duration(seconds: float) -> str:
-    """Three digits and the unit that suits them."""
+def _format_duration(seconds: float) -> str:
+    """Format a duration with three digits, in the largest unit of which it has at least one."""
     units = ((1, "s"), (1e-3, "ms"), (1e-6, "µs"))
-    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
-    return f"{seconds / size:.3g}{unit}"
+    scale, unit = next(((scale, unit) for scale, unit in units if seconds >= scale), units[-1])
+    return f"{seconds / scale:.3g}{unit}"

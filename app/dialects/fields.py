@@ -1,4 +1,4 @@
-"""Types of fields that several dialects share, and what is made of fields with several names."""
+"""Field types that several dialects share, and readers of fields that have several names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from smart_embedder.errors import InvalidRequestError
 from smart_embedder.requests import InputType, Side, TruncationOptions
 from smart_embedder.vectors import OutputDtype
 
-_LONGEST_WORD = 32
+_MAX_CHOICE_LENGTH = 32
 NumberType = Literal["float", "int8", "uint8", "binary", "ubinary"]
 EmbeddingType = Literal["base64", NumberType]
 EmbeddingTypes = Annotated[list[EmbeddingType], Field(fail_fast=True)]
-# The numbers behind each type.
+# The engine's number type for each type of the APIs.
 DTYPES: Mapping[EmbeddingType, OutputDtype] = {
     "float": "float32",
     "base64": "float32",
@@ -31,15 +31,15 @@ DTYPES: Mapping[EmbeddingType, OutputDtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What texts are for: their type, and the names that models give to a prompt for just this."""
+    """The purpose of texts: the input type, and the names of prompts that models have for it."""
 
     input_type: InputType | None = None
     prompts: tuple[str, ...] = ()
 
 
-_CODE = ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa")
-# By the values of `input_type` (Azure, Cohere, NVIDIA, Voyage), `task` (Jina) and `task_type`
-# (Nomic). A model without a prompt of these names reads the one for the type, or its default.
+_CODE_TASKS = ("code", "nl2code", "code2code", "code2nl", "code2completion", "qa")
+# Keys are the values of `input_type` (Azure, Cohere, NVIDIA, Voyage), `task` (Jina) and `task_type`
+# (Nomic). A model without a prompt of these names uses the one for the type, or its default.
 TASKS: Mapping[str, Task] = {
     "text": Task(),
     "query": Task("query"),
@@ -53,41 +53,41 @@ TASKS: Mapping[str, Task] = {
     "clustering": Task(None, ("clustering", "Clustering")),
     "separation": Task(None, ("separation", "clustering", "Clustering")),
     "text-matching": Task(None, ("text-matching", "STS")),
-    **{f"{each}.query": Task("query", (f"{each}.query", f"{each}_query")) for each in _CODE},
+    **{f"{task}.query": Task("query", (f"{task}.query", f"{task}_query")) for task in _CODE_TASKS},
     **{
-        f"{each}.passage": Task(
-            "document", (f"{each}.passage", f"{each}_document", f"{each}_passage")
+        f"{task}.passage": Task(
+            "document", (f"{task}.passage", f"{task}_document", f"{task}_passage")
         )
-        for each in _CODE
+        for task in _CODE_TASKS
     },
 }
 
 
-def AnyCase(fold: Callable[[str], str]) -> BeforeValidator:  # noqa: N802 - stands among types
-    """Folds the case of a string before its value is checked, unless it is long for one."""
+def fold_case(fold: Callable[[str], str]) -> BeforeValidator:
+    """Return a validator that folds the case of a string, unless it is too long to be a choice."""
 
-    def folded(value: Any) -> Any:
-        return fold(value) if isinstance(value, str) and len(value) <= _LONGEST_WORD else value
+    def fold_choice(value: Any) -> Any:
+        return fold(value) if isinstance(value, str) and len(value) <= _MAX_CHOICE_LENGTH else value
 
-    return BeforeValidator(folded)
-
-
-# A field of another server that is not read here: it stands in a schema with `unless`.
-Refused = Annotated[Any, Field(description="Refused.")]
+    return BeforeValidator(fold_choice)
 
 
-def unless(*harmless: Any) -> AfterValidator:
-    """Refuses every value of a field but null, empty and `harmless` ones, which change nothing.
+# A field of another server that this service does not support; use it with `allow_only`.
+Unsupported = Annotated[Any, Field(description="Refused.")]
+
+
+def allow_only(*harmless: Any) -> AfterValidator:
+    """Return a validator that refuses all values except null, empty and `harmless` ones.
 
     As everywhere in these bodies, a string may stand for a number or a boolean. A list may hold one
     value for each text.
     """
     shown = f"nothing but {orjson.dumps(harmless[0]).decode()} is" if harmless else "this is not"
-    strings = {str(each).casefold() for each in harmless}
+    strings = {str(value).casefold() for value in harmless}
 
     def is_harmless(value: Any) -> bool:
         if isinstance(value, str):
-            return len(value) <= _LONGEST_WORD and value.casefold() in strings
+            return len(value) <= _MAX_CHOICE_LENGTH and value.casefold() in strings
         return value in harmless
 
     def check(value: Any) -> Any:
@@ -95,40 +95,44 @@ def unless(*harmless: Any) -> AfterValidator:
             return value
         if isinstance(value, list) and all(map(is_harmless, value)):
             return value
-        raise PydanticCustomError("refused", f"{shown} done here, so leave it out")
+        raise PydanticCustomError("refused", f"{shown} supported here: leave the field out")
 
     return AfterValidator(check)
 
 
 Truncate = Annotated[
     bool | Literal["NONE", "START", "END"] | None,
-    AnyCase(str.upper),
-    Field(description="Cut texts that are too long, as by default; false or NONE: an error."),
+    fold_case(str.upper),
+    Field(description="Cut long texts, the default; false or NONE: a long text is an error."),
 ]
 Truncation = Annotated[bool | None, Field(description="Voyage's name for it.")]
 TruncationSide = Annotated[
-    Side | None, Field(description="Where texts are cut; left: the beginning.")
+    Side | None, Field(description="The side at which texts are cut; left: the beginning.")
 ]
 _SIDES: Mapping[Any, Side] = {"START": "left", "END": "right"}
 
 
-def truncation_of(
-    how: bool | str | None, side: Side | None = None, max_tokens: int | None = None
+def build_truncation(
+    truncate: bool | str | None, side: Side | None = None, max_tokens: int | None = None
 ) -> TruncationOptions:
-    """How texts are cut, from the values of `Truncate` and `TruncationSide`.
+    """Convert the values of `Truncate` and `TruncationSide` to the engine's options.
 
     Raises `InvalidRequestError` for values that contradict each other.
     """
-    if side is not None and _SIDES.get(how, side) != side:
+    if side is not None and _SIDES.get(truncate, side) != side:
         raise InvalidRequestError("the fields truncate and truncation_side differ: send one")
-    truncate = how not in {False, "NONE"}
-    options = TruncationOptions(truncate, _SIDES.get(how, side or "right"), max_tokens)
+    options = TruncationOptions(
+        truncate not in {False, "NONE"}, _SIDES.get(truncate, side or "right"), max_tokens
+    )
     check_truncation(options.truncate, options.side)
     return options
 
 
-def value_of(body: BaseModel, *names: str) -> Any:
-    """The value of a field with several names; raises `InvalidRequestError` for two values."""
+def merge_aliases(body: BaseModel, *names: str) -> Any:
+    """Return the value of a field with several names; raise `InvalidRequestError` if they differ.
+
+    Returns None if no name is set.
+    """
     values = [value for name in names if (value := getattr(body, name)) is not None]
     if any(value != values[0] for value in values):
         raise InvalidRequestError(
@@ -138,11 +142,11 @@ def value_of(body: BaseModel, *names: str) -> Any:
     return values[0] if values else None
 
 
-def _as_texts(value: Any) -> Any:
-    """A list of one text for a text; the error for token ids says how to send texts."""
+def _wrap_text(value: Any) -> Any:
+    """Put a single text into a list; refuse token ids with advice on how to send texts."""
     if isinstance(value, str):
         return [value]
-    if isinstance(value, list) and value and _are_token_ids(value[0]):
+    if isinstance(value, list) and value and _is_token_ids(value[0]):
         raise PydanticCustomError(
             "token_ids",
             f"it holds token ids, and those of another model mean nothing here: {TEXTS_ADVICE}",
@@ -150,42 +154,41 @@ def _as_texts(value: Any) -> Any:
     return value
 
 
-def _are_token_ids(item: Any) -> bool:
+def _is_token_ids(item: Any) -> bool:
     if isinstance(item, list):
-        return all(isinstance(each, int) for each in item[:1])
+        return all(isinstance(token_id, int) for token_id in item[:1])
     return isinstance(item, int) and not isinstance(item, bool)
 
 
-def as_text(value: Any) -> Any:
-    """The text of an object that has one."""
+def extract_text(value: Any) -> Any:
+    """Return the `text` of an object; return any other value unchanged."""
     return value["text"] if isinstance(value, dict) and "text" in value else value
 
 
-def _of_objects(value: Any) -> Any:
-    """The texts of Jina's objects, which hold nothing else, such as an image."""
+def _extract_texts(value: Any) -> Any:
+    """Replace Jina's objects by their texts, except objects with other content such as an image."""
     items = value if isinstance(value, list) else [value]
     texts = [
-        as_text(item) if isinstance(item, dict) and item.keys() <= {"id", "text"} else item
+        extract_text(item) if isinstance(item, dict) and item.keys() <= {"id", "text"} else item
         for item in items
     ]
     return texts if isinstance(value, list) else texts[0]
 
 
 _NOT_EMPTY: dict[str, Any] = {"minItems": 1}
-# A list, as it is described, or one text.
+# The schema describes a list; one text is accepted, too.
 TextsOrText = Annotated[
     list[str],
     FailFast(),
-    BeforeValidator(_as_texts),
-    Field(description="Texts, each for itself; or one text.", json_schema_extra=_NOT_EMPTY),
+    BeforeValidator(_wrap_text),
+    Field(description="A list of texts, or one text.", json_schema_extra=_NOT_EMPTY),
 ]
-# The same, of texts or objects.
 TextsOrObjects = Annotated[
     list[str],
     FailFast(),
-    BeforeValidator(lambda value: _as_texts(_of_objects(value))),
+    BeforeValidator(lambda value: _wrap_text(_extract_texts(value))),
     Field(
-        description="Texts, each for itself; or one text. Objects may have `text` alone.",
+        description="A list of texts, or one text. A text may be an object with only `text`.",
         json_schema_extra=_NOT_EMPTY,
     ),
 ]

@@ -26,35 +26,17 @@ from app.answers import (
     vectors_of,
 )
 from app.catalogue import ServedModel
-from app.context import (
-    Dialect,
-    Endpoint,
-    ErrorFacts,
-)
+from app.context import Dialect, Endpoint, ErrorFacts
 from app.dialects import fields
 from app.error_responses import NO_422
 from app.handler import Call, embed, find_embedder
-from app.response_schemas import (
-    SparseIndices,
-    TruncationWarning,
-    Usage,
-)
+from app.response_schemas import SparseIndices, TruncationWarning, Usage
 from app.routing import Router
 from app.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.requests import (
-    EmbedRequest,
-    Outputs,
-    TruncationOptions,
-    check_rendering,
-)
+from smart_embedder.requests import EmbedRequest, Outputs, TruncationOptions, check_rendering
 from smart_embedder.results import EmbeddingResult
-from smart_embedder.vectors import (
-    MAX_POOL_FACTOR,
-    MuveraSide,
-    OutputDtype,
-    quantize,
-)
+from smart_embedder.vectors import MAX_POOL_FACTOR, MuveraSide, OutputDtype, quantize
 
 _ERROR_TYPES: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -64,20 +46,20 @@ _ERROR_TYPES: Mapping[int, str] = {
 
 
 def error_details(error: ErrorFacts) -> dict[str, Any]:
-    """OpenAI's `error`."""
-    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    kind = "server_error" if server_error else "invalid_request_error"
+    """Build OpenAI's `error` object."""
+    is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    default_type = "server_error" if is_server_error else "invalid_request_error"
     pointer = error.problems[0]["pointer"] if error.problems else ""
     return {
         "message": error.message,
-        "type": _ERROR_TYPES.get(error.status, kind),
+        "type": _ERROR_TYPES.get(error.status, default_type),
         "param": pointer.split("/")[1] if pointer else None,
         "code": error.code,
     }
 
 
 def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    """OpenAI's `error`, and beside it the sentence where Voyage's clients read it."""
+    """Build an error body with OpenAI's `error`, and `detail` for Voyage's clients."""
     return {"error": error_details(error), "detail": error.message}
 
 
@@ -85,8 +67,8 @@ OPENAI = Dialect("OpenAI", _error_body, NO_422)
 
 
 @dataclass(frozen=True, slots=True)
-class VectorForm:
-    """How vectors are written: as `dtype`, or, with `types`, as an object with each of these."""
+class VectorFormat:
+    """The format of dense vectors: numbers of `dtype`, or an object with one vector per `types`."""
 
     dtype: OutputDtype
     as_base64: bool
@@ -97,7 +79,7 @@ def _unique(
     types: fields.EmbeddingType | list[fields.EmbeddingType] | None,
 ) -> tuple[fields.EmbeddingType, ...]:
     listed = types if isinstance(types, list) else [types]
-    return tuple(dict.fromkeys(each for each in listed if each is not None))
+    return tuple(dict.fromkeys(type_ for type_ in listed if type_ is not None))
 
 
 class OpenAIEmbeddingRequest(ForeignRequest):
@@ -110,26 +92,29 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     input: fields.TextsOrObjects
     model: str | None = Field(None, description="Any name of an embedding model; see /v1/models.")
     encoding_format: fields.EmbeddingType | SkipJsonSchema[fields.EmbeddingTypes] | None = Field(
-        None, description="base64 is of little-endian float32; the official clients ask for it."
+        None, description="base64: little-endian float32; the official clients request it."
     )
     embedding_type: fields.EmbeddingType | SkipJsonSchema[fields.EmbeddingTypes] | None = Field(
-        None, description="Jina's name for it, and for `output_dtype`; several: an object."
+        None,
+        description="Jina's name for it and for `output_dtype`; a list returns an object of types.",
     )
     output_dtype: fields.NumberType | None = Field(
-        None, description="Fewer bits; as in /embeddings/."
+        None, description="Number type with fewer bits; as in /embeddings/."
     )
-    dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Fewer dimensions, if the model supports that."
+    )
     output_dimension: int | None = Field(None, ge=1, description="The same.")
     dimensionality: int | None = Field(None, ge=1, description="The same.")
     input_type: str | None = Field(
         None,
-        description="What the texts are for: query, document, classification and others; the "
-        "model's prompt for it is read, if it has one.",
+        description="The purpose of the texts: query, document, classification and others; the "
+        "model's prompt for it is put before each text, if it has one.",
     )
     task: str | None = Field(None, description="Jina's name for it.")
     task_type: str | None = Field(None, description="Nomic's name for it.")
     prompt: str | None = Field(
-        None, description="Read before each text.", json_schema_extra=PROMPT_SCHEMA
+        None, description="Put before each text.", json_schema_extra=PROMPT_SCHEMA
     )
     prompt_name: str | None = Field(
         None, description="A prompt of the model's sentence-transformers configuration."
@@ -138,70 +123,75 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     truncation: fields.Truncation = None
     truncation_strategy: fields.Truncate = Field(None, description="Mixedbread's name for it.")
     truncation_side: fields.TruncationSide = None
-    normalize: bool | None = Field(None, description="To unit length, as by default.")
+    normalize: bool | None = Field(None, description="Scale to unit length, the default.")
     normalized: bool | None = Field(None, description="Jina's name for it.")
     use_activation: bool | None = Field(None, description="vLLM's name for it.")
-    return_sparse: bool | None = Field(None, description="Lexical weights, too: an extension.")
+    return_sparse: bool | None = Field(
+        None, description="Also return lexical weights: an extension."
+    )
     return_colbert: bool | None = Field(
-        None, description="One vector for each token, too: an extension."
+        None, description="Also return one vector for each token: an extension."
     )
     colbert_pool_factor: int | None = Field(
         None, ge=2, le=MAX_POOL_FACTOR, description="As in /embeddings/: an extension."
     )
     muvera: MuveraSide | None = Field(None, description="As in /embeddings/: an extension.")
     # vLLM's.
-    truncate_prompt_tokens: Annotated[fields.Refused, fields.unless(-1)] = None
-    add_special_tokens: Annotated[fields.Refused, fields.unless(True)] = None
-    padding: Annotated[fields.Refused, fields.unless("do_not_pad")] = None
-    embed_dtype: Annotated[fields.Refused, fields.unless("float32")] = None
-    endianness: Annotated[fields.Refused, fields.unless("little", "native")] = None
-    messages: Annotated[fields.Refused, fields.unless()] = None
+    truncate_prompt_tokens: Annotated[fields.Unsupported, fields.allow_only(-1)] = None
+    add_special_tokens: Annotated[fields.Unsupported, fields.allow_only(True)] = None
+    padding: Annotated[fields.Unsupported, fields.allow_only("do_not_pad")] = None
+    embed_dtype: Annotated[fields.Unsupported, fields.allow_only("float32")] = None
+    endianness: Annotated[fields.Unsupported, fields.allow_only("little", "native")] = None
+    messages: Annotated[fields.Unsupported, fields.allow_only()] = None
     # Jina's.
-    late_chunking: Annotated[fields.Refused, fields.unless(False)] = None
-    return_multivector: Annotated[fields.Refused, fields.unless(False)] = None
+    late_chunking: Annotated[fields.Unsupported, fields.allow_only(False)] = None
+    return_multivector: Annotated[fields.Unsupported, fields.allow_only(False)] = None
     # NVIDIA's.
-    modality: Annotated[fields.Refused, fields.unless("text")] = None
+    modality: Annotated[fields.Unsupported, fields.allow_only("text")] = None
     # Nomic's.
-    long_text_mode: Annotated[fields.Refused, fields.unless("truncate")] = None
-    max_tokens_per_text: Annotated[fields.Refused, fields.unless()] = None
-    # What several name the task in words, which models read as a prompt.
-    instruction: Annotated[fields.Refused, fields.unless()] = None
+    long_text_mode: Annotated[fields.Unsupported, fields.allow_only("truncate")] = None
+    max_tokens_per_text: Annotated[fields.Unsupported, fields.allow_only()] = None
+    # Several servers' name for a task in words, which becomes part of the prompt.
+    instruction: Annotated[fields.Unsupported, fields.allow_only()] = None
 
     @property
-    def form(self) -> VectorForm:
-        """How vectors are written; raises `InvalidRequestError` for fields that differ."""
+    def vector_format(self) -> VectorFormat:
+        """The format of the vectors; raises `InvalidRequestError` for fields that differ."""
         formats, types = _unique(self.encoding_format), _unique(self.embedding_type)
-        different = InvalidRequestError(
+        conflict = InvalidRequestError(
             "the fields encoding_format, embedding_type and output_dtype differ: send one of them"
         )
         if len(formats) > 1 or len(types) > 1:
             several, other = (formats, types) if len(formats) > 1 else (types, formats)
             if self.output_dtype is not None or other not in {(), ("float",), ("base64",)}:
-                raise different
+                raise conflict
             if self.return_colbert:
                 raise InvalidRequestError(
-                    "the fields return_colbert and embedding_type exclude each other where that "
-                    "names several types: send one type"
+                    "the fields return_colbert and embedding_type conflict: return_colbert allows "
+                    "one type"
                 )
-            return VectorForm("float32", as_base64="base64" in other, types=several)
+            return VectorFormat("float32", as_base64="base64" in other, types=several)
         numbers = {*types, self.output_dtype} - {None, "base64"}
-        # Clients send it by default, beside the type that they want.
+        # Clients send "float" by default, even with another type in another field.
         if formats != ("float",):
             numbers |= {*formats} - {"base64"}
         if len(numbers) > 1 or {"float", "base64"} == {*formats, *types}:
-            raise different
-        kind: Any = next(iter(numbers), "float")
-        return VectorForm(fields.DTYPES[kind], as_base64="base64" in {*formats, *types})
+            raise conflict
+        type_: Any = next(iter(numbers), "float")
+        return VectorFormat(fields.DTYPES[type_], as_base64="base64" in {*formats, *types})
 
     @property
     def truncation_options(self) -> TruncationOptions:
-        """How texts are cut."""
-        how = fields.value_of(self, "truncate", "truncation", "truncation_strategy")
-        return fields.truncation_of(how, self.truncation_side)
+        """The fields about truncation as the engine's options."""
+        truncate = fields.merge_aliases(self, "truncate", "truncation", "truncation_strategy")
+        return fields.build_truncation(truncate, self.truncation_side)
 
     @property
-    def known_task(self) -> fields.Task:
-        """What the texts are for; raises `InvalidRequestError` for an unknown value, or for two."""
+    def merged_task(self) -> fields.Task:
+        """The purpose of the texts, from three fields.
+
+        Raises `InvalidRequestError` for an unknown value, and for fields that differ.
+        """
         tasks = []
         for name in ("input_type", "task", "task_type"):
             value = getattr(self, name)
@@ -212,22 +202,22 @@ class OpenAIEmbeddingRequest(ForeignRequest):
                     f"the field {name} is unknown: send {', '.join(fields.TASKS)}, or leave it out"
                 )
             tasks.append(fields.TASKS[value])
-        types = {each.input_type for each in tasks if each.input_type is not None}
+        types = {task.input_type for task in tasks if task.input_type is not None}
         if len(types) > 1:
             raise InvalidRequestError(
                 "the fields input_type, task and task_type differ: send one of them"
             )
-        prompts = tuple(prompt for each in tasks for prompt in each.prompts)
+        prompts = tuple(prompt for task in tasks for prompt in task.prompts)
         return fields.Task(next(iter(types), None), prompts)
 
 
 class OpenAIItem(BaseModel):
-    """What there is of one text beside its dense vector."""
+    """The fields of one text other than its dense vector."""
 
     object: Literal["embedding"]
     index: int
     scale: float | None = Field(
-        None, description="Gives the vector back; with int8 and uint8 only."
+        None, description="Multiply by it to get floats; with int8 and uint8 only."
     )
     sparse: SparseIndices | None = None
     colbert: list[list[float]] | None = None
@@ -236,19 +226,19 @@ class OpenAIItem(BaseModel):
 
 
 class OpenAIEmbedding(OpenAIItem):
-    """The vector of one text, of unit length."""
+    """The vector of one text, with unit length."""
 
     embedding: list[float]
 
 
 class Base64Embedding(OpenAIItem):
-    """The same, with `encoding_format` base64."""
+    """The vector of one text for `encoding_format` base64."""
 
     embedding: str
 
 
 class TypedEmbedding(OpenAIItem):
-    """The same, with several of `embedding_type`: numbers or base64 of each."""
+    """The vector of one text for several types: numbers or base64 of each type."""
 
     embedding: dict[str, Any]
 
@@ -260,11 +250,11 @@ class OpenAIEmbeddings(BaseModel):
     data: list[OpenAIEmbedding | Base64Embedding | TypedEmbedding]
     model: str
     usage: Usage
-    warnings: list[TruncationWarning] | None = Field(None, description="Only where there are some.")
+    warnings: list[TruncationWarning] | None = Field(None, description="Left out if empty.")
 
 
 class OpenAIErrorDetails(BaseModel):
-    """What went wrong."""
+    """The error."""
 
     message: str
     type: str
@@ -273,7 +263,7 @@ class OpenAIErrorDetails(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """OpenAI's shape of an error, with `detail`, which Voyage's clients read."""
+    """An error in OpenAI's form, with `detail` for Voyage's clients."""
 
     error: OpenAIErrorDetails
     detail: str
@@ -281,7 +271,7 @@ class OpenAIError(BaseModel):
 
 TAG = {"name": "OpenAI", "description": "Also below /models/{model}, for that model alone."}
 
-# Azure's clients, too, can be told in their own shape that there is nothing.
+# Azure's clients call /openai/: their 404 responses get OpenAI's form, too.
 router = Router(OPENAI, OpenAIError, [TAG], below=("/v1/", "/openai/"), tags=[TAG["name"]])
 
 
@@ -289,11 +279,11 @@ router = Router(OPENAI, OpenAIError, [TAG], below=("/v1/", "/openai/"), tags=[TA
 @router.work("/models/{model:path}/embeddings", OpenAIEmbeddings, include_in_schema=False)
 @router.work("/models/{model:path}/v1/embeddings", OpenAIEmbeddings, include_in_schema=False)
 async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
-    """A dense vector of each text, of unit length. /embeddings takes the same body."""
-    of_path = "model" in call.path_params
-    model = find_embedder(call) if of_path else call.service.catalogue.embedder(body.model)
-    form, task = body.form, body.known_task
-    normalize = fields.value_of(body, "normalize", "normalized", "use_activation")
+    """Embed each text as a dense vector of unit length. /embeddings takes the same body."""
+    has_model_in_path = "model" in call.path_params
+    model = find_embedder(call) if has_model_in_path else call.service.catalogue.embedder(body.model)
+    vector_format, task = body.vector_format, body.merged_task
+    normalize = fields.merge_aliases(body, "normalize", "normalized", "use_activation")
     request = EmbedRequest(
         body.input,
         Outputs(True, bool(body.return_sparse), bool(body.return_colbert)),
@@ -303,22 +293,22 @@ async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
         prompt_name=body.prompt_name,
         input_type=task.input_type,
         preferred_prompts=task.prompts,
-        dimensions=fields.value_of(body, "dimensions", "output_dimension", "dimensionality"),
-        output_dtype=form.dtype,
+        dimensions=fields.merge_aliases(body, "dimensions", "output_dimension", "dimensionality"),
+        output_dtype=vector_format.dtype,
         colbert_pool_factor=body.colbert_pool_factor,
         muvera=body.muvera,
     )
     check_rendering(request)
     result = await embed(call, request, field="input", model=model, allowed=OPENAI_TEXTS)
     reserve_rendering_memory(result.embeddings, request, call.context.answer)
-    return await call.render(partial(_render, result, model, request, form))
+    return await call.render(partial(_render, result, model, request, vector_format))
 
 
 def _render(
-    result: EmbeddingResult, model: ServedModel, request: EmbedRequest, form: VectorForm
+    result: EmbeddingResult, model: ServedModel, request: EmbedRequest, vector_format: VectorFormat
 ) -> Iterator[bytes]:
     items = (
-        _render_embedding(index, vectors_of(embedding, request), form)
+        _render_embedding(index, vectors_of(embedding, request), vector_format)
         for index, embedding in enumerate(result.embeddings)
     )
     answer: dict[str, Any] = {"object": "list", "data": render_items(items), "model": model.name}
@@ -330,17 +320,23 @@ def _render(
     return render_object(answer)
 
 
-def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Iterator[bytes]:
+def _render_embedding(
+    index: int, vectors: TextVectors, vector_format: VectorFormat
+) -> Iterator[bytes]:
     item: dict[str, Any] = {"object": "embedding", "index": index}
     if (dense := vectors.dense) is not None:
-        made = {kind: quantize(dense.values, fields.DTYPES[kind]) for kind in form.types}
-        several = {
-            kind: vector_as_json(each.values, as_base64=form.as_base64 or kind == "base64")
-            for kind, each in made.items()
+        as_base64 = vector_format.as_base64
+        by_type = {
+            type_: quantize(dense.values, fields.DTYPES[type_]) for type_ in vector_format.types
         }
-        item["embedding"] = several or vector_as_json(dense.values, as_base64=form.as_base64)
-        # int8 and uint8 of a vector have the same one.
-        scales = [each.scales for each in made.values() or [dense] if each.scales is not None]
+        item["embedding"] = {
+            type_: vector_as_json(vector.values, as_base64=as_base64 or type_ == "base64")
+            for type_, vector in by_type.items()
+        } or vector_as_json(dense.values, as_base64=as_base64)
+        # int8 and uint8 of a vector have the same scale.
+        scales = [
+            vector.scales for vector in by_type.values() or [dense] if vector.scales is not None
+        ]
         if scales:
             item["scale"] = scales[0][()]
     if vectors.sparse is not None:

@@ -1,6 +1,6 @@
-"""text-embeddings-inference: every path, at the root and, for one model, below /models/{model}.
+"""The API of text-embeddings-inference, at the root and, for one model, below /models/{model}.
 
-Reranking at the root is /rerank, where a body is this dialect's by its field `texts`.
+At the root, /rerank recognises bodies of this API by their field `texts`.
 """
 
 import os
@@ -52,44 +52,44 @@ _ROOT_TAG, _MODEL_TAG = TEI.name, f"{TEI.name}, one model"
 _TAGS = (
     {
         "name": _ROOT_TAG,
-        "description": "Of the default models. Reranking is at /rerank, told apart by `texts`.",
+        "description": "The default models. To rerank, send `texts` to /rerank.",
     },
-    {"name": _MODEL_TAG, "description": "The same of one model."},
+    {"name": _MODEL_TAG, "description": "The same for one model."},
 )
 
 
 async def _declare_model(
     model: Annotated[str, Path(description="Any name of a model; see /v1/models.")],
 ) -> None:
-    """Add the path's parameter to the description of operations that read it from the request."""
+    """Add the path's parameter to OpenAPI: the operations read it from the request."""
 
 
-_OF_MODEL: dict[str, Any] = {"tags": [_MODEL_TAG], "dependencies": [Depends(_declare_model)]}
-_BELOW_MODEL = "/models/{model:path}"
+_MODEL_ROUTES: dict[str, Any] = {"tags": [_MODEL_TAG], "dependencies": [Depends(_declare_model)]}
+_MODEL_PATH = "/models/{model:path}"
 
 router = Router(TEI, TeiError, _TAGS, tags=[_ROOT_TAG])
-model_router = Router(TEI, TeiError, below=("/models/",), **_OF_MODEL)
+model_router = Router(TEI, TeiError, below=("/models/",), **_MODEL_ROUTES)
 health_router = Router(TEI, TeiError, is_public=True)
 
 _TOKENS_PER_CHUNK = 4096
-# Of the answer, about: numbers of four digits and a word.
+# The approximate size in the response: numbers of four digits and a word.
 _BYTES_PER_TOKEN = 64
 
 
 @router.work("/", DenseVectors, name="embed_root", summary="Embed texts")
 @router.work("/embed", DenseVectors, name="embed_dense", summary="Embed texts")
-@model_router.work(f"{_BELOW_MODEL}/embed", DenseVectors, name="model_embed", summary="Embed texts")
+@model_router.work(f"{_MODEL_PATH}/embed", DenseVectors, name="model_embed", summary="Embed texts")
 async def embed(body: TeiEmbedRequest, call: handler.Call) -> Response:
-    """One dense vector for each text."""
-    result = await embed_dense(body, call)
-    vectors = [each.dense for each in result.embeddings]
-    return await _answer(call, body.inputs, result, lambda: render_list(vectors))
+    """Embed each text as one dense vector."""
+    result = await compute_dense(body, call)
+    vectors = [item.dense for item in result.embeddings]
+    return await _respond(call, body.inputs, result, lambda: render_list(vectors))
 
 
-async def embed_dense(body: TeiEmbedRequest, call: handler.Call) -> EmbeddingResult:
-    """One dense vector for each text, of the model in the request's path or the default one."""
+async def compute_dense(body: TeiEmbedRequest, call: handler.Call) -> EmbeddingResult:
+    """Compute one dense vector for each text, by the model in the path or the default model."""
     request = replace(
-        body.request(body.inputs),
+        body.build_request(),
         dimensions=body.dimensions,
         normalize_dense=body.normalize is not False,
     )
@@ -98,34 +98,34 @@ async def embed_dense(body: TeiEmbedRequest, call: handler.Call) -> EmbeddingRes
 
 @router.work("/embed_sparse", SparseVectors, summary="Embed texts as sparse vectors")
 @model_router.work(
-    f"{_BELOW_MODEL}/embed_sparse",
+    f"{_MODEL_PATH}/embed_sparse",
     SparseVectors,
     name="model_sparse",
     summary="Embed texts as sparse vectors",
 )
 async def embed_sparse(body: EmbedSparseRequest, call: handler.Call) -> Response:
-    """The lexical weights of each text, which only models of bge-m3's kind make."""
-    request = body.request(body.inputs, records.Outputs(sparse=True))
+    """Compute the lexical weights of each text, for models such as bge-m3."""
+    request = body.build_request(records.Outputs(sparse=True))
     model = handler.find_embedder(call, Role.EMBEDDER)
     result = await handler.embed(call, request, field="inputs", model=model)
-    vectors = [each.sparse for each in result.embeddings if each.sparse is not None]
+    vectors = [item.sparse for item in result.embeddings if item.sparse is not None]
 
     def weights() -> Iterator[list[dict[str, Any]]]:
         for sparse in vectors:
             pairs = zip(sparse.indices.tolist(), sparse.values, strict=True)
             yield [{"index": index, "value": value} for index, value in pairs]
 
-    return await _answer(call, body.inputs, result, lambda: render_list(weights()))
+    return await _respond(call, body.inputs, result, lambda: render_list(weights()))
 
 
 @model_router.work(
-    f"{_BELOW_MODEL}/rerank",
+    f"{_MODEL_PATH}/rerank",
     Ranks,
     name="model_rerank",
     summary="Order texts by relevance",
 )
 async def rerank_texts(body: RerankTextsRequest, call: handler.Call) -> Response:
-    """At the root, /rerank takes the same body."""
+    """Order texts by their relevance to the query. At the root, /rerank takes the same body."""
     request = RerankRequest(
         body.query, body.texts, normalize=not body.raw_scores, truncation=body.truncation
     )
@@ -137,10 +137,10 @@ async def rerank_texts(body: RerankTextsRequest, call: handler.Call) -> Response
             yield {"index": index, "score": score} | text
 
     texts = [body.query, *body.texts]
-    return await _answer(call, texts, result, lambda: render_list(ranks()))
+    return await _respond(call, texts, result, lambda: render_list(ranks()))
 
 
-@model_router.work("/models/{model}", DenseVectors, summary="Do what the model is for")
+@model_router.work("/models/{model}", DenseVectors, summary="Embed or rerank texts")
 async def ask_model(
     body: Annotated[
         Annotated[TeiEmbedRequest, Tag("inputs")] | Annotated[RerankTextsRequest, Tag("texts")],
@@ -149,14 +149,14 @@ async def ask_model(
     ],
     call: handler.Call,
 ) -> Response:
-    """The same as /embed, or for a reranker as /rerank, of the model with that name."""
+    """Embed `inputs` as /embed does, or rerank `texts` as /rerank does."""
     if isinstance(body, RerankTextsRequest):
         return await rerank_texts(body, call)
     return await embed(body, call)
 
 
 def _reranker_of(call: handler.Call) -> ServedModel | None:
-    """The model in the request's path, or the default; `InvalidRequestError` for no reranker."""
+    """Return the model in the path, or the default; raise `InvalidRequestError` for an embedder."""
     catalogue, name = call.service.catalogue, call.path_params.get("model")
     if name is None:
         return catalogue.reranker(None)
@@ -166,13 +166,13 @@ def _reranker_of(call: handler.Call) -> ServedModel | None:
     return model
 
 
-async def _answer(
+async def _respond(
     call: handler.Call,
     texts: list[str],
     result: EmbeddingResult | RerankResult,
     render: Callable[[], Iterable[bytes]],
 ) -> Response:
-    """The response with TEI's headers: what was computed, and the milliseconds of each stage."""
+    """Render a response with TEI's headers: its size, and the milliseconds of each stage."""
     models, timings = call.service.engine.loaded(), result.timings
     milliseconds = {
         "x-compute-time": timings.total,
@@ -195,22 +195,23 @@ async def _answer(
 
 @router.work("/tokenize", Tokens, summary="Tokenise texts")
 @model_router.work(
-    f"{_BELOW_MODEL}/tokenize", Tokens, name="model_tokenize", summary="Tokenise texts"
+    f"{_MODEL_PATH}/tokenize", Tokens, name="model_tokenize", summary="Tokenise texts"
 )
 async def tokenize_texts(body: TokenizeRequest, call: handler.Call) -> Response:
-    """The tokens that the model reads of each text, none of which is cut."""
+    """Tokenise each text with the model's tokenizer; no text is truncated."""
     check_texts(body.inputs, "inputs", call.service.settings.max_sentences_per_request)
-    model, answer = _model_of(call), call.context.answer
+    model = call.service.catalogue.find(call.path_params.get("model"))
+    answer = call.context.answer
 
-    def needed(tokens: int) -> tuple[int, str, str]:
+    def memory_of(tokens: int) -> tuple[int, str, str]:
         return (
             _BYTES_PER_TOKEN * tokens,
             f"{tokens} tokens of these texts",
             "send fewer texts or shorter ones",
         )
 
-    def split(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
-        tokenizer = _loaded(model, models)
+    def tokenize(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
+        tokenizer = _get_loaded(model, models)
         prompt = ""
         if body.prompt_name is not None:
             prompts: Mapping[str, str] = getattr(tokenizer, "prompts", {})
@@ -223,103 +224,102 @@ async def tokenize_texts(body: TokenizeRequest, call: handler.Call) -> Response:
         texts = [prompt + text for text in body.inputs]
         spans: list[list[TokenSpans]] = [[] for _ in texts]
         tokens = 0
-        for text, own in zip(texts, spans, strict=True):
+        for text, text_spans in zip(texts, spans, strict=True):
             for part in tokenizer.token_spans(text):
                 tokens += len(part.ids)
-                answer.check(*needed(tokens))
-                own.append(part)
+                answer.check(*memory_of(tokens))
+                text_spans.append(part)
         return tokenizer, texts, spans, tokens
 
     call.forget_body()
     tokenizer, texts, spans, tokens = await call.service.engine.run_tokenizer(
-        split, body.inputs, client=call.context.client, model=model.name
+        tokenize, body.inputs, client=call.context.client, model=model.name
     )
-    answer.need(*needed(tokens))
-    frame = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
-    return await call.render(partial(_render_tokens, texts, spans, frame))
+    answer.need(*memory_of(tokens))
+    special = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
+    return await call.render(partial(_render_tokens, texts, spans, special))
 
 
-def _model_of(call: handler.Call) -> ServedModel:
-    """The model in the request's path, or the one that makes dense vectors."""
-    return call.service.catalogue.find(call.path_params.get("model"))
-
-
-def _loaded(model: ServedModel, models: LoadedModels) -> Model:
-    """The loaded model behind one that is served."""
-    found: Model = getattr(models, model.role.value)
-    return found
+def _get_loaded(model: ServedModel, models: LoadedModels) -> Model:
+    """Return the loaded model that serves the role of `model`."""
+    loaded: Model = getattr(models, model.role.value)
+    return loaded
 
 
 def _render_tokens(
     texts: list[str],
     spans: list[list[TokenSpans]],
-    frame: tuple[list[SpecialToken], list[SpecialToken]],
+    special: tuple[list[SpecialToken], list[SpecialToken]],
 ) -> Iterator[bytes]:
+    """Render the tokens of each text between the special tokens before and after it."""
     before, after = (
         [
-            {"id": each.id, "text": each.string, "special": True, "start": None, "stop": None}
-            for each in tokens
+            {"id": token.id, "text": token.string, "special": True, "start": None, "stop": None}
+            for token in tokens
         ]
-        for tokens in frame
+        for tokens in special
     )
     return render_items(
         render_items(
             (orjson.dumps(items)[1:-1],)
-            for items in chain([before], _plain(text, parts), [after])
+            for items in chain([before], _plain_tokens(text, parts), [after])
             if items
         )
         for text, parts in zip(texts, spans, strict=True)
     )
 
 
-def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]:
-    """The tokens of a text that are not special, in pieces."""
+def _plain_tokens(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the tokens of a text that are not special, in chunks."""
     for tokens in parts:
-        for begin in range(0, len(tokens.ids), _TOKENS_PER_CHUNK):
+        for first in range(0, len(tokens.ids), _TOKENS_PER_CHUNK):
             ids, starts, stops = (
-                each[begin : begin + _TOKENS_PER_CHUNK].tolist()
-                for each in (tokens.ids, tokens.starts, tokens.stops)
+                array[first : first + _TOKENS_PER_CHUNK].tolist()
+                for array in (tokens.ids, tokens.starts, tokens.stops)
             )
             yield [
-                {"id": id_, "text": text[at:stop], "special": False, "start": at, "stop": stop}
-                for id_, at, stop in zip(ids, starts, stops, strict=True)
+                {
+                    "id": id_,
+                    "text": text[start:stop],
+                    "special": False,
+                    "start": start,
+                    "stop": stop,
+                }
+                for id_, start, stop in zip(ids, starts, stops, strict=True)
             ]
 
 
-_INFO: dict[str, Any] = {
-    "summary": "What is served",
-    "response_model": Info,
-}
-_PING: dict[str, Any] = {"summary": "Can this service answer?", "response_class": Response}
+_INFO: dict[str, Any] = {"summary": "Model and limits", "response_model": Info}
+_PING: dict[str, Any] = {"summary": "Is the service ready?", "response_class": Response}
 
 
 @router.get_and_head("/info", **_INFO)
 async def show_info(service: ServiceDep) -> Response:
-    """The model that makes dense vectors, and the limits of this service."""
+    """Describe the default embedding model and the limits of this service."""
     return _describe_model(service, service.catalogue.find(None))
 
 
-@model_router.get_and_head(f"{_BELOW_MODEL}/info", **_INFO)
+@model_router.get_and_head(f"{_MODEL_PATH}/info", **_INFO)
 async def model_info(model: str, service: ServiceDep) -> Response:
-    """One model and its kind, and the limits of this service."""
+    """Describe one model and the limits of this service."""
     return _describe_model(service, service.catalogue.find(model))
 
 
 @health_router.get_and_head("/ping", tags=[_ROOT_TAG], **_PING)
 async def ping_service(service: ServiceDep) -> Response:
-    """200 once the models are warm, else 503."""
-    return _status(service)
+    """Return 200 once the models are warm, else 503."""
+    return _respond_status(service)
 
 
-@health_router.get_and_head(f"{_BELOW_MODEL}/health", tags=[_MODEL_TAG], **_PING)
-@health_router.get_and_head(f"{_BELOW_MODEL}/ping", include_in_schema=False)
+@health_router.get_and_head(f"{_MODEL_PATH}/health", tags=[_MODEL_TAG], **_PING)
+@health_router.get_and_head(f"{_MODEL_PATH}/ping", include_in_schema=False)
 async def model_health(model: str, service: ServiceDep) -> Response:
-    """The same, of one model."""
+    """Return 200 once the models are warm, else 503; 404 for an unknown model."""
     service.catalogue.find(model)
-    return _status(service)
+    return _respond_status(service)
 
 
-def _status(service: Service) -> Response:
+def _respond_status(service: Service) -> Response:
     status, reason = service.status
     if status == "healthy":
         return Response(status_code=200)
@@ -328,7 +328,7 @@ def _status(service: Service) -> Response:
 
 def _describe_model(service: Service, model: ServedModel) -> Response:
     settings, models = service.settings, service.engine.loaded(model.name)
-    loaded, threads = _loaded(model, models), settings.tokenizer_threads
+    loaded, threads = _get_loaded(model, models), settings.tokenizer_threads
     model_type: dict[str, Any]
     if model.role is Role.RERANKER:
         labels = getattr(loaded, "labels", ("LABEL_0",))

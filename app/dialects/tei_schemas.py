@@ -1,4 +1,4 @@
-"""The bodies and errors of text-embeddings-inference's API."""
+"""Request bodies, responses and errors of text-embeddings-inference's API."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, FailFast, Field, JsonValue, RootModel
 
 from app.context import RERANK, Dialect, Endpoint, ErrorFacts
-from app.dialects.fields import AnyCase, TextsOrText
+from app.dialects.fields import TextsOrText, fold_case
 from app.schemas import ForeignRequest
 from smart_embedder import requests as records
 from smart_embedder.requests import DENSE, Outputs, Purpose, TruncationOptions
@@ -32,41 +32,41 @@ _STATUSES = {
 
 
 def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    kind = "Backend" if server_error else "Validation"
-    return {"error": error.message, "error_type": _ERROR_TYPES.get(error.code, kind)}
+    is_server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    default_type = "Backend" if is_server_error else "Validation"
+    return {"error": error.message, "error_type": _ERROR_TYPES.get(error.code, default_type)}
 
 
 TEI = Dialect("text-embeddings-inference", _error_body, _STATUSES)
 _EXAMPLE: dict[str, JsonValue] = {"inputs": ["What is hybrid search?"]}
 _Direction = Annotated[
     Literal["left", "right"] | None,
-    AnyCase(str.lower),
-    Field(description="Which end is cut, Left or Right; Right by default."),
+    fold_case(str.lower),
+    Field(description="The side at which texts are cut, Left or Right; Right by default."),
 ]
 _PromptName = Annotated[
     str | None, Field(description="A prompt of the model's sentence-transformers configuration.")
 ]
 
 
-class _Reading(ForeignRequest):
-    """How texts are read."""
+class _TruncationFields(ForeignRequest):
+    """The fields about truncation."""
 
     dialect = TEI
     aliases = dict.fromkeys(("input", "text", "sentences"), "inputs")
 
     truncate: bool | None = Field(
-        None, description="Cut a text that is too long; else it is an error."
+        None, description="Cut long texts; by default a long text is an error."
     )
     truncation_direction: _Direction = None
 
     @property
     def truncation(self) -> TruncationOptions:
-        """These fields as the engine's options."""
+        """The fields as the engine's options."""
         return TruncationOptions(bool(self.truncate), self.truncation_direction or "right")
 
 
-class EmbedSparseRequest(_Reading):
+class EmbedSparseRequest(_TruncationFields):
     """Embed texts as sparse vectors."""
 
     endpoint = Endpoint("/embed_sparse")
@@ -75,10 +75,10 @@ class EmbedSparseRequest(_Reading):
     inputs: TextsOrText
     prompt_name: _PromptName = None
 
-    def request(self, texts: list[str], outputs: Outputs = DENSE) -> records.EmbedRequest:
-        """What is asked of the engine; `outputs` have unit length."""
+    def build_request(self, outputs: Outputs = DENSE) -> records.EmbedRequest:
+        """Build the engine's request; dense vectors get unit length."""
         return records.EmbedRequest(
-            texts,
+            self.inputs,
             outputs,
             normalize_dense=True,
             truncation=self.truncation,
@@ -90,11 +90,13 @@ class TeiEmbedRequest(EmbedSparseRequest):
     """Embed texts."""
 
     endpoint, discriminator = Endpoint("/embed"), "inputs"
-    normalize: bool | None = Field(None, description="To unit length, as by default.")
-    dimensions: int | None = Field(None, ge=1, description="Fewer, if the model can.")
+    normalize: bool | None = Field(None, description="Scale to unit length, the default.")
+    dimensions: int | None = Field(
+        None, ge=1, description="Fewer dimensions, if the model supports that."
+    )
 
 
-class RerankTextsRequest(_Reading):
+class RerankTextsRequest(_TruncationFields):
     """Order texts by relevance."""
 
     endpoint, discriminator = RERANK, "texts"
@@ -105,8 +107,8 @@ class RerankTextsRequest(_Reading):
 
     query: Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})]
     texts: Annotated[list[str], FailFast()]
-    raw_scores: bool | None = Field(None, description="The model's own scores.")
-    return_text: bool | None = Field(None, description="Repeat the texts.")
+    raw_scores: bool | None = Field(None, description="Return the model's raw scores.")
+    return_text: bool | None = Field(None, description="Return the texts, too.")
 
 
 class TokenizeRequest(ForeignRequest):
@@ -121,11 +123,11 @@ class TokenizeRequest(ForeignRequest):
 
 
 class DenseVectors(RootModel[list[list[float]]]):
-    """One vector for each text."""
+    """The vector of each text."""
 
 
 class SparseValue(BaseModel):
-    """The weight of one token."""
+    """The weight of one token; `index` is the token's id."""
 
     index: int
     value: float
@@ -136,7 +138,7 @@ class SparseVectors(RootModel[list[list[SparseValue]]]):
 
 
 class Rank(BaseModel):
-    """One text and its score."""
+    """The score of one text; `index` is its position in the request."""
 
     index: int
     score: float
@@ -144,11 +146,11 @@ class Rank(BaseModel):
 
 
 class Ranks(RootModel[list[Rank]]):
-    """The texts by falling score."""
+    """The texts, the best first."""
 
 
 class Token(BaseModel):
-    """One token, and the characters of the text that it stands for."""
+    """One token, and the characters of the text that it covers."""
 
     id: int
     text: str
@@ -162,7 +164,7 @@ class Tokens(RootModel[list[list[Token]]]):
 
 
 class Info(BaseModel):
-    """A model and the limits of its service."""
+    """A model and the limits of the service."""
 
     model_id: str
     model_sha: str | None
@@ -181,7 +183,7 @@ class Info(BaseModel):
 
 
 class TeiError(BaseModel):
-    """text-embeddings-inference's shape of an error."""
+    """An error in text-embeddings-inference's form."""
 
     error: str
     error_type: Literal[

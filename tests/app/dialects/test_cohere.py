@@ -218,7 +218,7 @@ def test_inputs_of_one_text_each_are_texts(client) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:"}}
     for parts in ([image], [*inputs[0]["content"], image], [*inputs[0]["content"]] * 2, [], 1):
         refused = client.post("/v2/embed", json={"inputs": [*inputs, {"content": parts}]})
-        assert "field inputs, only content" in assert_error(refused, 400, "invalid_request")
+        assert "inputs must have content" in assert_error(refused, 400, "invalid_request")
 
 
 def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:

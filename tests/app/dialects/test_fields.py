@@ -1,4 +1,4 @@
-"""Fields that several dialects share: what each value means, and which ones are refused."""
+"""Field types that several dialects share: the meaning of values, and refused values."""
 
 from itertools import product
 from typing import Annotated, Any
@@ -9,28 +9,29 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from app.dialects.fields import (
     DTYPES,
     TASKS,
-    AnyCase,
     Task,
     TextsOrObjects,
     TextsOrText,
-    truncation_of,
-    unless,
-    value_of,
+    allow_only,
+    build_truncation,
+    fold_case,
+    merge_aliases,
 )
 from smart_embedder.errors import InvalidRequestError
 
-# What Azure, Cohere, Jina, Nomic, NVIDIA and Voyage document for `input_type`, `task`, `task_type`.
+# Values that Azure, Cohere, Jina, Nomic, NVIDIA and Voyage document for the fields of tasks.
 QUERIES = ["query", "search_query", "retrieval.query", "code.query", "nl2code.query", "qa.query"]
 QUERIES += ["code2code.query", "code2nl.query", "code2completion.query"]
-DOCUMENTS = ["document", "search_document", *(each.replace("query", "passage") for each in QUERIES)]
+DOCUMENTS = ["document", "search_document"]
+DOCUMENTS += [query.replace("query", "passage") for query in QUERIES]
 DOCUMENTS.remove("search_passage")
 OTHERS = ["text", "text-matching", "classification", "clustering", "separation"]
 
 
-def test_a_documented_task_is_for_queries_or_documents_and_names_its_prompts() -> None:
-    for names, side in ((QUERIES, "query"), (DOCUMENTS, "document"), (OTHERS, None)):
+def test_each_documented_task_has_an_input_type_and_prompts() -> None:
+    for names, input_type in ((QUERIES, "query"), (DOCUMENTS, "document"), (OTHERS, None)):
         for name in names:
-            assert TASKS[name].input_type == side, name
+            assert TASKS[name].input_type == input_type, name
             prompts = TASKS[name].prompts[:1]
             assert prompts == (name,) or name in {"text", "query", "document", "passage"}
     assert TASKS["qa.query"] == Task("query", ("qa.query", "qa_query"))
@@ -40,22 +41,22 @@ def test_a_documented_task_is_for_queries_or_documents_and_names_its_prompts() -
     assert DTYPES["ubinary"] == "ubinary"
 
 
-HOW = [None, True, False, "NONE", "START", "END"]
+TRUNCATE = [None, True, False, "NONE", "START", "END"]
 
 
 @pytest.mark.parametrize(
-    ("how", "side", "most"), [*product(HOW, [None, "left", "right"], [None, 7])]
+    ("truncate", "side", "max_tokens"), [*product(TRUNCATE, [None, "left", "right"], [None, 7])]
 )
-def test_truncation_and_its_side_agree_or_are_refused(how, side, most) -> None:
-    said = {"START": "left", "END": "right"}.get(how)
-    cuts = how not in {False, "NONE"}
-    if (said and side and said != side) or (not cuts and side == "left"):
+def test_truncation_and_truncation_side_agree_or_are_refused(truncate, side, max_tokens) -> None:
+    named_side = {"START": "left", "END": "right"}.get(truncate)
+    cuts = truncate not in {False, "NONE"}
+    if (named_side and side and named_side != side) or (not cuts and side == "left"):
         with pytest.raises(InvalidRequestError):
-            truncation_of(how, side, most)
+            build_truncation(truncate, side, max_tokens)
         return
-    options = truncation_of(how, side, most)
-    assert (options.truncate, options.side) == (cuts, said or side or "right")
-    assert options.max_tokens == most
+    options = build_truncation(truncate, side, max_tokens)
+    assert (options.truncate, options.side) == (cuts, named_side or side or "right")
+    assert options.max_tokens == max_tokens
 
 
 class Body(BaseModel):
@@ -64,14 +65,14 @@ class Body(BaseModel):
     c: Any = None
 
 
-@pytest.mark.parametrize("said", [*product([None, 0, 1, ""], repeat=3)])
-def test_of_several_names_for_one_thing_only_one_value_counts(said) -> None:
-    body, told = Body(**dict(zip("abc", said, strict=True))), {*said} - {None}
-    if len(told) > 1:
+@pytest.mark.parametrize("values", [*product([None, 0, 1, ""], repeat=3)])
+def test_aliases_with_different_values_are_refused(values) -> None:
+    body, set_values = Body(**dict(zip("abc", values, strict=True))), {*values} - {None}
+    if len(set_values) > 1:
         with pytest.raises(InvalidRequestError, match="the fields a, b and c mean the same"):
-            value_of(body, *"abc")
+            merge_aliases(body, *"abc")
     else:
-        assert value_of(body, *"abc") == (told.pop() if told else None)
+        assert merge_aliases(body, *"abc") == (set_values.pop() if set_values else None)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +83,15 @@ def test_of_several_names_for_one_thing_only_one_value_counts(said) -> None:
             for value in (None, [], {}, "", False, "False", "fALSE", [False, "false"], 0, "None")
         ),
         *(
-            ((False, "none"), value, "nothing but false is done here")
+            ((False, "none"), value, "nothing but false is supported here")
             for value in (True, "true", [False, True], {"a": 0}, f"false{' ' * 40}", 1, [[]], "f")
         ),
         ((), [], None),
-        *(((), value, "this is not done here") for value in (False, 0, "none", [None])),
+        *(((), value, "this is not supported here") for value in (False, 0, "none", [None])),
     ],
 )
-def test_a_field_that_is_not_read_may_say_what_changes_nothing(harmless, value, refused) -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[Any, unless(*harmless)])
+def test_an_unsupported_field_may_have_a_harmless_value(harmless, value, refused) -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[Any, allow_only(*harmless)])
     if refused is None:
         assert adapter.validate_python(value) == value
     else:
@@ -98,17 +99,17 @@ def test_a_field_that_is_not_read_may_say_what_changes_nothing(harmless, value, 
             adapter.validate_python(value)
 
 
-def test_a_word_is_folded_unless_it_is_long_for_one() -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[Any, AnyCase(str.upper)])
+def test_the_case_of_a_short_string_is_folded() -> None:
+    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[Any, fold_case(str.upper)])
     assert adapter.validate_python("end") == "END"
     assert adapter.validate_python("a" * 32) == "A" * 32
     assert adapter.validate_python("a" * 33) == "a" * 33
     assert adapter.validate_python(["end"]) == ["end"]
 
 
-@pytest.mark.parametrize("kind", [TextsOrText, TextsOrObjects])
+@pytest.mark.parametrize("type_", [TextsOrText, TextsOrObjects])
 @pytest.mark.parametrize(
-    ("value", "texts", "said"),
+    ("value", "texts", "names_token_ids"),
     [
         ("a", ["a"], None), (["a", "b"], ["a", "b"], None), ("", [""], None), ([], [], None),
         *((ids, None, True) for ids in ([1, 2], [[1], [2]], [[]], [[True]])),
@@ -116,19 +117,19 @@ def test_a_word_is_folded_unless_it_is_long_for_one() -> None:
         ({"image": "x"}, None, False),
     ],
 )  # fmt: skip
-def test_a_text_is_a_list_of_one_and_token_ids_are_told_from_other_mistakes(
-    kind, value, texts, said
+def test_a_single_text_becomes_a_list_and_token_ids_get_their_own_error(
+    type_, value, texts, names_token_ids
 ) -> None:
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
+    adapter: TypeAdapter[Any] = TypeAdapter(type_)
     if texts is not None:
         assert adapter.validate_python(value) == texts
         return
     with pytest.raises(ValidationError) as error:
         adapter.validate_python(value)
-    assert ("token ids" in str(error.value)) is said
+    assert ("token ids" in str(error.value)) is names_token_ids
 
 
-def test_an_object_is_its_text_where_it_holds_nothing_else() -> None:
+def test_an_object_with_only_a_text_is_read_as_that_text() -> None:
     objects: TypeAdapter[Any] = TypeAdapter(TextsOrObjects)
     assert objects.validate_python({"text": "a"}) == ["a"]
     assert objects.validate_python([{"text": "a", "id": 7}, "b"]) == ["a", "b"]

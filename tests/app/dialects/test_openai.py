@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from app.dialects.fields import TASKS, Task
-from app.dialects.openai import OpenAIEmbeddingRequest, VectorForm
+from app.dialects.openai import OpenAIEmbeddingRequest, VectorFormat
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.requests import TruncationOptions
 from tests.app.conftest import answered
@@ -254,7 +254,7 @@ def body(**fields: Any) -> OpenAIEmbeddingRequest:
 
 
 SEVERAL = ["int8", "float"]
-FLOATS, INT8 = VectorForm("float32", as_base64=False), VectorForm("int8", as_base64=False)
+FLOATS, INT8 = VectorFormat("float32", as_base64=False), VectorFormat("int8", as_base64=False)
 BASE64, BOTH = replace(FLOATS, as_base64=True), replace(FLOATS, types=("int8", "float"))
 QUERY = Task("query", ("retrieval.query", "Retrieval-query", "search_query"))
 CLASSIFIED = Task("document", ("classification", "Classification"))
@@ -264,37 +264,37 @@ RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), Trunca
 @pytest.mark.parametrize(
     ("read", "fields", "said"),
     [
-        ("form", {}, FLOATS),
-        ("form", {"encoding_format": None}, FLOATS),
-        ("form", {"encoding_format": "float"}, FLOATS),
-        ("form", {"encoding_format": "base64"}, BASE64),
-        ("form", {"encoding_format": ["base64"]}, BASE64),
-        ("form", {"embedding_type": "base64"}, BASE64),
-        ("form", {"embedding_type": ["base64"]}, BASE64),
-        ("form", {"encoding_format": "int8"}, INT8),
-        ("form", {"encoding_format": ["int8"], "output_dtype": "int8"}, INT8),
+        ("vector_format", {}, FLOATS),
+        ("vector_format", {"encoding_format": None}, FLOATS),
+        ("vector_format", {"encoding_format": "float"}, FLOATS),
+        ("vector_format", {"encoding_format": "base64"}, BASE64),
+        ("vector_format", {"encoding_format": ["base64"]}, BASE64),
+        ("vector_format", {"embedding_type": "base64"}, BASE64),
+        ("vector_format", {"embedding_type": ["base64"]}, BASE64),
+        ("vector_format", {"encoding_format": "int8"}, INT8),
+        ("vector_format", {"encoding_format": ["int8"], "output_dtype": "int8"}, INT8),
         # Clients send float or base64 by default, beside the type that they want.
-        ("form", {"encoding_format": "float", "output_dtype": "int8"}, INT8),
+        ("vector_format", {"encoding_format": "float", "output_dtype": "int8"}, INT8),
         (
-            "form",
+            "vector_format",
             {"encoding_format": "base64", "output_dtype": "int8"},
             replace(INT8, as_base64=True),
         ),
-        ("form", {"embedding_type": "int8", "output_dtype": "int8"}, INT8),
-        ("form", {"embedding_type": [*SEVERAL, "int8"]}, BOTH),
-        ("form", {"encoding_format": [*SEVERAL]}, BOTH),
-        ("form", {"embedding_type": SEVERAL, "encoding_format": "float"}, BOTH),
+        ("vector_format", {"embedding_type": "int8", "output_dtype": "int8"}, INT8),
+        ("vector_format", {"embedding_type": [*SEVERAL, "int8"]}, BOTH),
+        ("vector_format", {"encoding_format": [*SEVERAL]}, BOTH),
+        ("vector_format", {"embedding_type": SEVERAL, "encoding_format": "float"}, BOTH),
         (
-            "form",
+            "vector_format",
             {"embedding_type": SEVERAL, "encoding_format": "base64"},
             replace(BOTH, as_base64=True),
         ),
-        ("known_task", {}, Task()),
-        ("known_task", {"task": "text-matching"}, TASKS["text-matching"]),
-        ("known_task", {"task_type": "search_query"}, TASKS["search_query"]),
-        ("known_task", {"input_type": "document", "task": "classification"}, CLASSIFIED),
+        ("merged_task", {}, Task()),
+        ("merged_task", {"task": "text-matching"}, TASKS["text-matching"]),
+        ("merged_task", {"task_type": "search_query"}, TASKS["search_query"]),
+        ("merged_task", {"input_type": "document", "task": "classification"}, CLASSIFIED),
         (
-            "known_task",
+            "merged_task",
             {"input_type": "query", "task_type": "search_query", "task": "retrieval.query"},
             QUERY,
         ),
@@ -316,19 +316,23 @@ DIFFER = "output_dtype differ"
 @pytest.mark.parametrize(
     ("read", "fields", "said"),
     [
-        ("form", {"encoding_format": "float", "embedding_type": "base64"}, DIFFER),
-        ("form", {"encoding_format": "base64", "embedding_type": "float"}, DIFFER),
-        ("form", {"encoding_format": "int8", "embedding_type": "float"}, DIFFER),
-        ("form", {"encoding_format": "int8", "embedding_type": "uint8"}, DIFFER),
-        ("form", {"encoding_format": "int8", "output_dtype": "float"}, DIFFER),
-        ("form", {"embedding_type": "int8", "output_dtype": "binary"}, DIFFER),
-        ("form", {"embedding_type": SEVERAL, "output_dtype": "int8"}, DIFFER),
-        ("form", {"embedding_type": SEVERAL, "encoding_format": "uint8"}, DIFFER),
-        ("form", {"embedding_type": SEVERAL, "encoding_format": SEVERAL}, DIFFER),
-        ("form", {"embedding_type": SEVERAL, "return_colbert": True}, "return_colbert and embed"),
-        ("known_task", {"task": "sing"}, "the field task is unknown: send text, query, document"),
-        ("known_task", {"input_type": "query", "task_type": "sing"}, "task_type is unknown"),
-        ("known_task", {"input_type": "query", "task": "passage"}, "task and task_type differ"),
+        ("vector_format", {"encoding_format": "float", "embedding_type": "base64"}, DIFFER),
+        ("vector_format", {"encoding_format": "base64", "embedding_type": "float"}, DIFFER),
+        ("vector_format", {"encoding_format": "int8", "embedding_type": "float"}, DIFFER),
+        ("vector_format", {"encoding_format": "int8", "embedding_type": "uint8"}, DIFFER),
+        ("vector_format", {"encoding_format": "int8", "output_dtype": "float"}, DIFFER),
+        ("vector_format", {"embedding_type": "int8", "output_dtype": "binary"}, DIFFER),
+        ("vector_format", {"embedding_type": SEVERAL, "output_dtype": "int8"}, DIFFER),
+        ("vector_format", {"embedding_type": SEVERAL, "encoding_format": "uint8"}, DIFFER),
+        ("vector_format", {"embedding_type": SEVERAL, "encoding_format": SEVERAL}, DIFFER),
+        (
+            "vector_format",
+            {"embedding_type": SEVERAL, "return_colbert": True},
+            "return_colbert and embed",
+        ),
+        ("merged_task", {"task": "sing"}, "the field task is unknown: send text, query, document"),
+        ("merged_task", {"input_type": "query", "task_type": "sing"}, "task_type is unknown"),
+        ("merged_task", {"input_type": "query", "task": "passage"}, "task and task_type differ"),
         ("truncation_options", {"truncate": "END", "truncation": False}, "the same and differ"),
     ],
 )
