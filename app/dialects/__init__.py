@@ -1,1 +1,1 @@
-"""The APIs of other servers and services, each a module over the same engine."""
+"""APIs of other servers and services, one module per API."""

@@ -281,7 +281,9 @@ router = Router(OPENAI, OpenAIError, [TAG], below=("/v1/", "/openai/"), tags=[TA
 async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     """Embed each text as a dense vector of unit length. /embeddings takes the same body."""
     has_model_in_path = "model" in call.path_params
-    model = find_embedder(call) if has_model_in_path else call.service.catalogue.embedder(body.model)
+    model = (
+        find_embedder(call) if has_model_in_path else call.service.catalogue.embedder(body.model)
+    )
     vector_format, task = body.vector_format, body.merged_task
     normalize = fields.merge_aliases(body, "normalize", "normalized", "use_activation")
     request = EmbedRequest(

@@ -1,4 +1,4 @@
-"""POST /embeddings/: dense, sparse and ColBERT vectors of texts, in this service's own form."""
+"""POST /embeddings/: dense, sparse and ColBERT vectors of texts, this service's own API."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -26,16 +26,11 @@ from app.routing import Router
 from app.schemas import EmbeddingFields, EmbeddingRequest
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.interface import LoadedModels
-from smart_embedder.requests import (
-    EmbedRequest,
-    Outputs,
-    TruncationOptions,
-    check_rendering,
-)
+from smart_embedder.requests import EmbedRequest, Outputs, TruncationOptions, check_rendering
 
 router = Router(
     groups=(
-        {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."},
+        {"name": "embeddings", "description": "This service's own API, with all kinds of vectors."},
     )
 )
 
@@ -54,18 +49,18 @@ EmbeddingsBody = Annotated[
     tags=["embeddings"],
 )
 async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
-    """Dense, sparse and ColBERT vectors of each text, from one forward pass.
+    """Compute dense, sparse and ColBERT vectors of each text in one forward pass.
 
-    A body with `input` is read as OpenAI's, as at /v1/embeddings.
+    A body with `input` is handled as at /v1/embeddings.
     """
     if isinstance(body, OpenAIEmbeddingRequest):
         return await openai.embed_input(body, call)
     model = call.service.catalogue.embedder(body.model) if body.model else None
     media_type = media_type_of(call)
-    most = call.service.settings.max_sentences_per_request
-    schemas.check_texts(body.sentences, "sentences", most)
+    max_texts = call.service.settings.max_sentences_per_request
+    schemas.check_texts(body.sentences, "sentences", max_texts)
     models = await call.lease(model)
-    request = native_request(body, body.sentences, models, media_type)
+    request = build_request(body, body.sentences, models, media_type)
     call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
     result = await embed_texts(call, request, model)
     at_once = media_type == SAFETENSORS
@@ -82,24 +77,24 @@ async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
     return await call.render(render, media_type)
 
 
-def native_request(
+def build_request(
     fields: EmbeddingFields, texts: list[str], models: LoadedModels, media_type: str
 ) -> EmbedRequest:
-    """What these options ask for.
+    """Build the engine's request from the options of the body.
 
     Raises `InvalidRequestError` for options that contradict each other, and for a number type that
     the format does not have.
     """
-    # A kind that the request leaves out is made if it can be.
-    said, made = fields.model_fields_set, models.kinds
+    # A kind that the request does not mention is returned if the models have it.
+    sent, available = fields.model_fields_set, models.kinds
     outputs = Outputs(
-        dense=fields.return_dense if "return_dense" in said else made.dense,
-        sparse=fields.return_sparse if "return_sparse" in said else made.sparse,
-        colbert=fields.return_colbert if "return_colbert" in said else made.colbert,
+        dense=fields.return_dense if "return_dense" in sent else available.dense,
+        sparse=fields.return_sparse if "return_sparse" in sent else available.sparse,
+        colbert=fields.return_colbert if "return_colbert" in sent else available.colbert,
     )
     if not (outputs or fields.muvera):
         raise InvalidRequestError(
-            "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
+            "no output is requested: set return_dense, return_sparse or return_colbert to true"
         )
     schemas.check_truncation(fields.truncate, fields.truncation_side)
     request = EmbedRequest(
@@ -121,8 +116,8 @@ def native_request(
     as_base64, is_binary = fields.encoding == "base64", media_type == SAFETENSORS
     if not (is_binary or as_base64) and fields.output_dtype in {"float16", "bfloat16"}:
         raise InvalidRequestError(
-            f"the option output_dtype is {fields.output_dtype}, which JSON has no numbers for: set "
-            f"encoding to base64, or ask for {SAFETENSORS} in Accept"
+            f"the option output_dtype is {fields.output_dtype}, which JSON numbers cannot hold: "
+            f"set encoding to base64, or ask for {SAFETENSORS} in Accept"
         )
     if is_binary and as_base64:
         raise InvalidRequestError(

@@ -1,23 +1,17 @@
-"""GET /health: whether the service can answer, with its models, limits and hardware."""
+"""GET /health: the state of the service, its models, limits and hardware."""
 
 from dataclasses import asdict
 from typing import Any
 
-from starlette.responses import (
-    JSONResponse,
-    Response,
-)
+from starlette.responses import JSONResponse, Response
 
-from app.response_schemas import (
-    HealthResponse,
-    LivenessResponse,
-)
+from app.response_schemas import HealthResponse, LivenessResponse
 from app.routing import Router
 from app.service import Service, ServiceDep, describe_gpu
 from smart_embedder import __version__
 from smart_embedder.settings import public_name
 
-_TAG = {"name": "operation", "description": "How the service is, and what it has done."}
+_TAG = {"name": "operation", "description": "Health, totals and metrics."}
 
 router = Router(groups=[_TAG], tags=[_TAG["name"]], is_public=True)
 
@@ -28,11 +22,14 @@ _LIVENESS: Responses = {status: {"model": LivenessResponse} for status in (200, 
 
 
 @router.get_and_head(
-    "/health/ready", name="check_ready", summary="The same, for orchestrators", responses=_HEALTH
+    "/health/ready", name="check_ready", summary="Is the service ready?", responses=_HEALTH
 )
 @router.get_and_head("/health", summary="Can this service answer?", responses=_HEALTH)
 async def check_health(service: ServiceDep) -> Response:
-    """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
+    """Return 200 once the models are warm; 503 with a reason while loading, draining or unhealthy.
+
+    /health/ready is the same, under the name that orchestrators expect.
+    """
     download = service.downloads.current
     status, reason = service.status
     if status == "loading" and download is not None:
@@ -46,9 +43,9 @@ async def check_health(service: ServiceDep) -> Response:
     return JSONResponse(body | describe(service), 200 if status == "healthy" else 503)
 
 
-@router.get_and_head("/health/live", summary="Is a restart needed?", responses=_LIVENESS)
+@router.get_and_head("/health/live", summary="Is the process alive?", responses=_LIVENESS)
 async def check_live(service: ServiceDep) -> Response:
-    """200 unless the process should be restarted."""
+    """Return 200 unless the process should be restarted."""
     failure = service.engine.failure
     if failure is None:
         return JSONResponse({"status": "alive"})
@@ -56,7 +53,7 @@ async def check_live(service: ServiceDep) -> Response:
 
 
 def describe(service: Service) -> dict[str, Any]:
-    """Models, limits and hardware; null where they are not known yet."""
+    """Describe models, limits and hardware; null for values that are not known yet."""
     settings, models = service.settings, service.models
     length = settings.embed_max_length if models is None else models.embedder.max_length
     return {

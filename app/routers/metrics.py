@@ -1,4 +1,4 @@
-"""GET /metrics: every series in Prometheus' text format."""
+"""GET /metrics: all metrics in Prometheus' text format."""
 
 import asyncio
 
@@ -11,13 +11,9 @@ from app.service import ServiceDep
 router = Router(tags=["operation"], is_public=True)
 
 
-@router.get_and_head(
-    "/metrics",
-    summary="Prometheus metrics",
-    response_class=PlainTextResponse,
-)
+@router.get_and_head("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
 async def show_metrics(service: ServiceDep) -> Response:
-    """Every series, in Prometheus' text format."""
-    # It takes milliseconds, during which the event loop must run.
+    """Return all metrics in Prometheus' text format."""
+    # In a thread: rendering takes milliseconds.
     rendered = await asyncio.to_thread(service.metrics.render)
     return Response(rendered, media_type=CONTENT_TYPE_LATEST)

@@ -1,4 +1,4 @@
-"""GET /v1/models, as OpenAI lists models, and commands that load and unload one."""
+"""GET /v1/models in OpenAI's form, and commands that load and unload a model."""
 
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ router = Router(OPENAI, OpenAIError, tags=[TAG["name"]])
 
 
 class OpenAIModel(BaseModel):
-    """A name by which a model can be asked for."""
+    """One name of a model."""
 
     id: str
     object: Literal["model"]
@@ -26,15 +26,18 @@ class OpenAIModel(BaseModel):
     task: Annotated[Literal["embed", "rerank"], Field(description="An extension.")]
     state: Annotated[
         Literal["unloaded", "loading", "ready", "failed"],
-        Field(description="Whether it is loaded: an extension."),
+        Field(description="Whether the model is loaded: an extension."),
     ]
     token_budgets: Annotated[
         dict[str, int],
-        Field(description="Tokens of a forward on each device, while it is loaded: an extension."),
+        Field(
+            description="Token budget of a forward on each device, while the model is loaded: an "
+            "extension."
+        ),
     ]
     vector_space: Annotated[
         dict[str, str] | None,
-        Field(description="The id of each kind, while it is loaded: an extension."),
+        Field(description="The id for each kind, while the model is loaded: an extension."),
     ]
 
 
@@ -45,26 +48,20 @@ class OpenAIModels(BaseModel):
     data: list[OpenAIModel]
 
 
-@router.get_and_head(
-    "/v1/models",
-    summary="The names of the models",
-    response_model=OpenAIModels,
-)
+@router.get_and_head("/v1/models", summary="List model names", response_model=OpenAIModels)
 @router.get_and_head("/models", include_in_schema=False)
 async def list_models(service: ServiceDep) -> Response:
-    """Hub ids, short names and aliases; every embedding model has one with `embed` in it."""
+    """List hub ids, short names and aliases; an embedding model has a name with `embed` in it."""
     models = service.catalogue.models
     data = [_describe(name, model, service) for model in models for name in model.names]
     return JSONResponse({"object": "list", "data": data})
 
 
 @router.get_and_head(
-    "/v1/models/{model:path}",
-    summary="One of them",
-    response_model=OpenAIModel,
+    "/v1/models/{model:path}", summary="Describe a model", response_model=OpenAIModel
 )
 async def show_model(model: str, service: ServiceDep) -> Response:
-    """The model with that name."""
+    """Describe the model with this name."""
     return JSONResponse(_describe(model, service.catalogue.find(model), service))
 
 
@@ -72,8 +69,8 @@ async def show_model(model: str, service: ServiceDep) -> Response:
     "/v1/models/{model:path}/load", summary="Load a model of MODELS now", response_model=OpenAIModel
 )
 async def load_model(model: str, request: Request, service: ServiceDep) -> Response:
-    """Load it, unless it is there, as its first request would; for the operator's token."""
-    key = _commanded(model, request, service)
+    """Load the model now instead of at its first request; needs the operator's token."""
+    key = _check_command(model, request, service)
     await service.engine.load(key)
     return JSONResponse(_describe(model, service.catalogue.find(model), service))
 
@@ -82,22 +79,28 @@ async def load_model(model: str, request: Request, service: ServiceDep) -> Respo
     "/v1/models/{model:path}/unload", summary="Unload a model of MODELS", response_model=OpenAIModel
 )
 async def unload_model(model: str, request: Request, service: ServiceDep) -> Response:
-    """Unload it after the requests that use it; the next one loads it; for the operator's token."""
-    key = _commanded(model, request, service)
+    """Unload the model once no request uses it; needs the operator's token.
+
+    The next request for the model loads it again.
+    """
+    key = _check_command(model, request, service)
     await service.engine.unload(key)
     return JSONResponse(_describe(model, service.catalogue.find(model), service))
 
 
-def _commanded(name: str, request: Request, service: Service) -> str:
-    """The engine's name of a model that the operator may load and unload by command."""
+def _check_command(name: str, request: Request, service: Service) -> str:
+    """Return the engine's name of a model that this client may load and unload.
+
+    Raises `NotOperatorError` for other clients, and `UnknownModelError` for a default model.
+    """
     if context_of(request.scope).token_name not in {DEFAULT_NAME, OPERATOR_NAME}:
         raise NotOperatorError(
-            "only the operator loads and unloads models: send API_TOKEN, or the token that "
+            "only the operator may load and unload models: send API_TOKEN, or the token that "
             f"API_TOKENS_FILE names {OPERATOR_NAME}"
         )
     model = service.catalogue.find(name)
     if not model.further:
-        raise UnknownModelError(f"the model {model.name} is a default model, and always loaded")
+        raise UnknownModelError(f"the model {model.name} is a default model: it stays loaded")
     return model.name
 
 

@@ -1,4 +1,4 @@
-"""/docs and /redoc without the internet: their scripts come from the package fastapi-offline."""
+"""GET /, /ui, and /docs and /redoc, whose scripts come from the package fastapi-offline."""
 
 import gzip
 import re
@@ -61,10 +61,10 @@ for (const tag of %s) ui.layoutActions.show(["operations-tag", tag], true);
 
 
 def install_docs(app: FastAPI, groups: Sequence[str]) -> None:
-    """Serve the pages and everything that they load from this process.
+    """Serve /docs and /redoc, and the scripts that they load.
 
-    /docs opens these groups of operations. All links are relative, because a proxy may serve the
-    pages below a path of its own.
+    /docs expands the operations of `groups`. All links are relative, because a proxy may serve the
+    pages below a prefix.
     """
     package = find_spec("fastapi_offline")
     if package is None or package.origin is None:
@@ -110,16 +110,16 @@ _MEDIA_TYPES = {
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
-# Nothing from elsewhere, nothing inline, no frame around it.
+# Nothing from other origins, nothing inline, no framing.
 _CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
         *(f"{kind}-src 'self'" for kind in ("script", "style", "connect", "img", "font", "worker")),
-        *(f"{what} 'none'" for what in ("frame-ancestors", "base-uri", "form-action")),
+        *(f"{name} 'none'" for name in ("frame-ancestors", "base-uri", "form-action")),
     )
 )
 _HEADERS = {
-    "Cache-Control": "no-cache",  # A browser keeps the files, and asks whether they changed.
+    "Cache-Control": "no-cache",  # Browsers revalidate the files before each use.
     "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -137,28 +137,28 @@ class _File:
 
 
 def install_ui(app: FastAPI) -> None:
-    """Serve the page at /ui, and its files below."""
+    """Serve the page at /ui, and its files below /ui/."""
     files = {
-        path.relative_to(_FOLDER).as_posix(): _file_of(path.read_bytes(), path.name)
+        path.relative_to(_FOLDER).as_posix(): _build_file(path.read_bytes(), path.name)
         for path in _FOLDER.rglob("*")
         if path.suffix in _MEDIA_TYPES
     }
-    # For /ui/, whose relative links begin a level deeper.
-    deeper = _file_of(
+    # At /ui/ relative links begin one level deeper than at /ui.
+    nested_index = _build_file(
         re.sub(rb'(href|src)="(?=ui|docs)', rb'\1="../', files[_INDEX].content), _INDEX
     )
 
     async def serve(request: Request) -> Response:
         name = request.path_params.get("name", _INDEX)
-        is_deeper = name == _INDEX and context_of(request.scope).relative_root
-        file = deeper if is_deeper else files.get(name)
+        is_nested = name == _INDEX and context_of(request.scope).relative_root
+        file = nested_index if is_nested else files.get(name)
         if file is None:
             raise HTTPException(HTTPStatus.NOT_FOUND)
         headers = _HEADERS | {"ETag": file.etag}
         if file.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-        wanted = read_preference(request.headers, "accept-encoding")
-        if choose_preferred(wanted, ("gzip", "identity")) != "gzip":
+        accepted = read_preference(request.headers, "accept-encoding")
+        if choose_preferred(accepted, ("gzip", "identity")) != "gzip":
             return Response(file.content, headers=headers, media_type=file.media_type)
         headers |= {"Content-Encoding": "gzip"}
         return Response(file.gzipped, headers=headers, media_type=file.media_type)
@@ -167,17 +167,18 @@ def install_ui(app: FastAPI) -> None:
         app.add_api_route(path, serve, methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def _file_of(content: bytes, name: str) -> _File:
-    etag = f'W/"{sha256(content).hexdigest()[:32]}"'  # Of both forms, whose bytes differ.
+def _build_file(content: bytes, name: str) -> _File:
+    # Weak, since the plain and the gzipped bytes share it.
+    etag = f'W/"{sha256(content).hexdigest()[:32]}"'
     return _File(content, gzip.compress(content, mtime=0), _MEDIA_TYPES[Path(name).suffix], etag)
 
 
-@router.get_and_head("/", summary="What this is, and where to look", response_model=IndexResponse)
+@router.get_and_head("/", summary="Name, version and paths", response_model=IndexResponse)
 async def show_index(request: Request, service: ServiceDep) -> Response:
-    """The service, its version, and its paths; a browser is sent to the page instead."""
+    """Return the service's name, version and paths; browsers are redirected to /ui."""
     vary, prefix = {"Vary": "Accept"}, context_of(request.scope).prefix
     if service.settings.ui and _wants_html(request):
-        # Relative where no proxy has said what it removes from paths.
+        # Relative, unless a proxy has sent the prefix that it removes from paths.
         location = f"{prefix}{UI_PATH}" if prefix else UI_PATH.removeprefix("/")
         return RedirectResponse(location, HTTPStatus.SEE_OTHER, vary)
     paths = {
@@ -191,12 +192,12 @@ async def show_index(request: Request, service: ServiceDep) -> Response:
     }
     if service.settings.ui:
         paths["page"] = UI_PATH
-    paths = {what: prefix + path for what, path in paths.items()}
+    paths = {name: prefix + path for name, path in paths.items()}
     content = {"service": "Smart Embedder", "version": __version__, "paths": paths}
     return JSONResponse(content, headers=vary)
 
 
 def _wants_html(request: Request) -> bool:
-    """Whether it is a browser's: it names text/html, and JSON not as much."""
-    wanted = parse_preferences(read_preference(request.headers, "accept"))
-    return wanted.get("text/html", 0) > wanted.get("application/json", 0)
+    """Whether the Accept header prefers text/html to JSON, as browsers' headers do."""
+    weights = parse_preferences(read_preference(request.headers, "accept"))
+    return weights.get("text/html", 0) > weights.get("application/json", 0)

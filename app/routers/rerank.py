@@ -1,4 +1,4 @@
-"""POST /rerank: order passages by relevance, in this service's own form."""
+"""POST /rerank: order passages by relevance, this service's own API."""
 
 from functools import partial
 from typing import Annotated
@@ -20,8 +20,8 @@ from app.schemas import RerankBody
 from smart_embedder.requests import FusionWeights, RerankRequest, TruncationOptions
 from smart_embedder.settings import public_name
 
-router = Router(groups=({"name": "rerank", "description": "This service's own."},))
-# The paths at which Cohere, Jina and others rerank.
+router = Router(groups=({"name": "rerank", "description": "This service's own API."},))
+# The paths of Cohere, Jina and others.
 documents_router = Router(cohere.COHERE, cohere.CohereError, tags=[cohere.COHERE.name])
 AnyRerankBody = Annotated[
     Annotated[RerankBody, Tag("passages")]
@@ -31,19 +31,14 @@ AnyRerankBody = Annotated[
 ]
 
 
-@router.work(
-    RERANK.path,
-    RerankResponse,
-    summary="Order passages by relevance",
-    tags=["rerank"],
-)
+@router.work(RERANK.path, RerankResponse, summary="Order passages by relevance", tags=["rerank"])
 async def rerank_passages(
     body: Annotated[AnyRerankBody, DescribedBy("passages")], call: Call
 ) -> Response:
-    """A score for each passage, the best first; equal scores keep the order of the request.
+    """Score each passage, the best first; equal scores keep the order of the request.
 
-    A body with `documents` is read as Cohere's, as at /v2/rerank; one with `texts` is read as
-    text-embeddings-inference's, as at /models/{model}/rerank.
+    A body with `documents` is handled as at /v2/rerank, one with `texts` as at
+    /models/{model}/rerank.
     """
     if isinstance(body, DocumentsRequest):
         return await cohere.rerank_documents(body, call)
@@ -72,23 +67,16 @@ async def rerank_passages(
 
 
 @documents_router.work(
-    "/v1/rerank",
-    cohere.DocumentsResponse,
-    name="rerank_v1",
-    summary="Order documents by relevance",
+    "/v1/rerank", cohere.DocumentsResponse, name="rerank_v1", summary="Order documents by relevance"
 )
 @documents_router.work(
-    "/v2/rerank",
-    cohere.DocumentsResponse,
-    name="rerank_v2",
-    summary="Order documents by relevance",
+    "/v2/rerank", cohere.DocumentsResponse, name="rerank_v2", summary="Order documents by relevance"
 )
 async def rerank_documents(
     body: Annotated[AnyRerankBody, DescribedBy("documents")], call: Call
 ) -> Response:
-    """The relevance of each document to the query, from 0 to 1, the best first.
+    """Score the relevance of each document to the query from 0 to 1, the best first.
 
-    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
-    text-embeddings-inference's.
+    A body with `passages` is handled as at /rerank, one with `texts` as at /models/{model}/rerank.
     """
     return await rerank_passages(body, call)

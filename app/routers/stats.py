@@ -1,4 +1,4 @@
-"""GET /stats: totals since the start, read from the Prometheus counters."""
+"""GET /stats: totals since the start, from the Prometheus counters."""
 
 import time
 from typing import Any
@@ -13,19 +13,15 @@ from app.service import ServiceDep, describe_gpu
 router = Router(tags=["operation"], is_public=True)
 
 
-@router.get_and_head(
-    "/stats",
-    summary="What was done since the start",
-    response_model=StatsResponse,
-)
+@router.get_and_head("/stats", summary="Totals since the start", response_model=StatsResponse)
 async def show_stats(service: ServiceDep) -> Response:
-    """Totals since the start; they are read from the Prometheus counters."""
+    """Return totals since the start, read from the Prometheus counters."""
     hardware = describe_gpu(service)
-    return JSONResponse(totals(service.metrics) | {"hardware": hardware})
+    return JSONResponse(sum_totals(service.metrics) | {"hardware": hardware})
 
 
-def totals(metrics: Metrics) -> dict[str, Any]:
-    """The totals of /stats."""
+def sum_totals(metrics: Metrics) -> dict[str, Any]:
+    """Compute the totals of /stats."""
     seconds = int(time.monotonic() - metrics.started_at)
     return {
         "uptime": f"{seconds // 3600}h {seconds // 60 % 60}m {seconds % 60}s",

@@ -22,7 +22,7 @@ from app.http_metrics import REJECTION_REASONS, Metrics
 from app.middleware import request_log as observe
 from app.middleware.request_log import LogRequests, ProvideContext
 from app.middleware.request_metrics import MeasureRequests
-from app.routers.stats import totals
+from app.routers.stats import sum_totals
 from smart_embedder import errors
 from tests.app.middleware.exchange import Inner, exchange, header
 from tests.support.paths import PATHS
@@ -274,7 +274,7 @@ async def test_an_error_counts_on_the_endpoint_it_hit_and_its_time_where_work_wa
     if series == ANSWER and label != "client_error":
         expected[f"{prefix}_request_duration_seconds_count"] = 1
     assert moved(metrics) == expected
-    stats = totals(metrics)
+    stats = sum_totals(metrics)
     counts = (stats["total_requests"], stats["rejected_requests"])
     if path == "/tokenize":  # It is counted apart.
         assert counts == (0, 0)

@@ -181,11 +181,11 @@ def test_tokens_stand_beside_weights_and_rows(client, tiny_m3) -> None:
         ({"dimensions": 32.5}, "The field dimensions is a number: send a whole number"),
         ({"truncate": False, "truncation_side": "left"}, "no effect without truncate"),
         ({"task": "search"}, "There is no field task here: did you mean prompt?"),
-        ({"output_dtype": "float16"}, "JSON has no numbers for"),
+        ({"output_dtype": "float16"}, "JSON numbers cannot hold"),
         ({"output_dtype": "bfloat16"}, f"or ask for {SAFETENSORS} in Accept"),
         ({"colbert_pool_factor": 2, "input_type": "query"}, "these are queries"),
         ({"colbert_pool_factor": 2, "return_tokens": True}, "exclude each other"),
-        (NO_KIND, "Nothing is asked for"),
+        (NO_KIND, "No output is requested"),
     ],
     ids=str,
 )
