@@ -103,7 +103,7 @@ def create_app(
     when all other work of the start is done, and `on_failure` if the models cannot be loaded.
     """
     service = _create_service(settings, loader, drain or Drain())
-    budget = MemoryBudget.of(settings.max_body_bytes)
+    budget = MemoryBudget.for_bodies_of(settings.max_body_bytes)
     paths = Paths(ROUTERS)
     middleware = _create_middleware(service, budget, paths)
     close_traces = _add_traces(middleware, settings)
@@ -113,8 +113,8 @@ def create_app(
         models = service.engine.loaded()
         if models.device.host_memory_left is not None:
             left = models.device.host_memory_left()
-            budget.fit(left)
-            log_memory(settings, budget.bodies.most_of_one, budget.most_of_one, left)
+            budget.shrink_to(left)
+            log_memory(settings, budget.bodies.max_per_client, budget.max_per_client, left)
         if models.device.read_memory is not None:
             service.metrics.watch_memory(models.read_memory)
         service.metrics.server.info(describe_server(settings, models))
@@ -207,7 +207,7 @@ def _create_middleware(service: Service, budget: MemoryBudget, paths: Paths) -> 
     settings = service.settings
     api_token = settings.api_token.get_secret_value() if settings.api_token else None
     tokens = ApiTokens(api_token, settings.api_tokens_file)
-    service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.unreadable))
+    service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.is_unreadable))
     return [
         Middleware(ProvideContext, settings.trusted_proxies or (), paths.find),
         Middleware(LogRequests),

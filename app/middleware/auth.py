@@ -1,7 +1,7 @@
 """Require an access token, and limit the rate of each client.
 
-Both are decided before a body is read. One class does both, because a wrong token costs its address
-a place in the rate limit.
+Both are checked before the body is read. One class does both, because a wrong token also counts
+against the rate limit of its address.
 """
 
 import hashlib
@@ -17,12 +17,7 @@ from pathlib import Path
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.context import (
-    COUNTERS,
-    DEFAULT_NAME,
-    RequestContext,
-    context_of,
-)
+from app.context import COUNTERS, DEFAULT_NAME, RequestContext, context_of
 from app.error_responses import error_response
 from app.errors import RateLimitedError, UnauthorizedError
 from app.middleware.rate_limit import TokenBuckets
@@ -35,55 +30,54 @@ log = structlog.get_logger(__name__)
 _CLOCK_TICK_NS = 2_000_000_000
 
 _PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
-_HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
+_ADVICE = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
 
 
-def _digest(token: bytes) -> bytes:
-    """The digest of a token without white space around it; only digests are stored and compared.
+def _hash_token(token: bytes) -> bytes:
+    """Hash a token without surrounding white space; only digests are stored and compared.
 
-    All digests have the same length, so that the time of a comparison does not reveal a token's.
+    All digests have the same length, so the time of a comparison does not reveal a token's length.
     """
     return hashlib.sha256(token.strip()).digest()
 
 
 def _version_of(status: os.stat_result) -> tuple[int, int, int]:
-    """What changes where the file does, but for a write within the tick of another."""
+    """Return facts that change with the file, except on a second write within one clock tick."""
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class ApiTokens:
     """The valid tokens and their names.
 
-    Each call reads the file again if it has changed. If it cannot be read, the tokens stay as they
-    were, and one warning is logged. No token is ever logged. Several threads may call.
+    Each call reads the file again if it has changed. If the file cannot be read, the tokens read
+    last stay valid and one warning is logged. Tokens are never logged. Thread-safe.
     """
 
     def __init__(self, token: str | None, file: Path | None) -> None:
         if token and not token.strip():
-            raise StartupError("API_TOKEN holds nothing but white space: set a token, or leave it")
-        self._own = {DEFAULT_NAME: _digest(token.encode())} if token else {}
+            raise StartupError("API_TOKEN holds only white space: set a token, or leave it out")
+        self._default_token = {DEFAULT_NAME: _hash_token(token.encode())} if token else {}
         self._file = file
         self._version: tuple[int, int, int] | None = None
         self._named: dict[str, bytes] = {}
         self._last_warning: str | None = None
         self._lock = threading.Lock()
-        # Whether a token is asked for at all.
-        self.required = bool(self._own) or file is not None
+        self.required = bool(self._default_token) or file is not None
         if file is not None:
             _warn_if_others_can_open(file, self._read(file))
 
     @property
-    def unreadable(self) -> bool:
-        """Whether the tokens that were read last are used in place of those of the file."""
+    def is_unreadable(self) -> bool:
+        """Whether the file cannot be read, so that the tokens read last are in use."""
         self._refresh()
         return self._last_warning is not None
 
-    def name_of(self, presented: bytes) -> str | None:
-        """The name of this token, or None; compares in constant time."""
+    def find_name(self, presented: bytes) -> str | None:
+        """Return the name of a token, or None if it is unknown; compares in constant time."""
         self._refresh()
-        found, digest = None, _digest(presented)
-        for name, token in (self._own | self._named).items():
-            if hmac.compare_digest(token, digest):
+        found, digest = None, _hash_token(presented)
+        for name, known_digest in (self._default_token | self._named).items():
+            if hmac.compare_digest(known_digest, digest):
                 found = name
         return found
 
@@ -97,16 +91,16 @@ class ApiTokens:
                 if is_recent or _version_of(status) != self._version:
                     self._read(self._file)
             except OSError as error:
-                self._version = None  # Read it again once it is back, even if it is unchanged.
+                self._version = None  # Once the file is back, read it even if it is unchanged.
                 self._warn_once(f"API_TOKENS_FILE={self._file} cannot be read: {error.strerror}")
             except StartupError as error:
                 self._warn_once(str(error))
 
     def _read(self, file: Path) -> os.stat_result:
-        """Read the tokens; raise `StartupError` where the file cannot be read or parsed."""
+        """Read the tokens; raise `StartupError` if the file cannot be read or parsed."""
         try:
             with file.open("rb") as opened:
-                # Before the content: a later write is then seen as a change.
+                # Before the content, so that a write in between is seen as a change.
                 status = os.fstat(opened.fileno())
                 version = _version_of(status)
                 text = opened.read().decode("utf-8-sig")
@@ -116,14 +110,14 @@ class ApiTokens:
             ) from error
         except UnicodeDecodeError as error:
             self._version = version
-            raise StartupError(f"API_TOKENS_FILE={file} is no UTF-8 text") from error
+            raise StartupError(f"API_TOKENS_FILE={file} is not UTF-8 text") from error
         self._version = version
-        self._named = _parse(text, file)
+        self._named = _parse_tokens(text, file)
         self._last_warning = None
         return status
 
     def _warn_once(self, reason: str) -> None:
-        """Log a reason once, and not for each request."""
+        """Log a new reason once, not at every request."""
         if reason != self._last_warning:
             self._last_warning = reason
             log.warning(
@@ -132,18 +126,18 @@ class ApiTokens:
 
 
 def _warn_if_others_can_open(file: Path, status: os.stat_result) -> None:
-    """Warn of a file that every user of the machine can read or write; Windows has no such mode."""
+    """Warn if every user of the machine can read or write the file; Windows has no such mode."""
     if os.name != "posix" or not status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
         return
     advice = f"chmod 600 {file}"
-    if os.geteuid() not in {0, status.st_uid}:  # Else the service could not read it any longer.
+    if os.geteuid() not in {0, status.st_uid}:  # chmod alone would lock the service out.
         advice = f"chown {os.geteuid()} {file} && {advice}"
     mode = f"{stat.S_IMODE(status.st_mode):04o}"
     log.warning("tokens_file_open_to_others", file=str(file), mode=mode, advice=advice)
 
 
-def _parse(text: str, file: Path) -> dict[str, bytes]:
-    """Parse `name:token` lines; blank ones and those that begin with # are skipped."""
+def _parse_tokens(text: str, file: Path) -> dict[str, bytes]:
+    """Parse lines of `name:token` to digests by name; skip blank lines and comments (#)."""
     named: dict[str, bytes] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -152,26 +146,26 @@ def _parse(text: str, file: Path) -> dict[str, bytes]:
         name = name.strip()
         if not (name and token.strip()) or name in named:
             raise StartupError(
-                f"API_TOKENS_FILE={file}: line {number} is not name:token with a name of its own"
+                f"API_TOKENS_FILE={file}: line {number} is not name:token with a unique name"
             )
         if name == DEFAULT_NAME:
             raise StartupError(
-                f"API_TOKENS_FILE={file}: line {number} takes the name {DEFAULT_NAME}, which is "
-                "API_TOKEN's: choose another one"
+                f"API_TOKENS_FILE={file}: line {number} has the name {DEFAULT_NAME}, which is "
+                "reserved for API_TOKEN: choose another name"
             )
-        named[name] = _digest(token.encode())
+        named[name] = _hash_token(token.encode())
     return named
 
 
 class RequireTokenAndLimitRate:
     """Answers 401 without a known token, and 429 to a client that has exceeded its rate limit.
 
-    A request for work counts for its client: the name of its token, or its address.
+    A request for work counts against its client: the name of its token, or its address.
 
-    A request whose token failed counts for its address, on every path, in two buckets: that of work
-    without a named token, and one of failures alone. Once that address has no tries left it is
-    answered 429, and from then on a correct token gets another answer than a wrong one only for
-    requests that are counted by its name. So guessing locks out no other client.
+    A request with a missing or wrong token counts, on every path, against two buckets of its
+    address: that of work without a named token, and one for failures only. Once one is empty, the
+    address gets 429 even with a valid token, so that tokens cannot be guessed. Exceptions: requests
+    with a named token for work, /stats or /metrics, so that guessing locks out no other client.
     """
 
     def __init__(
@@ -194,17 +188,17 @@ class RequireTokenAndLimitRate:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request pass, or refuse it before its body is read."""
+        """Pass the request on, or refuse it before its body is read."""
         if scope["type"] == "http":
             context, wait = context_of(scope), 0.0
             error: errors.SmartEmbedderError | None = None
             failures = f"failures:{context.client_address}"
             is_public = not self._tokens.required or self._is_public(context)
             if not is_public:
-                token, fault = _authorization(scope)
-                context.token_name = self._tokens.name_of(token)
+                token, fault = _read_token(scope)
+                context.token_name = self._tokens.find_name(token)
                 if context.token_name is None:
-                    error = UnauthorizedError(f"{fault}: {_HOW}")
+                    error = UnauthorizedError(f"{fault}: {_ADVICE}")
             if error is not None:
                 wait = self._buckets.take(context.client)
                 wait = max(wait, self._buckets.take(failures))
@@ -213,7 +207,7 @@ class RequireTokenAndLimitRate:
             elif not is_public and (
                 context.token_name == DEFAULT_NAME or not _is_below(context.route, COUNTERS)
             ):
-                # The answer would only tell a guessing client that the token is correct.
+                # Another answer would tell a guessing client that the token is correct.
                 wait = self._buckets.peek(failures)
             if wait:
                 seconds = math.ceil(wait)
@@ -237,12 +231,12 @@ def _is_below(path: str, parents: Sequence[str]) -> bool:
     return any(path == parent or path.startswith(f"{parent}/") for parent in parents)
 
 
-def _authorization(scope: Scope) -> tuple[bytes, str]:
-    """The token that was sent, empty if there is none, and what to say if it is not known.
+def _read_token(scope: Scope) -> tuple[bytes, str]:
+    """Return the token that was sent, or an empty one, and the error in case it is unknown.
 
-    It stands after `Bearer`, in upper or lower case, or alone, as some clients send it.
+    The token follows `Bearer`, in any case; some clients send it alone.
     """
-    # Bytes: str.strip would remove more than white space.
+    # As bytes, because str.strip removes more than HTTP's white space.
     header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, token = header.strip().partition(b" ")
     if not scheme:
@@ -251,4 +245,4 @@ def _authorization(scope: Scope) -> tuple[bytes, str]:
         return header, "the Authorization header holds no bearer token"
     if not token.strip():
         return b"", "the Authorization header holds no bearer token"
-    return token, "the token that was sent is not known"
+    return token, "the token is unknown"

@@ -15,11 +15,11 @@ _RETRY_AFTER = 5
 
 
 class Drain(ActiveRequests):
-    """A graceful shutdown: once it has `begun`, new requests are refused; it counts accepted ones.
+    """A graceful shutdown, which also counts the requests in progress.
 
-    `announced` is set when a signal has come, from which on /health tells load balancers to send no
-    more; with SHUTDOWN_DELAY it begins later than that. `time_out` fails the requests that are
-    still in work, which the app sets.
+    At a signal `announced` is set, and /health answers 503, so that load balancers send no more
+    requests. After SHUTDOWN_DELAY `begun` is set, and new requests are refused. `time_out`, which
+    the app sets, fails the requests that are still in progress.
     """
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ class Drain(ActiveRequests):
         self.announced = self.begun = True
 
     def seconds_left(self, limit: float) -> float:
-        """How many of the `limit` seconds since it began are left; not below 0."""
+        """Return how many of the `limit` seconds since `begin` are left; not below 0."""
         elapsed = time.monotonic() - self._begun_at if self.begun else 0.0
         return max(0.0, limit - elapsed)
 
 
 class RefuseWhileDraining:
-    """Answers 503 to requests for work once the drain has begun; health and metrics go on.
+    """Answers 503 to requests for work once the drain has begun; health and metrics still answer.
 
-    Every response that begins from then on announces that its connection closes.
+    From then on every response has `Connection: close`.
     """
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
@@ -51,7 +51,7 @@ class RefuseWhileDraining:
         self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse the request, or track it to its end."""
+        """Refuse the request, or track it until it ends."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

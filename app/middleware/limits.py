@@ -1,12 +1,12 @@
 """Limits the memory of requests by one budget in bytes.
 
-Each chunk of a body is reserved as it arrives, and bodies hold at most half of the budget; after
-tokenising and before the forward, a request swaps its body for what its texts and its answer need.
-A client may hold at most three times what is free, and always 1 MiB, so that a newcomer finds room;
-what finds no room gets 503 at once, because nothing waits for memory while it holds some. All of it
-is released when the last byte is written, the connection ends, or a time limit strikes: that of a
-body is here, where it gets an answer, and those of headers and unread answers are in
-`app/connection.py`.
+Each chunk of a body is reserved as it arrives, and bodies hold at most half of the budget. After
+tokenising and before the forward, a request releases its body and reserves the memory for its
+texts and its response. A client may hold at most three times what is free, and always 1 MiB, so
+that a new client finds memory. A request that finds none gets 503 at once: no request waits for
+memory while it holds some. The memory is released when the last byte is written, the connection
+ends, or a time limit expires: the limit for bodies is here, where the client gets a response; those
+for headers and unread responses are in `app/connection.py`.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from smart_embedder.requests import ANSWER_BYTES, BYTES_PER_BODY_BYTE, AnswerMem
 
 BODY_SECONDS = 10.0
 MIN_BYTES_PER_SECOND = 1024
-# After a process was stopped, timers expire before the bytes that arrived meanwhile are read.
+# When a stopped process continues, timers expire before it reads the bytes that have arrived.
 _GRACE_SECONDS = 0.25
-_ALWAYS = 1 << 20
-_SHARE_OF_FREE = 3
-_BUDGET = 512 << 20
+_MIN_PER_CLIENT = 1 << 20
+_MAX_HELD_PER_FREE = 3
+_MIN_BUDGET = 512 << 20
 _BODIES_IN_BUDGET = 32
-# A body takes up to ten times its bytes while it is read, an answer three times those of its
-# vectors with the JSON that these become. With half a budget of each this is two fifths of what is
-# left, and forwards have the rest.
+# A body takes up to ten times its bytes while it is read, a response three times the bytes of its
+# vectors, its JSON included. With half a budget of each that is two fifths of the free memory;
+# forwards get the rest.
 _BUDGETS_IN_MEMORY = 16
 
 
 class MemoryPool:
-    """The bytes that clients hold, at most `max_bytes` together."""
+    """Counts the bytes that clients hold, at most `max_bytes` in total."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -45,24 +45,24 @@ class MemoryPool:
         self._by_client: Counter[str] = Counter()
 
     @property
-    def most_of_one(self) -> int:
-        """The most bytes that a client can hold while no other one holds any."""
-        share = self.max_bytes * _SHARE_OF_FREE // (_SHARE_OF_FREE + 1)
-        return min(self.max_bytes, max(_ALWAYS, share))
+    def max_per_client(self) -> int:
+        """The maximum that a client can hold while no other client holds any."""
+        share = self.max_bytes * _MAX_HELD_PER_FREE // (_MAX_HELD_PER_FREE + 1)
+        return min(self.max_bytes, max(_MIN_PER_CLIENT, share))
 
     def require(self, client: str, size: int) -> None:
-        """Raise `QueueFullError` unless a client may hold `size` bytes more."""
+        """Raise `QueueFullError` unless the client may hold `size` more bytes."""
         free, held = self.max_bytes - self.held - size, self._by_client[client]
-        if free < 0 or held + size > max(_ALWAYS, _SHARE_OF_FREE * free):
+        if free < 0 or held + size > max(_MIN_PER_CLIENT, _MAX_HELD_PER_FREE * free):
             raise QueueFullError(
                 f"requests hold {self.held} bytes, {held} of them this client's, and this one "
                 f"needs {size} more: at most {self.max_bytes} are held, and for one client at most "
-                f"{_SHARE_OF_FREE} times what is free",
+                f"{_MAX_HELD_PER_FREE} times what is free",
                 retry_after=1,
             )
 
     def change(self, client: str, size: int) -> None:
-        """A client holds `size` bytes more, or less where that is negative."""
+        """Add `size` to the bytes that the client holds; a negative size releases bytes."""
         self.held += size
         self._by_client[client] += size
         if not self._by_client[client]:
@@ -70,65 +70,65 @@ class MemoryPool:
 
 
 class MemoryBudget(MemoryPool):
-    """What all requests hold, and `bodies`, the part of it that is not yet tokenised."""
+    """The memory of all requests; `bodies` is the part for bodies that are not tokenised yet."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
         self.bodies = MemoryPool(max_bytes // 2)
 
     @classmethod
-    def of(cls, max_body_bytes: int) -> "MemoryBudget":
-        """512 MiB, or 32 of the largest bodies where that is more."""
-        return cls(max(_BUDGET, _BODIES_IN_BUDGET * max_body_bytes))
+    def for_bodies_of(cls, max_body_bytes: int) -> "MemoryBudget":
+        """Create a budget of 512 MiB, or of 32 of the largest bodies if that is more."""
+        return cls(max(_MIN_BUDGET, _BODIES_IN_BUDGET * max_body_bytes))
 
-    def fit(self, left: int) -> None:
-        """Lower it to what a process with `left` bytes of memory can hold."""
-        self.max_bytes = min(self.max_bytes, left // _BUDGETS_IN_MEMORY)
+    def shrink_to(self, free_bytes: int) -> None:
+        """Lower the budget to a sixteenth of the process's free memory."""
+        self.max_bytes = min(self.max_bytes, free_bytes // _BUDGETS_IN_MEMORY)
         self.bodies.max_bytes = self.max_bytes // 2
 
 
 class HeldMemory(AnswerMemory):
-    """What one request holds of a budget: its body, then its texts and its answer."""
+    """The memory that one request holds: first its body, then its texts and its response."""
 
     def __init__(self, budget: MemoryBudget, client: str, allowed: int = ANSWER_BYTES) -> None:
         super().__init__(allowed)
         self._budget = budget
         self._client = client
-        self._reserved = self._of_body = 0
+        self._reserved = self._reserved_for_body = 0
 
     @property
     def allowed(self) -> int:
-        """The most bytes that the answer may hold."""
+        """The maximum size of the response in bytes."""
         allowed = self._allowed + BYTES_PER_BODY_BYTE * self.body_bytes
-        return min(allowed, self._budget.most_of_one - self.body_bytes)
+        return min(allowed, self._budget.max_per_client - self.body_bytes)
 
     def add_body(self, size: int) -> None:
-        """Hold `size` more bytes of the body.
+        """Reserve `size` more bytes for the body.
 
-        Raises `BodyTooLargeError` where there can never be room for it, and `QueueFullError` where
-        there is none at present.
+        Raises `BodyTooLargeError` if the body can never fit, and `QueueFullError` if it does not
+        fit now.
         """
         bodies = self._budget.bodies
-        if self.body_bytes + size > bodies.most_of_one:
+        if self.body_bytes + size > bodies.max_per_client:
             raise BodyTooLargeError(
-                f"the body has more than {bodies.most_of_one} bytes, for which the memory that "
-                "this service may use has no room: send fewer texts, or raise the memory limit"
+                f"the body has more than {bodies.max_per_client} bytes, the most that fit into the "
+                "memory of this service: send fewer texts, or raise the memory limit"
             )
         bodies.require(self._client, size)
         self._reserve(size)
         bodies.change(self._client, size)
-        self._of_body += size
+        self._reserved_for_body += size
         self.body_bytes += size
 
     def need(self, size: int, what: str, advice: str) -> None:
-        """Implement `AnswerMemory`."""
+        """Reserve memory for the response and release the body, as `AnswerMemory` requires."""
         super().need(size, what, advice)
         if (more := self.held - self._reserved) > 0:
             self._reserve(more)
         self._release_body()
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """Release everything that the request holds."""
         self._release_body()
         self._budget.change(self._client, -self._reserved)
         self._reserved = 0
@@ -139,15 +139,15 @@ class HeldMemory(AnswerMemory):
         self._reserved += size
 
     def _release_body(self) -> None:
-        self._budget.bodies.change(self._client, -self._of_body)
-        self._of_body = 0
+        self._budget.bodies.change(self._client, -self._reserved_for_body)
+        self._reserved_for_body = 0
 
 
 @dataclass(eq=False, slots=True)
 class LimitMemory:
-    """Holds memory of `budget` for each request, and lets a body stall for `body_seconds`.
+    """Reserves memory of `budget` for each request, and lets a body stall for `body_seconds`.
 
-    Requests without a body, such as those to /health, hold none and are never refused.
+    Requests without a body, such as those to /health, reserve none and are never refused.
     """
 
     app: ASGIApp
@@ -155,7 +155,7 @@ class LimitMemory:
     body_seconds: float = BODY_SECONDS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hold what the request needs, and release it at the end."""
+        """Reserve memory as the body arrives, and release all of it at the end."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -176,9 +176,9 @@ class LimitMemory:
 
 
 class TimedBody:
-    """Passes a body on; raises `BodyStalledError` where it arrives too slowly.
+    """Passes a body on; raises `BodyStalledError` if it arrives too slowly.
 
-    In each `window` of seconds MIN_BYTES_PER_SECOND or the rest of the body must arrive.
+    In each `window` of seconds, either MIN_BYTES_PER_SECOND or the rest of the body must arrive.
     """
 
     def __init__(self, receive: Receive, window: float) -> None:
@@ -189,7 +189,7 @@ class TimedBody:
         self._is_complete = False
 
     async def receive(self) -> Message:
-        """The next message: a part of the body, or what follows it."""
+        """Return the next message: a part of the body, or a message after the body."""
         if self._is_complete:
             return await self._receive()
         try:
@@ -200,23 +200,23 @@ class TimedBody:
                 async with asyncio.timeout(_GRACE_SECONDS):
                     message = await self._receive()
             except TimeoutError:
-                raise self._error() from None
+                raise self._build_error() from None
         self._bytes_in_window += len(message.get("body", b""))
         self._is_complete = not message.get("more_body", False)
         if (now := asyncio.get_running_loop().time()) >= self._window_end:
-            if not self._is_complete and self._bytes_in_window < self._least:
-                raise self._error()
+            if not self._is_complete and self._bytes_in_window < self._min_bytes:
+                raise self._build_error()
             self._bytes_in_window, self._window_end = 0, now + self._window
         return message
 
     @property
-    def _least(self) -> float:
+    def _min_bytes(self) -> float:
         return MIN_BYTES_PER_SECOND * self._window
 
-    def _error(self) -> BodyStalledError:
+    def _build_error(self) -> BodyStalledError:
         return BodyStalledError(
-            f"the body came too slowly: {self._window:g} s must bring the rest of it, "
-            f"or {MIN_BYTES_PER_SECOND} bytes a second"
+            f"the body arrived too slowly: within {self._window:g} s, send the rest of it or at "
+            f"least {MIN_BYTES_PER_SECOND} bytes a second"
         )
 
 
@@ -228,24 +228,24 @@ class LimitBody:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the announced length, then count what arrives."""
+        """Check Content-Length, then count the bytes that arrive."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         context, announced = context_of(scope), Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced) > self._max_bytes:
-            await error_response(scope, self._error())(scope, receive, send)
+            await error_response(scope, self._build_error())(scope, receive, send)
             return
 
         async def receive_limited() -> Message:
             message = await receive()
             if context.bytes_in > self._max_bytes:
-                raise self._error()
+                raise self._build_error()
             return message
 
         await self.app(scope, receive_limited, send)
 
-    def _error(self) -> BodyTooLargeError:
+    def _build_error(self) -> BodyTooLargeError:
         return BodyTooLargeError(
             f"the body is larger than {self._max_bytes} bytes (MAX_BODY_BYTES): send fewer texts"
         )

@@ -1,4 +1,4 @@
-"""Refuse requests that web pages of other origins make."""
+"""Refuse requests from web pages of other origins."""
 
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -17,14 +17,14 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class CheckOrigin:
-    """Answers 403 to a page that neither this service served nor CORS_ORIGINS allows.
+    """Answers 403 to web pages, except this service's own and those that CORS_ORIGINS names.
 
-    A page that is open in a browser on this machine can send requests to its loopback port, and
-    into a network that the page's author cannot reach.
+    A page in a browser on this machine can send requests to the machine's loopback address and into
+    networks that the page's author cannot reach.
 
-    Browsers send a page's origin, which the page cannot change; other clients send none and pass.
-    `null`, which a page without an origin sends, is foreign. Starlette's `CORSMiddleware` adds the
-    headers for browsers; its own refusals cannot occur behind this check.
+    Browsers send the page's origin, which the page cannot change; other clients send none and pass.
+    The origin `null` is foreign. Starlette's `CORSMiddleware` adds the CORS headers; behind this
+    check it refuses nothing.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
@@ -41,36 +41,36 @@ class CheckOrigin:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request pass, or refuse it before its body is read."""
+        """Pass the request on, or refuse it before its body is read."""
         if scope["type"] == "http" and ANY_ORIGIN not in self._allowed:
             headers = Headers(scope=scope)
-            # A browser sends one, and several together are none of the allowed.
+            # Browsers send one header; several, joined, match no allowed origin.
             origin = ", ".join(headers.getlist("origin"))
             if (
                 origin
                 and origin not in self._allowed
                 and headers.get("sec-fetch-site") != "same-origin"
-                and not _is_own(origin, headers.get("host", ""))
+                and not _is_same_origin(origin, headers.get("host", ""))
             ):
                 error = ForeignOriginError(
-                    f"a web page of {escape_text(origin)} may not ask: CORS_ORIGINS does not name "
-                    "its origin"
+                    f"a web page of {escape_text(origin)} may not call this service: CORS_ORIGINS "
+                    "does not name its origin"
                 )
                 await error_response(scope, error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
 
-def _is_own(origin: str, host: str) -> bool:
-    """Whether a page of `origin` came from `host`, the request's Host header.
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Whether the page of `origin` was served from `host`, the request's Host header.
 
-    The scheme is not compared: behind a proxy that ends TLS the page has https, the request http.
+    Schemes are not compared: behind a proxy that ends TLS, the page has https and the request http.
     """
     try:
         page = urlsplit(origin)
-        own = urlsplit(f"//{host}")
+        service = urlsplit(f"//{host}")
         default = _DEFAULT_PORTS.get(page.scheme)
-        ports = page.port or default, own.port or default
+        ports = page.port or default, service.port or default
     except ValueError:
         return False
-    return page.hostname is not None and page.hostname == own.hostname and ports[0] == ports[1]
+    return page.hostname is not None and page.hostname == service.hostname and ports[0] == ports[1]

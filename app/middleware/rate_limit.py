@@ -1,27 +1,26 @@
 """A token bucket for each client.
 
-A bucket is one number, the time at which it will be full again (GCRA), so it is refilled without a
-timer. Each process counts by itself.
+A bucket is one number, the time at which it will be full again (GCRA), so it needs no timer. Each
+process counts separately.
 """
 
 from collections import OrderedDict
 from time import monotonic_ns
 
-# A token in nanoseconds divided by the requests a minute, so that a minute refills these requests.
+# One token, in nanoseconds times requests per minute: a minute refills that many requests.
 _TOKEN = 60 * 10**9
 # About 190 bytes each.
 MAX_CLIENTS = 100_000
 
 
 class TokenBuckets:
-    """The buckets of one process, at most `max_clients` of them.
+    """The buckets of at most `max_clients` clients.
 
-    Above that the least recently seen client is forgotten, and so has its whole burst again. With
-    the default settings that changes nothing: a bucket is full again after two seconds. A flood
-    from more addresses than that passes this limit, but not the queue's; memory stays bounded.
+    Above that, the least recently seen client is forgotten and gets its whole burst again. With the
+    default settings a bucket is full after two seconds anyway. A flood from more addresses passes
+    this limit, but not the queue's.
 
-    A bucket is the time at which it will be full again, in the unit of `_TOKEN`: a whole number,
-    so that a burst of 50 is never 49 because 50 intervals were rounded.
+    Times are integers in the unit of `_TOKEN`, so that rounding never turns a burst of 50 into 49.
     """
 
     def __init__(
@@ -36,16 +35,16 @@ class TokenBuckets:
         return len(self._full_at)
 
     def peek(self, key: str) -> float:
-        """The seconds until there is a token, 0 where there is one; takes none."""
-        return self.take(key, taken=0)
+        """Return the seconds until a token is available, 0 if one is; take none."""
+        return self.take(key, cost=0)
 
-    def take(self, key: str, taken: int = _TOKEN) -> float:
-        """Take a token: 0, or the seconds until there is one where the bucket is empty."""
+    def take(self, key: str, cost: int = _TOKEN) -> float:
+        """Take a token and return 0; if the bucket is empty, return the seconds until a token."""
         now = monotonic_ns() * self._requests_per_minute
         full_at = max(now, self._full_at.get(key, now))
         wait = max(0, full_at - now - self._depth)
         if wait == 0:
-            full_at += taken
+            full_at += cost
         if full_at > now:
             self._full_at[key] = full_at
             self._full_at.move_to_end(key)

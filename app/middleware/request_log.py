@@ -1,6 +1,6 @@
-"""What is told of every request: its context, and at its end its line and its metrics.
+"""Create the context of each request, and log each request at its end.
 
-Each middleware only looks: none refuses or changes a request, but for its id, path and headers.
+Neither middleware refuses a request; `ProvideContext` normalises its path and removes cookies.
 """
 
 import re
@@ -23,9 +23,7 @@ from app.client_address import (
 )
 from app.context import PathFacts, RequestContext, context_of
 from app.error_responses import internal_error_response
-from app.http_metrics import (
-    EMBEDDING_ENDPOINT,
-)
+from app.http_metrics import EMBEDDING_ENDPOINT
 from app.logs import escape_text
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -35,10 +33,10 @@ log = structlog.get_logger(__name__)
 class ProvideContext:
     """Creates the `RequestContext`, and adds X-Request-ID and Vector-Space to the response.
 
-    The id is the client's own if it sent a printable one. Only `trusted_proxies` may name another
-    client's address, through X-Forwarded-For, and the path below which the service is, through
-    X-Forwarded-Prefix. An ASGI server may name that path, too, as `root_path`. The query is left to
-    the endpoint that reads one, and cookies to nobody.
+    The request id is the client's own if it sent a printable one. Only `trusted_proxies` may set
+    the client's address, through X-Forwarded-For, and the prefix of the service's paths, through
+    X-Forwarded-Prefix; an ASGI server may also set the prefix, as `root_path`. The query string
+    moves to the context; cookies are dropped.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class ProvideContext:
         self._trusted_proxies = [unmap_network(network) for network in trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Create the context of an HTTP request and go on."""
+        """Create the context of an HTTP request and pass the request on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -76,28 +74,28 @@ class ProvideContext:
 
     def _create_context(self, scope: Scope) -> RequestContext:
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        sent_id = headers.get("x-request-id", "")
         peer, _ = scope["client"] or ("", 0)
         forwarded_for = ",".join(headers.getlist("x-forwarded-for"))
-        # Servers put it before the path.
+        # ASGI servers put root_path before the path.
         root_path = scope.get("root_path", "").rstrip("/")
         path = scope["path"].removeprefix(root_path) or "/"
         if not path.startswith("/"):
             path = scope["path"]
         forwarded = headers.get("x-forwarded-prefix", "")
         prefix = root_path or forwarded_prefix(peer, forwarded, self._trusted_proxies)
-        # Slashes at the end change nothing. The router's patterns also match a line feed there
-        # (%0A): without it no request bypasses middleware that compares paths.
+        # The router's patterns ignore a slash and a line feed (%0A) at the end. Middleware that
+        # compares paths must, too, so that no request bypasses it.
         bare = path.rstrip("/\n")
         normalized = EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
         scope["root_path"], scope["path"] = prefix, prefix + normalized
         facts = self._facts_of(normalized)
-        # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
-        # backslashes, whose time grows with the square of their number, in six seconds.
+        # FastAPI would parse both for every endpoint. 64 KiB of query take 20 ms, and 64 KiB of
+        # backslashes in a cookie six seconds, because that time is quadratic.
         query, scope["query_string"] = scope.get("query_string", b""), b""
-        scope["headers"] = [each for each in scope["headers"] if each[0] != b"cookie"]
+        scope["headers"] = [header for header in scope["headers"] if header[0] != b"cookie"]
         return RequestContext(
-            request_id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+            request_id=sent_id if _REQUEST_ID.fullmatch(sent_id) else uuid.uuid4().hex,
             path=escape_text(path),
             endpoint=facts.endpoint if scope["method"] == "POST" else None,
             dialects=facts.dialects,
@@ -113,19 +111,19 @@ class ProvideContext:
 
 
 class LogRequests:
-    """Logs the end of each request.
+    """Logs one line at the end of each request.
 
-    The line begins with status, method, route and milliseconds. The name of the client's token, its
-    address (of IPv6 the /64), path and sizes follow, and, where work was done, how much and how
-    long each stage took. What is not known is left out. It never holds texts, tokens or query
-    strings.
+    The line holds status, method, route and milliseconds; the name of the client's token, its
+    address (for IPv6 its /64), the path and sizes; and for embedding and reranking the counts and
+    the duration of each stage. Unknown values are left out. Texts, tokens and query strings are
+    never logged.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request, and log how it ended."""
+        """Run the request, and log its outcome."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -133,14 +131,14 @@ class LogRequests:
         started = time.perf_counter()
         try:
             await self.app(scope, receive, send)
-        except Exception as error:  # The last resort: the client must get a response.
+        except Exception as error:  # Last resort, so that the client gets a response.
             log.exception("request_failed", request_id=context.request_id)
             if context.status is None:
                 await internal_error_response(scope, error)(scope, receive, send)
         finally:
-            # A health check or a scrape, unless its sender made a mistake.
-            is_wrong = 400 <= (context.status or 0) < 500  # noqa: PLR2004 - a 4xx
-            is_routine = scope["method"] in {"GET", "HEAD"} and not is_wrong
+            is_client_error = 400 <= (context.status or 0) < 500  # noqa: PLR2004 - a 4xx
+            # Health checks and scrapes.
+            is_routine = scope["method"] in {"GET", "HEAD"} and not is_client_error
             write = log.debug if is_routine else log.info
             facts = {
                 "status": context.status,

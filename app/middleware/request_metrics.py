@@ -1,4 +1,4 @@
-"""Count requests that ask for work, and measure how long they take."""
+"""Count requests for work, and measure how long they take."""
 
 import time
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from smart_embedder.requests import Purpose
 
 
 class MeasureRequests:
-    """Updates the request metrics: outcome, duration, and how many are in work."""
+    """Updates the request metrics: outcomes, durations, and requests in progress."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Sequence[Endpoint]) -> None:
         self.app = app
@@ -28,7 +28,7 @@ class MeasureRequests:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Measure POST requests to known endpoints; pass everything else through."""
+        """Measure requests for work; pass all others on."""
         endpoint = find_work_endpoint(scope)
         if endpoint is None:
             await self.app(scope, receive, send)
@@ -38,13 +38,13 @@ class MeasureRequests:
             with self._endpoints[endpoint.path].active.track_inprogress():
                 await self.app(scope, receive, send)
         finally:
-            # If dialects share a path, the body has decided between them by now.
+            # If dialects share the path, the body has selected the dialect by now.
             endpoint = find_work_endpoint(scope) or endpoint
             seconds = time.perf_counter() - started
             self._count(self._endpoints[endpoint.path], context_of(scope), seconds)
 
     def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
-        """Count a request once: as refused, as abandoned, or by its outcome."""
+        """Count a request once: as rejected, as abandoned, or by its outcome."""
         code = context.error_code
         if code in REASON_OF:
             endpoint.rejected[REASON_OF[code]].inc()
@@ -53,7 +53,8 @@ class MeasureRequests:
         else:
             outcome = _outcome(context.error_status or context.status)
             endpoint.requests[outcome].inc()
-            if outcome != "client_error":  # It measures how fast a request is refused.
+            # Durations of refused requests would distort the histogram.
+            if outcome != "client_error":
                 endpoint.duration.observe(seconds)
 
 

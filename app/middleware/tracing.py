@@ -1,4 +1,4 @@
-"""Traces of requests, sent to an OTLP receiver over HTTP; imported only if OTLP_ENDPOINT is set."""
+"""Send traces of requests to an OTLP receiver; imported only if OTLP_ENDPOINT is set."""
 
 import logging
 import os
@@ -36,9 +36,9 @@ _W3C = TraceContextTextMapPropagator()
 class TraceRequests:
     """Continues the client's W3C trace context, or begins one, and returns it in the response.
 
-    A span holds route, status, request id, counts and times; never a text, a vector or a token.
-    OpenTelemetry's own ASGI instrumentation would also record messages of exceptions, which may
-    quote texts, and headers. Health checks and scrapes are not traced.
+    A span holds route, status, request id, counts and times; never texts, vectors or tokens.
+    OpenTelemetry's ASGI instrumentation would also record headers, and messages of exceptions,
+    which may quote texts. Health checks and scrapes are not traced.
     """
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
@@ -60,7 +60,7 @@ class TraceRequests:
         }
         name = f"POST {endpoint.path}"
         span = self._tracer.start_span(name, parent, SpanKind.SERVER, attributes)
-        # Empty where OTEL_SDK_DISABLED is set.
+        # Stays empty if OTEL_SDK_DISABLED is set.
         returned: dict[str, str] = {}
         _W3C.inject(returned, set_span_in_context(span))
 
@@ -75,7 +75,7 @@ class TraceRequests:
             self._end(span, context)
 
     def _end(self, span: Span, context: RequestContext) -> None:
-        """End the span now, with a child for each stage, made from its recorded times."""
+        """Add a child span for each stage from its recorded times, and end the span."""
         # The time of day at which perf_counter was 0.
         clock = time.time_ns() - time.perf_counter_ns()
         for stage in context.stages:
@@ -96,7 +96,7 @@ class TraceRequests:
 
 
 class Traces:
-    """Sends the spans of every request that the client's trace context does not leave unsampled."""
+    """Sends the spans of all requests, unless the client's trace context is unsampled."""
 
     def __init__(self, endpoint: str) -> None:
         service_name = os.environ.get("OTEL_SERVICE_NAME") or "smart-embedder"
@@ -112,7 +112,7 @@ class Traces:
         self.tracer = self._provider.get_tracer("app", __version__)
 
     def close(self) -> None:
-        """Send the remaining spans, for a few seconds at most; blocks."""
+        """Send the remaining spans; blocks for a few seconds at most."""
         timer = threading.Timer(_EXPORT_SECONDS, self._exporter.shutdown)
         timer.start()
         self._provider.shutdown()
@@ -120,13 +120,13 @@ class Traces:
 
 
 class Exporter(OTLPSpanExporter):
-    """Logs once that spans are lost, and once that they are delivered again.
+    """Logs one line when spans are lost, and one when they are delivered again.
 
-    Spans that cannot be delivered are dropped: traces must not delay a request.
+    Spans that cannot be delivered are dropped, so that traces never delay a request.
     """
 
     def __init__(self, endpoint: str) -> None:
-        # It logs every failed try, with the path, which may hold a key.
+        # Its logger would log each failed attempt with the path, which may hold a key.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         url, parts = endpoint.rstrip("/"), urlsplit(endpoint)
         super().__init__(url.removesuffix(_PATH) + _PATH, timeout=_EXPORT_SECONDS)

@@ -73,7 +73,7 @@ async def test_a_strange_origin_is_believed_from_a_browser_or_where_any_is_allow
     if status == 403:
         named = "https://public.example" + (f", {SITE}" if SITE in allowed else "")
         detail = orjson.loads(sent[1]["body"])["detail"]
-        assert detail.startswith(f"A web page of {named} may not ask: CORS_ORIGINS")
+        assert detail.startswith(f"A web page of {named} may not call this service: CORS_ORIGINS")
 
 
 async def test_a_page_that_is_allowed_may_send_any_header_and_read_the_ids() -> None:
@@ -251,8 +251,8 @@ async def test_without_a_token_in_the_settings_nothing_is_asked_nor_of_what_is_n
         *((value, "No token was sent") for value in (None, b"")),
         (b"Bearer ", "The Authorization header holds no bearer token"),
         (b"Basic b3duOm93bg==", "The Authorization header holds no bearer token"),
-        (b"Bearer own more", "The token that was sent is not known"),
-        (b"Bearer hush", "The token that was sent is not known"),
+        (b"Bearer own more", "The token is unknown"),
+        (b"Bearer hush", "The token is unknown"),
     ],
 )
 async def test_a_token_is_read_after_bearer_or_alone_and_a_refusal_says_what_was_sent(

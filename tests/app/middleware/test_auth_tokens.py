@@ -36,9 +36,9 @@ def test_a_token_is_known_by_its_name(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf# people\r\nalice:secret-a\r\n\n bob : secret:b \n")
     tokens = ApiTokens("own", file)
     for token, name in ((b"own", "default"), (b"secret-a", "alice"), (b"secret:b", "bob")):
-        assert tokens.name_of(token) == name
+        assert tokens.find_name(token) == name
     for wrong in (b"", b"secret", b"secret-a b", b"alice", "sécret".encode()):
-        assert tokens.name_of(wrong) is None
+        assert tokens.find_name(wrong) is None
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,15 @@ def test_a_token_is_known_by_its_name(file: Path) -> None:
 def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(file: Path, text: str) -> None:
     tokens = ApiTokens("own", file)
     rewrite(file, text)
-    assert [tokens.name_of(each) for each in (b"own", b"one", b"xyz")] == ["default", "alice", None]
+    assert [tokens.find_name(each) for each in (b"own", b"one", b"xyz")] == [
+        "default",
+        "alice",
+        None,
+    ]
     file.unlink()
-    assert tokens.name_of(b"one") == "alice"
+    assert tokens.find_name(b"one") == "alice"
     rewrite(file, "alice:three\n")
-    assert tokens.name_of(b"three") == "alice"
+    assert tokens.find_name(b"three") == "alice"
 
 
 @pytest.mark.parametrize(
@@ -59,13 +63,13 @@ def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(file: Path, text:
     [
         (None, b"hidden-token\n", r"line 1 is not name:token"),
         (None, b"a:1\nhidden-token\n", r"line 2 is not name:token"),
-        (None, b"alice:\xff\n", "is no UTF-8 text"),
+        (None, b"alice:\xff\n", "is not UTF-8 text"),
         (None, None, "cannot be read"),
         *(
-            ("own", content, "line 1 takes the name default, which is API_TOKEN's")
+            ("own", content, "line 1 has the name default, which is reserved for API_TOKEN")
             for content in (b"default:xyz\n", b" default :xyz\n")
         ),
-        (" \n", b"", "API_TOKEN holds nothing but white space"),
+        (" \n", b"", "API_TOKEN holds only white space"),
     ],
 )
 def test_what_holds_no_tokens_stops_the_start_and_is_not_quoted(
@@ -92,10 +96,10 @@ def test_white_space_around_a_token_counts_nowhere(
 ) -> None:
     """In the file or in a request; every other byte counts."""
     presented = f"{sent}{token}{sent}".encode()
-    assert ApiTokens(f"{before}{token}{after}", None).name_of(presented) == "default"
+    assert ApiTokens(f"{before}{token}{after}", None).find_name(presented) == "default"
     file = tmp_path_factory.mktemp("white") / "tokens"
     file.write_text(f"alice:{token}{after}\n", encoding="utf-8", newline="")
-    assert ApiTokens(None, file).name_of(presented) == "alice"
+    assert ApiTokens(None, file).find_name(presented) == "alice"
 
 
 def test_a_change_while_the_file_is_being_read_is_not_missed(file: Path, monkeypatch) -> None:
@@ -111,7 +115,7 @@ def test_a_change_while_the_file_is_being_read_is_not_missed(file: Path, monkeyp
 
     monkeypatch.setattr(os, "fstat", fstat_before_a_write)
     tokens = ApiTokens(None, file)
-    assert tokens.name_of(b"two") is None
+    assert tokens.find_name(b"two") is None
 
 
 def test_a_change_within_one_tick_of_the_clock_is_not_missed(file: Path) -> None:
@@ -120,7 +124,7 @@ def test_a_change_within_one_tick_of_the_clock_is_not_missed(file: Path) -> None
     tokens = ApiTokens(None, file)
     file.write_text("alice:two\n")
     os.utime(file, ns=times)
-    assert tokens.name_of(b"two") == "alice"
+    assert tokens.find_name(b"two") == "alice"
 
 
 def test_a_missing_file_is_told_of_once_until_it_is_back(file: Path) -> None:
@@ -128,13 +132,13 @@ def test_a_missing_file_is_told_of_once_until_it_is_back(file: Path) -> None:
     for _ in range(2):
         away = file.rename(file.with_name("away"))
         with capture_logs() as logs:
-            assert [tokens.name_of(b"one") for _ in range(5)] == ["alice"] * 5
+            assert [tokens.find_name(b"one") for _ in range(5)] == ["alice"] * 5
         (line,) = logs
         assert line["event"] == "tokens_file_unreadable"
         assert line["effect"] == "the tokens read last stay valid"
         away.rename(file)
         with capture_logs() as logs:
-            assert tokens.name_of(b"one") == "alice"
+            assert tokens.find_name(b"one") == "alice"
         assert not logs
 
 

@@ -127,12 +127,12 @@ def test_what_never_fits_a_small_memory_is_no_case_for_retries() -> None:
 
 
 def test_the_budget_follows_from_the_largest_body_and_the_memory_that_is_left() -> None:
-    assert MemoryBudget.of(1000).max_bytes == 512 * MIB
-    budget = MemoryBudget.of(32 * MIB)
+    assert MemoryBudget.for_bodies_of(1000).max_bytes == 512 * MIB
+    budget = MemoryBudget.for_bodies_of(32 * MIB)
     assert (budget.max_bytes, budget.bodies.max_bytes) == (1024 * MIB, 512 * MIB)
-    budget.fit(1 << 40)
+    budget.shrink_to(1 << 40)
     assert budget.max_bytes == 1024 * MIB
-    budget.fit(160 * MIB)
+    budget.shrink_to(160 * MIB)
     assert (budget.max_bytes, budget.bodies.max_bytes) == (10 * MIB, 5 * MIB)
 
 
@@ -241,7 +241,7 @@ async def test_each_window_must_bring_its_bytes_or_the_body_is_refused(parts, se
         while True:
             await body.receive()
 
-    with pytest.raises(BodyStalledError, match="10 s must bring the rest of it, or 1024 bytes"):
+    with pytest.raises(BodyStalledError, match="10 s, send the rest of it or at least 1024 bytes"):
         await read()
     assert now() - began == pytest.approx(seconds, abs=1)
 

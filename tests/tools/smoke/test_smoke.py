@@ -85,7 +85,7 @@ def test_the_command_of_version_1_checks_the_server_too(closed_server) -> None:
     ("asked", "arguments", "failed", "told"),
     [
         ("closed_server", [], 6, "No token was sent"),
-        ("closed_server", ["--token", "hush-not"], 6, "The token that was sent is not known"),
+        ("closed_server", ["--token", "hush-not"], 6, "The token is unknown"),
         ("server", ["--token", "hush"], 1, "expected (401, 'unauthorized'), saw (400, "),
     ],
 )
