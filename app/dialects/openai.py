@@ -280,10 +280,10 @@ router = Router(OPENAI, OpenAIError, [TAG], below=("/v1/", "/openai/"), tags=[TA
 @router.work("/models/{model:path}/v1/embeddings", OpenAIEmbeddings, include_in_schema=False)
 async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     """Embed each text as a dense vector of unit length. /embeddings takes the same body."""
-    has_model_in_path = "model" in call.path_params
-    model = (
-        find_embedder(call) if has_model_in_path else call.service.catalogue.embedder(body.model)
-    )
+    if "model" in call.path_params:
+        model = find_embedder(call)
+    else:
+        model = call.service.catalogue.embedder(body.model)
     vector_format, task = body.vector_format, body.merged_task
     normalize = fields.merge_aliases(body, "normalize", "normalized", "use_activation")
     request = EmbedRequest(
