@@ -212,63 +212,57 @@ class Settings(EngineSettings, BaseSettings):
     )
 
     host: str = "127.0.0.1"
-    """the address to listen on; `0.0.0.0` in the container"""
+    """address to listen on; `0.0.0.0` in the container"""
     port: Port = 8000
-    """the port; 0 takes a free one and logs it"""
+    """port; 0 takes a free one and logs it"""
     ui: bool = True
-    """whether the page at `/ui` is served"""
+    """serve the page at `/ui`"""
     model_aliases: ModelAliases | None = None
-    """further names by which clients may ask for a model, separated by commas:
-    `text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`. Every model also
-    answers to its hub id and to the last part of it"""
+    """further names of models, such as
+    `text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`; the hub id and its
+    last part are always names"""
 
     request_timeout: Seconds = 90
-    """seconds for a whole request, from the first byte of its body to the rendered answer (504)"""
+    """seconds of a whole request, until its response is rendered (504)"""
     shutdown_timeout: Seconds = 30
     """seconds to finish accepted work after SIGTERM"""
     shutdown_delay: Delay = 0
-    """seconds after SIGTERM in which requests are still accepted while `/health` is 503, so that
-    load balancers notice before anything is refused; it comes before `SHUTDOWN_TIMEOUT`"""
+    """seconds after SIGTERM, before `SHUTDOWN_TIMEOUT`, in which requests are still accepted while
+    `/health` is 503 for load balancers"""
     max_sentences_per_request: Count = 1024
-    """texts of one request (422); OpenAI's paths take at least 2,048"""
+    """texts in a request (422); OpenAI's paths take at least 2,048"""
     max_rerank_passages: Count = 1024
-    """passages of one request (422)"""
+    """passages in a request (422)"""
     max_body_bytes: Bytes = 16_777_216
-    """bytes of one body (413, before it is read whole)"""
+    """bytes of a body (413, before it is read whole)"""
 
     api_token: SecretStr | None = None
-    """the token that requests must show as `Authorization: Bearer <token>`; with neither this nor
-    `API_TOKENS_FILE` set, none is asked for. Given as a flag, every process of the machine can read
-    it"""
+    """token that requests must send as `Authorization: Bearer <token>`; with neither this nor
+    `API_TOKENS_FILE`, none is needed. Every user of the machine can read a flag"""
     api_tokens_file: Path | None = None
-    """a file of named tokens, one `name:token` a line, read again when it changes; lines that begin
-    with `#` do not count"""
+    """file of named tokens, one `name:token` a line, read again when it changes; lines that begin
+    with `#` are comments"""
     protect_metrics: bool = False
-    """whether `/stats` and `/metrics` ask for a token too"""
+    """require a token for `/stats` and `/metrics`, too"""
     cors_origins: Origins | None = None
-    """origins of web pages that may call the service from a browser, separated by commas, such as
-    `https://app.example.com`; `*` is any. Not set, a request of a page from elsewhere is refused
-    (403)"""
+    """comma-separated origins of web pages that may call the service, such as
+    `https://app.example.com`, or `*`; others get 403"""
 
     rate_limit_burst_size: Count = 120
     """`POST` requests that one client may send at once"""
     rate_limit_requests_per_minute: Count = 3600
-    """`POST` requests a minute that one client may send after its burst; more are refused (429,
-    with `Retry-After`)"""
+    """`POST` requests a minute that one client may send after its burst; more get 429"""
     trusted_proxies: Proxies | None = None
-    """addresses and networks of proxies, separated by commas, that may name a client in
-    `X-Forwarded-For`; not set, the header is ignored and a client is whoever holds the
-    connection"""
+    """comma-separated addresses and networks of proxies whose `X-Forwarded-For` is trusted"""
 
     log_format: LogFormat = "console"
-    """the form of the log; `json` is one object a line"""
+    """format of the log; `json` writes one object a line"""
     log_level: LogLevel = "info"
-    """the least that is logged; a `GET` is at debug unless it was wrong (4xx)"""
+    """lowest level that is logged; a `GET` is logged at debug unless it gets 4xx"""
 
     otlp_endpoint: Collector | None = None
-    """an OpenTelemetry collector that speaks OTLP over HTTP, such as `http://localhost:4318`; spans
-    go to `/v1/traces` there. Not set, none are made. An address with a user or a query is refused;
-    of the rest only host and port are ever logged"""
+    """OpenTelemetry collector for OTLP over HTTP, such as `http://localhost:4318`; spans go to its
+    `/v1/traces`. It must not contain a user or a query; only host and port are logged"""
 
     @field_validator("models", mode="before")
     @classmethod

@@ -215,103 +215,89 @@ class EngineSettings(BaseModel):
     )
 
     embedding_model: EmbeddingModel = "BAAI/bge-m3"
-    """a hub id or folder of a text encoder; one of bge-m3's kind makes all three kinds of
-    vectors"""
+    """hub id or folder of a text encoder; one of bge-m3's kind makes all three kinds of vectors"""
     dense_embedding_model: DenseModel | None = None
-    """another model for dense vectors, such as `Qwen/Qwen3-Embedding-0.6B`; not set,
-    `EMBEDDING_MODEL` makes every kind"""
+    """another model for dense vectors, such as `Qwen/Qwen3-Embedding-0.6B`"""
     pooling: Pooling | None = None
-    """how a dense vector is made of the states of tokens, instead of what the model's
-    sentence-transformers configuration says; not for bge-m3's kind"""
+    """pooling of token states into a dense vector; overrides the model's configuration; not for
+    bge-m3's kind"""
     normalize: bool | None = None
-    """whether dense vectors are scaled to unit length, instead of what the model's
-    sentence-transformers configuration says; not for bge-m3's kind"""
+    """scale dense vectors to unit length; overrides the model's configuration; not for bge-m3's
+    kind"""
     query_prompt: Prompt | None = None
-    """what the model of dense vectors reads before a text with `"input_type": "query"`, instead of
-    its configuration's prompt; not for ColBERT models"""
+    """prompt of the dense model for `"input_type": "query"`; overrides the model's configuration;
+    not for ColBERT models"""
     document_prompt: Prompt | None = None
     """the same for `"input_type": "document"`"""
     reranker_model: RerankerModel = "BAAI/bge-reranker-v2-m3"
-    """a hub id or folder of a cross-encoder or a model of Qwen3-Reranker's kind;
-    `late-interaction`: `EMBEDDING_MODEL` scores the passages, and no second model is loaded; or
-    `none`"""
+    """hub id or folder of a cross-encoder or Qwen3-Reranker; or `late-interaction`, in which
+    `EMBEDDING_MODEL` scores the passages; or `none`"""
     model_revision: str | None = None
-    """a branch, tag or commit of `EMBEDDING_MODEL` on the hub; not set, the newest"""
+    """branch, tag or commit of `EMBEDDING_MODEL` on the hub; not set, the newest"""
     dense_model_revision: str | None = None
     """the same for `DENSE_EMBEDDING_MODEL`"""
     reranker_model_revision: str | None = None
     """the same for `RERANKER_MODEL`"""
     models: tuple[ModelEntry, ...] | None = None
-    """a YAML or TOML file of further models, which requests name, such as `models.yaml`: see
-    docs/models.md"""
+    """YAML or TOML file of further models, such as `models.yaml`: see docs/models.md"""
     model_memory_threshold: Share = 0.9
-    """the share of a device's memory above which models of `MODELS` are unloaded, the least
-    recently used first; on a CPU the share of the control group's limit, or of the machine's
-    memory"""
+    """share of the memory (on a CPU, of the control group's or the machine's) above which the least
+    recently used models of `MODELS` are unloaded"""
     hf_home: Path = Path("~/.cache/huggingface")
-    """the folder of downloaded models, which are in `hub` below it"""
+    """folder of downloaded models, which are in `hub` below it"""
     hf_hub_offline: bool = False
-    """whether only what is on the disk is used and the hub is never asked"""
+    """use only models that are on the disk; never ask the hub"""
 
     device: DeviceNames = "auto"
-    """`cuda`, `mps`, `cpu`, or several workers behind one queue: one on each GPU, `cuda:0,cuda:1`,
-    or sharing the cores, `cpu:0,cpu:1`. `auto` is the first of cuda, mps and cpu that can be
-    used"""
+    """`cuda`, `mps`, `cpu`, or several workers behind one queue, such as `cuda:0,cuda:1`, or
+    `cpu:0,cpu:1`, which share the cores. `auto` is the first of cuda, mps and cpu that works"""
     dtype: Dtype = "auto"
-    """the number format of the models. `auto` chooses by the device and the model. `int8`
-    computes the products of any model in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one
-    with dot products; `float8` those of models of BERT's kind and Qwen3 on an NVIDIA GPU of Ada,
-    Hopper or Blackwell, of which only Hopper has run it yet"""
+    """number format; `auto` chooses by device and model. `int8` is for x86 CPUs with AVX2 and, on
+    Linux, ARM CPUs with dot products; `float8` for BERT's kind and Qwen3 on NVIDIA Ada, Hopper (the
+    only one tested) and Blackwell"""
     attention: Attention = "auto"
-    """the attention kernel; one that cannot run here stops the start and says what is missing"""
+    """attention kernel; one that cannot run here stops the start and says what is missing"""
     reproducible: bool = False
-    """whether every text has a forward of its own where its numbers may depend on the batch by
-    their last bits otherwise: on a GPU, and of models by transformers' modules; much slower"""
+    """run texts one by one if batching would change the last bits, as on GPUs and with models run
+    by transformers; much slower"""
 
     bge_embed_max_length: Tokens | None = None
-    """the most tokens of a text that an embedding model other than Qwen3 reads; `MAX_INPUT_LENGTH`
-    if not set"""
+    """token limit of texts for embedding models other than Qwen3; not set, `MAX_INPUT_LENGTH`"""
     max_input_length: Tokens = 8192
-    """an older name for `BGE_EMBED_MAX_LENGTH`"""
+    """older name of `BGE_EMBED_MAX_LENGTH`"""
     qwen_embed_max_length: Tokens = 32_768
-    """the most tokens of a text that a Qwen3 embedding model reads"""
+    """token limit of texts for Qwen3 embedding models"""
     bge_rerank_max_length: Tokens = 8192
-    """the most tokens of a query and a passage together for a cross-encoder"""
+    """token limit of query and passage together for cross-encoders"""
     qwen_rerank_max_length: Tokens = 32_768
-    """the same for Qwen3-Reranker, its template included; the launcher sets it by the memory where
-    it is not set"""
+    """the same for Qwen3-Reranker, with its template; the launcher sets it by the memory"""
 
     max_batch_tokens: AutoTokens = "auto"
-    """the most tokens of one forward; `auto` measures at the start, and the log's `token_budget`
-    line says what was chosen and why. Smaller means sooner answers under load"""
+    """token budget of one forward; `auto` measures at the start, and logs its choice as
+    `token_budget`. Smaller means sooner answers under load"""
     max_requests_in_batch: Requests | None = None
-    """the most requests that share one forward; not set, as many as fit"""
+    """most requests in one forward"""
     max_batch_sequences: Sequences | None = None
-    """the most texts or pairs in one forward; not set, as many as fit"""
+    """most texts or pairs in one forward"""
     batch_wait_ms: Milliseconds = 0
-    """milliseconds to wait for more requests before a batch is formed; 0 starts at once, and
-    requests gather while the device is busy"""
+    """milliseconds to wait for more requests before a batch is formed"""
     tokenizer_threads: AutoCount = "auto"
-    """threads that tokenise; `auto` is one for each CPU, eight at most"""
+    """threads that tokenise; `auto` is one for each CPU, at most eight"""
     qwen_rerank_batch_size: Pairs = 16
-    """the most pairs in one forward of Qwen3-Reranker: more take less time and more memory. The
-    launcher sets it by the memory where it is not set"""
+    """most pairs in one forward of Qwen3-Reranker; the launcher sets it by the memory"""
 
     embedding_cache_bytes: CacheBytes = 0
-    """the most bytes of vectors that a process keeps in memory, so that a text that comes again is
-    not computed again; the least recently used are dropped first. 0 keeps none"""
+    """most bytes of vectors that a process caches; 0 switches the cache off"""
 
     max_queue_size: Requests = 200
-    """embedding requests that may wait; more are refused after half a second (503)"""
+    """embedding requests that may wait; more get 503 after half a second"""
     gpu_process_timeout: Seconds | None = None
-    """seconds for one embedding forward, not counting the wait before it (504); not set, 15 on a
-    GPU and 30 on a CPU, or five times what the measurement at the start predicts for the batch,
-    where that is more"""
+    """seconds of one embedding forward (504); not set, 15 on a GPU, 30 on a CPU, or five times the
+    predicted time if that is more"""
     rerank_max_queue: Requests = 32
-    """rerank requests accepted at once; more are refused after half a second (503)"""
+    """rerank requests accepted at once; more get 503 after half a second"""
     rerank_gpu_timeout: RerankSeconds = 60
-    """seconds that one rerank request may spend in forwards (504); it must be below
-    `REQUEST_TIMEOUT`"""
+    """seconds of one rerank request in forwards (504); must be below `REQUEST_TIMEOUT`"""
 
     @model_validator(mode="after")
     def _agree(self) -> "EngineSettings":

@@ -248,8 +248,8 @@ def test_a_default_is_written_as_in_dotenv() -> None:
 
 
 def test_the_few_words_that_a_setting_may_be_stand_before_its_meaning() -> None:
-    assert meaning("log_format").startswith("`console` or `json`: the form of the log; ")
-    assert without_markup(meaning("log_format")).startswith("console or json: the form")
+    assert meaning("log_format").startswith("`console` or `json`: format of the log; ")
+    assert without_markup(meaning("log_format")).startswith("console or json: format")
 
 
 def test_sections_hold_their_settings_in_order() -> None:

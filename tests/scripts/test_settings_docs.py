@@ -16,7 +16,7 @@ def test_env_example_and_the_tables_are_what_the_script_makes() -> None:
 
 def test_a_page_without_a_place_for_every_section_is_refused() -> None:
     page = "<!-- settings: Address -->\n<!-- /settings -->"
-    with pytest.raises(ValueError, match="has places for"):
+    with pytest.raises(ValueError, match="has marks for"):
         settings_docs.with_tables(page)
 
 
