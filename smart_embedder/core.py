@@ -7,7 +7,7 @@ from functools import partial
 from typing import Self, TypeVar
 
 from smart_embedder.devices.memory import ModelPool
-from smart_embedder.devices.pool import DevicePool, error_of
+from smart_embedder.devices.pool import DevicePool, get_error
 from smart_embedder.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.errors import DrainingError, LoadingError, UnhealthyError
 from smart_embedder.interface import LoadedModels, Loader, ModelStatus
@@ -165,7 +165,7 @@ class EngineCore:
     @property
     def failure(self) -> Exception | None:
         """The fault after which only a restart helps, if there is one."""
-        cause = error_of(self._starting)
+        cause = get_error(self._starting)
         if cause is None:
             return self._devices.failure
         # The cause may name folders of this machine, so clients get another message.
@@ -262,7 +262,7 @@ class EngineCore:
 
         Raises the errors of `lease`.
         """
-        self._models.retry_at_once(model)
+        self._models.allow_retry(model)
         async with self.lease(model):
             pass
 

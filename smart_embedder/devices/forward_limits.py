@@ -1,4 +1,4 @@
-"""What a forward may take: its seconds, with the watchdog of a stuck device, and its tokens."""
+"""Limits of a forward: its seconds, with a watchdog for stuck devices, and its tokens."""
 
 import asyncio
 import math
@@ -14,69 +14,70 @@ from smart_embedder.scheduling.batcher import Batch, BatchLimits
 GPU_SECONDS = 15.0
 CPU_SECONDS = 30.0
 _SAFETY_FACTOR = 5.0
-# At this length a token takes twice as long as in the probe's short sequences, because the cost of
-# attention grows with the length (bge-m3 on a CPU; other models and GPUs reach that later).
+# At this length a token takes twice as long as in the short sequences of the measurement at
+# startup, because the cost of attention grows with the length (bge-m3 on a CPU; other models and
+# GPUs reach this at longer lengths).
 _DOUBLED_LENGTH = 2048
-# The clocks of the event loop and of this module may differ by their resolution.
+# Seconds by which the clocks of the event loop and of this module may differ.
 _CLOCK_TOLERANCE = 0.01
-# Seconds between two looks at a forward, and by which a look must be late to show that the process
-# was stopped meanwhile.
-_STEP = 1.0
-# Seconds: less than what can be waited for.
+# Seconds between two checks of the watchdog. If a check is later than this, the process was
+# stopped in the meantime.
+_CHECK_INTERVAL = 1.0
+# Seconds; the event loop cannot wait for less.
 _CLOCK_RESOLUTION = 1e-7
-# Forwards that fit, until a token budget that was halved is whole again.
+# A token budget that was halved is restored in so many steps.
 _RECOVERY_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardLimit:
-    """The most seconds of one forward.
+    """The time limit of a forward, in seconds.
 
-    `fixed` where it is set, else five times the seconds that are predicted for the batch, and at
-    least `least`. A job that has its own time limit is held to that instead.
+    It is `fixed` if set, else five times the predicted duration of the batch, but at least
+    `minimum`. Jobs with their own time limit have that instead.
     """
 
     fixed: float | None
-    least: float
+    minimum: float
 
-    def of_batch(self, batch: Batch, seconds_per_token: float) -> float:
-        """Seconds for a whole batch."""
+    def for_batch(self, batch: Batch, seconds_per_token: float) -> float:
+        """Return the limit for jobs without their own time limit."""
         if self.fixed is not None:
             return self.fixed
-        return max(self.least, _SAFETY_FACTOR * predicted_seconds(batch, seconds_per_token))
+        return max(self.minimum, _SAFETY_FACTOR * predict_seconds(batch, seconds_per_token))
 
-    def of_device(self, batch: Batch, seconds_per_token: float) -> float:
-        """Seconds that the device may take, however much of its time limit a job has left."""
-        whole = self.of_batch(batch, seconds_per_token)
-        jobs = (each.job for each in batch.slices)
-        return max(whole if job.time_limit is None else job.time_limit for job in jobs)
+    def for_device(self, batch: Batch, seconds_per_token: float) -> float:
+        """Return the longest limit of all jobs, including the time that they have already spent."""
+        batch_limit = self.for_batch(batch, seconds_per_token)
+        jobs = (part.job for part in batch.slices)
+        return max(batch_limit if job.time_limit is None else job.time_limit for job in jobs)
 
 
-def predicted_seconds(batch: Batch, seconds_per_token: float) -> float:
-    """Seconds that a batch takes by the measurement; 0 if nothing was measured."""
+def predict_seconds(batch: Batch, seconds_per_token: float) -> float:
+    """Predict the duration of a batch from the measurement at startup; 0 without one."""
     squares = sum(length * length for length in map(len, batch.sequences))
     return (batch.tokens + squares / _DOUBLED_LENGTH) * seconds_per_token
 
 
 @dataclass(slots=True)
 class ServiceRate:
-    """A running mean of the tokens per second of a device."""
+    """A moving average of the tokens per second of a device."""
 
     tokens_per_second: float = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Take one forward into account."""
-        now = tokens / max(seconds, 1e-9)
-        last = self.tokens_per_second or now
-        self.tokens_per_second = 0.8 * last + 0.2 * now
+        """Add the rate of one forward to the average."""
+        current = tokens / max(seconds, 1e-9)
+        average = self.tokens_per_second or current
+        self.tokens_per_second = 0.8 * average + 0.2 * current
 
 
 class DeviceWatchdog:
     """Measures how long the device has not returned from a forward.
 
-    `on_stuck` is called once no forward has come back for twice as long as one may take. A process
-    that is stopped, or whose machine is suspended, computes nothing, and that time does not count:
-    the watchdog looks once a second, and all time before a look that comes much later is left out.
+    `on_stuck` is called when no forward has returned for twice its time limit. Time during which
+    the process is stopped, or the machine suspended, does not count: the watchdog checks once a
+    second, and if a check is much later, the time since the previous check is left out.
     """
 
     def __init__(self, on_stuck: Callable[[], None]) -> None:
@@ -84,13 +85,13 @@ class DeviceWatchdog:
         self._limits: list[float] = []
         self._since = 0.0
         self._alarm: asyncio.TimerHandle | None = None
-        self._last_look, self._next_look = 0.0, math.inf
-        # From when until when the process was stopped.
+        self._last_check, self._next_check = 0.0, math.inf
+        # Start and end of each period in which the process was stopped.
         self._stops: list[tuple[float, float]] = []
 
     @contextmanager
-    def over(self, limit: float) -> Iterator[None]:
-        """Watch a forward that may take `limit` seconds from the end of the one before it."""
+    def watch(self, limit: float) -> Iterator[None]:
+        """Watch a forward that may take `limit` seconds from the end of the previous one."""
         if not self._limits:
             self._since = time.perf_counter()
             self._stops.clear()
@@ -105,117 +106,120 @@ class DeviceWatchdog:
 
     @property
     def stuck_seconds(self) -> float:
-        """Seconds since a forward returned, if that is more than twice its limit; else 0."""
-        away = self._seconds_away()
-        return away if away > 2 * max(self._limits, default=math.inf) else 0.0
+        """Seconds since a forward last returned, if more than twice the time limit; else 0."""
+        seconds = self._seconds_since_return()
+        return seconds if seconds > 2 * max(self._limits, default=math.inf) else 0.0
 
-    def stopped_since(self, moment: float) -> float:
-        """Seconds for which the process was stopped since then, while a forward was watched."""
-        stops = self._stops + self._stop_until_now()
-        return sum(end - max(start, moment) for start, end in stops if end > moment)
+    def get_stopped_seconds(self, since: float) -> float:
+        """Return for how long the process was stopped since then, while a forward was watched."""
+        stops = self._stops + self._current_stop()
+        return sum(end - max(start, since) for start, end in stops if end > since)
 
-    def _seconds_away(self) -> float:
-        return time.perf_counter() - self._since - self.stopped_since(self._since)
+    def _seconds_since_return(self) -> float:
+        return time.perf_counter() - self._since - self.get_stopped_seconds(self._since)
 
-    def _stop_until_now(self) -> list[tuple[float, float]]:
+    def _current_stop(self) -> list[tuple[float, float]]:
         now = time.perf_counter()
-        return [(self._last_look, now)] if now - self._next_look > _STEP else []
+        return [(self._last_check, now)] if now - self._next_check > _CHECK_INTERVAL else []
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-        self._stops += self._stop_until_now()
-        self._next_look = math.inf
+        self._stops += self._current_stop()
+        self._next_check = math.inf
         if self._limits:
-            left = max(0.0, 2 * max(self._limits) - self._seconds_away())
-            step = min(left + _CLOCK_TOLERANCE, _STEP)
-            self._last_look = time.perf_counter()
-            self._next_look = self._last_look + step
-            self._alarm = asyncio.get_running_loop().call_later(step, self._look)
+            left = max(0.0, 2 * max(self._limits) - self._seconds_since_return())
+            delay = min(left + _CLOCK_TOLERANCE, _CHECK_INTERVAL)
+            self._last_check = time.perf_counter()
+            self._next_check = self._last_check + delay
+            self._alarm = asyncio.get_running_loop().call_later(delay, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         if self.stuck_seconds:
-            self._next_look = math.inf
+            self._next_check = math.inf
             self._on_stuck()
         else:
             self._set_alarm()
 
 
 class OverdueAlarm:
-    """Fails each job of a forward when `whole` of its batch, or what is left of its own, is over.
+    """Fails each job of a forward when its time limit is over: its own, or that of the batch.
 
-    That time begins at `began()`, which is 0 while the device has not begun. It is looked at only
-    when a limit may be over, so the device's thread need not wake the event loop to tell it. The
-    forward itself cannot be stopped and occupies the device until it returns. `stopped_since` tells
-    for how long the process was stopped, which does not count.
+    The time starts at `get_start()`, which returns 0 until the device has begun. It is called only
+    when a limit may be over, so that the device thread need not wake the event loop. The forward
+    itself cannot be stopped and occupies the device until it returns. `get_limit` returns the limit
+    of a batch, and `get_stopped_seconds` the time for which the process was stopped, which does not
+    count.
     """
 
     def __init__(
         self,
-        forward: Callable[[], Batch],
-        began: Callable[[], float],
-        whole: Callable[[Batch], float],
-        stopped_since: Callable[[float], float],
+        get_batch: Callable[[], Batch],
+        get_start: Callable[[], float],
+        get_limit: Callable[[Batch], float],
+        get_stopped_seconds: Callable[[float], float],
     ) -> None:
-        self._forward, self._began, self._whole = forward, began, whole
-        self._stopped_since = stopped_since
-        self._look()
+        self._get_batch, self._get_start, self._get_limit = get_batch, get_start, get_limit
+        self._get_stopped_seconds = get_stopped_seconds
+        self._check()
 
     def cancel(self) -> None:
-        """Fail no further job: the forward has returned."""
+        """Fail no more jobs, because the forward has returned."""
         self._alarm.cancel()
 
-    def _look(self) -> None:
-        began, batch, left = self._began(), self._forward(), list[float]()
-        elapsed = time.perf_counter() - began - self._stopped_since(began) if began else 0.0
-        whole = self._whole(batch)
-        for job in (each.job for each in batch.slices):
-            limit = whole
+    def _check(self) -> None:
+        start, batch, left = self._get_start(), self._get_batch(), list[float]()
+        elapsed = 0.0
+        if start:
+            elapsed = time.perf_counter() - start - self._get_stopped_seconds(start)
+        batch_limit = self._get_limit(batch)
+        for job in (part.job for part in batch.slices):
+            limit = batch_limit
             if job.time_limit is not None:
                 limit = job.time_limit - job.time_spent - job.inference_seconds
-            if not began or limit - elapsed > _CLOCK_RESOLUTION:
+            if not start or limit - elapsed > _CLOCK_RESOLUTION:
                 left.append(limit - elapsed)
                 continue
-            what, seconds, setting = "forwards", job.time_limit, "RERANK_GPU_TIMEOUT"
+            subject, seconds, setting = "forwards", job.time_limit, "RERANK_GPU_TIMEOUT"
             if seconds is None:
-                what, seconds, setting = "forward", limit, "GPU_PROCESS_TIMEOUT"
-            text = f"the {what} took longer than {seconds:g} seconds ({setting})"
-            job.fail(InferenceTimeoutError(text))
+                subject, seconds, setting = "forward", limit, "GPU_PROCESS_TIMEOUT"
+            message = f"the {subject} took longer than {seconds:g} seconds ({setting})"
+            job.fail(InferenceTimeoutError(message))
         if left:
-            soonest = max(min(left), 0.0 if began else _CLOCK_TOLERANCE)
-            self._alarm = asyncio.get_running_loop().call_later(soonest, self._look)
+            delay = max(min(left), 0.0 if start else _CLOCK_TOLERANCE)
+            self._alarm = asyncio.get_running_loop().call_later(delay, self._check)
 
 
 class TokenBudget:
-    """The limits of a forward: halved when a batch ran out of memory, then slowly restored."""
+    """The limits of a forward: halved after an out-of-memory error, then slowly restored."""
 
     def __init__(
         self, tokens: int, max_sequences: int | None = None, max_requests: int | None = None
     ) -> None:
-        self._most = tokens
+        self._max_tokens = tokens
         self.limits = BatchLimits(tokens, max_sequences, max_requests)
 
     def shrink(self, failed_tokens: int) -> None:
-        """Lower the budget to half of `failed_tokens`, which did not fit."""
-        left = max(1, min(self.limits.max_tokens, failed_tokens // 2))
-        self.limits = replace(self.limits, max_tokens=left)
+        """Lower the budget to half of `failed_tokens`, which did not fit into the memory."""
+        lowered = max(1, min(self.limits.max_tokens, failed_tokens // 2))
+        self.limits = replace(self.limits, max_tokens=lowered)
 
     def recover(self) -> None:
-        """Raise the budget by a hundredth of the whole, after a forward that fitted."""
-        if self.limits.max_tokens < self._most:
-            raised = self.limits.max_tokens + max(1, self._most // _RECOVERY_STEPS)
-            self.limits = replace(self.limits, max_tokens=min(self._most, raised))
+        """Raise the budget by a hundredth of its maximum, after a forward that fitted."""
+        if self.limits.max_tokens < self._max_tokens:
+            raised = self.limits.max_tokens + max(1, self._max_tokens // _RECOVERY_STEPS)
+            self.limits = replace(self.limits, max_tokens=min(self._max_tokens, raised))
 
 
 @dataclass(slots=True, eq=False)
-class Served:
-    """A model as a device computes it: `runs` is the model itself, or its replica there.
+class ServedModel:
+    """A model on a device: `replica` is the model that runs there.
 
-    `budget` is what a forward may hold, `seconds_per_token` what was measured before it served, and
-    `rate` what its forwards have shown since then.
+    `budget` holds the limits of its forwards, `seconds_per_token` was measured at startup, and
+    `rate` is measured by its forwards.
     """
 
-    runs: Model
+    replica: Model
     budget: TokenBudget
     seconds_per_token: float = 0.0
     rate: ServiceRate = field(default_factory=ServiceRate)

@@ -1,12 +1,12 @@
-"""The loaded models, the least recently used of which are unloaded where memory is short.
+"""The models in memory: load them when requests need them, and unload the least recently used.
 
-A request leases its models, and so counts as a use of them: one that is not loaded is loaded by the
-loader's thread, one model at a time, while the request waits its share of the time limit, after
-which it gets 503 with a Retry-After. Before a load that needs room, and in the background while
-more memory is in use than MODEL_MEMORY_THRESHOLD allows, the least recently used model is unloaded
-that nobody uses and that is not pinned, as the default models are. Where every model is in use, the
-one that was loaded first is closed after its turn (four times its load): its requests are finished,
-new ones wait for it to be loaded again, and so models that do not fit together take turns.
+A request leases its models, and they stay loaded while it does. If a model is not loaded, the
+loader thread loads it, one model at a time. The request waits for at most its share of the time
+limit, and then gets 503 with a Retry-After. If a load needs memory, or if more memory is in use
+than MODEL_MEMORY_THRESHOLD allows, the least recently used model is unloaded. Default models,
+pinned models and models in use are never unloaded. If all models are in use, the model that was
+loaded first is closed once it has served for four times its load time: its requests are finished,
+and new ones wait until it is loaded again. In this way, models that do not fit together alternate.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from operator import attrgetter
 
 import structlog
 
-from smart_embedder.devices.pool import DevicePool, device_of_model_failed
+from smart_embedder.devices.pool import DevicePool, model_device_failed_error
 from smart_embedder.devices.thread import DeviceThread, ThreadFactory
 from smart_embedder.errors import (
     LoadingError,
@@ -51,30 +51,31 @@ from smart_embedder.settings import LATE_INTERACTION, EngineSettings, ModelEntry
 
 log = structlog.get_logger(__name__)
 
-# Seconds between two looks at the memory, and between two at whether a model is still in use.
-PAUSE, _LOOK = 1.0, 0.05
-# Seconds until a failed load is tried again, and one for which other programs hold the memory.
+# Seconds between two checks of the memory, and between two checks whether a model is in use.
+MEMORY_CHECK_INTERVAL, _USE_CHECK_INTERVAL = 1.0, 0.05
+# Seconds until a load may be retried after an error, or when other programs use the memory.
 _RETRY_FAILED, _RETRY_MEMORY = 30, 10
 # The expected seconds of a model's first load.
 _USUAL_LOAD = 10.0
-# The most seconds of Retry-After: clients that are told more do not come again.
+# The longest Retry-After in seconds: with longer ones, some clients do not retry at all.
 _LONGEST_RETRY_AFTER = 30
-# The seconds that a model serves at least before it is closed, and the share of REQUEST_TIMEOUT
-# that it serves at most.
-_SHORTEST_TURN, _LONGEST_TURN = 2.0, 0.25
-_TURN_PER_LOAD = 4
+# Before it is closed, a model serves for this many times its load time, but at least the minimum
+# in seconds and at most the share of REQUEST_TIMEOUT.
+_SERVICE_PER_LOAD, _MIN_SERVICE_SECONDS, _MAX_SERVICE_SHARE = 4, 2.0, 0.25
 
 
 @dataclass(slots=True, eq=False)
 class PooledModel:
-    """One model; to be used in the event loop's thread only.
+    """A model of the settings, loaded or not. Use it in the event loop's thread only.
 
-    One that `is_default` is loaded at the start. `requests` counts those that use it or wait for
-    it, and `uses` those that use it. Until `kept_until` a request may come that was told to come
-    again. While it is `closed`, requests wait. `needs` are the bytes that it takes of each memory.
-    While it is loaded, it is `ready`. `loading` is the task that loads it. After a failure requests
-    are refused until `retry_at`. `replaced` counts the loads that found other `files` than the one
-    before.
+    - A default model (`is_default`) is loaded at startup.
+    - `requests` is the number of requests that use the model or wait for it, and `uses` the number
+      that use it. Until `kept_until`, a request is expected that was told to retry.
+    - While the model is `closed`, new requests wait.
+    - `needs` are the bytes that it needs of each memory.
+    - `ready` is set while it is loaded, and `loading` is the task that loads it.
+    - After a failed load, requests are refused until `retry_at`.
+    - `replaced` counts the loads that found other `files` than the load before.
     """
 
     entry: ModelEntry
@@ -101,11 +102,11 @@ class PooledModel:
 
     @property
     def refusal(self) -> UnavailableError | None:
-        """The error of requests until a failed load is tried again; None at other times."""
+        """The error of requests until a failed load may be retried, else None."""
         left = math.ceil(self.retry_at - time.perf_counter())
         if self.failure is None or left <= 0:
             return None
-        # Waiting alone makes no room.
+        # A model that is too large does not fit later either.
         retry_after = None if isinstance(self.failure, ModelTooLargeError) else left
         return type(self.failure)(str(self.failure), retry_after=retry_after)
 
@@ -129,7 +130,7 @@ class PooledModel:
             task,
             self.state,
             pinned=self.entry.pinned,
-            # A request that names no model has all default ones, whichever it needs.
+            # A request without a model leases all default models, so their numbers say nothing.
             requests=None if self.is_default else self.requests,
             load_seconds=self.load_seconds,
             reason=str(self.failure) if self.failure else None,
@@ -140,16 +141,16 @@ class PooledModel:
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may use it at once."""
+        """True if a request may use the model at once."""
         return self.ready is not None and not self.closed
 
     def fail(self, error: Exception) -> None:
-        """Note that it could not be loaded: requests are refused until it is tried again."""
+        """Record that the load failed. Requests are refused until it may be retried."""
         is_taken = isinstance(error, MemoryTakenError)
         self.retry_at = time.perf_counter() + (_RETRY_MEMORY if is_taken else _RETRY_FAILED)
         if isinstance(error, MemoryTakenError | ModelTooLargeError):
             self.failure = error
-        else:  # The reason may name folders of this machine.
+        else:  # The message of the error may name folders of this machine.
             message = f"the model {self.name} could not be loaded; the log says why"
             self.failure = ModelNotLoadedError(message)
 
@@ -157,7 +158,7 @@ class PooledModel:
 class ModelPool:
     """Loads, leases and unloads the models of the settings.
 
-    What waits within `accepted` ends when the engine is aborted.
+    Requests wait in scopes of `accepted`, so that they end when the engine is aborted.
     """
 
     def __init__(
@@ -182,20 +183,20 @@ class ModelPool:
         self._defaults = [PooledModel(entry, is_default=True) for entry in defaults if entry]
         self._models = {entry.public_name: PooledModel(entry) for entry in settings.models or ()}
         self._all = (*self._defaults, *self._models.values())
-        # The default models, and those of MODELS while they are loaded, by the name in a request.
+        # The default models, and the loaded models of MODELS, by the model name in a request.
         self._loaded: dict[str | None, LoadedModels] = {}
-        self._embedders: list[ReadyModel] = []  # The default ones.
-        # It loads the default models, and then the others, with their loader.
+        self._default_embedders: list[ReadyModel] = []
+        # Loads the default models. `start` then replaces it by a thread for the others.
         self._thread = make_thread("model-loader", None)
         self._loader: ModelLoader
-        # Held by whoever loads or unloads.
-        self._one_at_a_time = asyncio.Lock()
+        # Held while a model is loaded or unloaded.
+        self._load_lock = asyncio.Lock()
         self._starting = True
         self._watch: asyncio.Task[None] | None = None
 
     @property
     def statuses(self) -> list[ModelStatus]:
-        """The state of each model: the default ones, and then those of MODELS."""
+        """The state of each model: first the default models, then those of MODELS."""
         budgets = self._devices.token_budgets
         return [
             replace(model.status, token_budgets=budgets(model.ready.model if model.ready else None))
@@ -203,9 +204,9 @@ class ModelPool:
         ]
 
     def loaded(self, name: str | None) -> LoadedModels:
-        """What a lease of this model would yield at once.
+        """Return what a lease of this model would yield, without waiting.
 
-        Raises `ModelNotLoadedError`, or what its requests are told after a failed load.
+        Raises `ModelNotLoadedError`, or the error of a failed load.
         """
         if (loaded := self._loaded.get(name)) is not None:
             return loaded
@@ -216,9 +217,9 @@ class ModelPool:
         )
 
     async def start(self) -> None:
-        """Load the models that are there from the start.
+        """Load the default models, and start to load those of MODELS with `load: start`.
 
-        Raises the error of a default one; one of MODELS that fails keeps nobody else out.
+        Raises the error of a default model. The error of another model fails only its requests.
         """
         tasks = [model.entry.task for model in self._defaults]
         try:
@@ -230,13 +231,13 @@ class ModelPool:
                 model.ready = None
                 model.fail(error)
             raise
-        self._embedders = ready[: tasks.count("embed")]
+        self._default_embedders = ready[: tasks.count("embed")]
         reranker = ready[-1] if "rerank" in tasks else None
         late = self._settings.reranker_model == LATE_INTERACTION
-        together = LoadedModels.of(self._embedders, reranker, late_interaction=late)
+        together = LoadedModels.of(self._default_embedders, reranker, late_interaction=late)
         self._loaded = dict.fromkeys((None, *(model.name for model in self._defaults)), together)
-        # EMBEDDING_MODEL, named, makes the dense vectors, too.
-        first = self._embedders[:1]
+        # A request that names EMBEDDING_MODEL gets its dense vectors too.
+        first = self._default_embedders[:1]
         alone = LoadedModels.of(first, reranker, late_interaction=late)
         self._loaded[self._defaults[0].name] = alone
         self._loader = loaded.loader
@@ -244,30 +245,29 @@ class ModelPool:
         self._thread = self._make_thread("model-loader", self._loader.prepare_thread)
         for model in self._models.values():
             if model.entry.load == "start":
-                await self._begin(model)
+                await self._start_loading(model)
         self._starting = False
         if self._models:
             self._watch = asyncio.create_task(self._watch_memory(), name="watch-memory")
 
     @asynccontextmanager
     async def lease(self, name: str | None, seconds: float | None) -> AsyncIterator[LoadedModels]:
-        """The models of a request for this one, which stay loaded within the block.
+        """Lease a model, or without a name the default models; they stay loaded in the block.
 
-        Without a name these are the default models together. Waits at most `seconds` for a load.
-        Raises `LoadingError` where that takes longer, `ModelNotLoadedError` where it fails, and
-        `ModelTooLargeError` where there is no room for it.
+        Waits at most `seconds` for a load. Raises `LoadingError` if the load takes longer,
+        `ModelNotLoadedError` if it fails, and `ModelTooLargeError` if there is no memory for it.
         """
         model = self._models.get(name) if name else None
-        if model is None:  # It is never unloaded.
+        if model is None:  # Default models are never unloaded.
             yield self._loaded[name]
             return
         model.requests += 1
         try:
             if not model.is_open:
                 await self._wait_for(model, seconds)
-            # A default model without a device ends the service: see `DevicePool.failure`.
+            # Default models need no check: without their devices, the service is unhealthy.
             if not (model.ready and self._devices.serves(model.ready.model)):
-                raise device_of_model_failed()
+                raise model_device_failed_error()
             model.uses, model.kept_until = model.uses + 1, 0.0
             try:
                 yield self._loaded[name]
@@ -277,15 +277,15 @@ class ModelPool:
             model.requests -= 1
             model.last_used = time.perf_counter()
 
-    def retry_at_once(self, name: str) -> None:
-        """Let the next request try to load it, also if that has just failed."""
+    def allow_retry(self, name: str) -> None:
+        """Let the next request load the model, even if a load has just failed."""
         self._models[name].retry_at = 0.0
 
     async def unload(self, name: str) -> None:
-        """Unload one of MODELS after the requests that use it, even if it is pinned.
+        """Unload a model of MODELS, even a pinned one, after the requests that use it.
 
-        Later requests wait for it. Raises `UnavailableError` where it cannot be unloaded within the
-        time of a request.
+        New requests wait in the meantime. Raises `UnavailableError` if the model cannot be unloaded
+        within the time limit of a request.
         """
         model = self._models[name]
         message = f"the model {name} is still in use, or another one is still being loaded"
@@ -293,21 +293,21 @@ class ModelPool:
         async with (
             self._accepted.scope(),
             failing_with(refusal, SHARE_FOR_LOADING * self._request_timeout) as timeout,
-            self._one_at_a_time,
+            self._load_lock,
         ):
             if model.ready is None:
                 return
             model.closed = True
             try:
-                while self._is_used(model):  # noqa: ASYNC110 - a leaver's batch sets no event
-                    await asyncio.sleep(_LOOK)
+                while self._is_used(model):  # noqa: ASYNC110 - no event for a cancelled batch
+                    await asyncio.sleep(_USE_CHECK_INTERVAL)
             finally:
                 model.closed = False
             timeout.reschedule(None)
             await self._unload(model)
 
     async def close(self, seconds: float) -> None:
-        """End the work in the background; the start gets `seconds` for what it loads."""
+        """End the background tasks; during startup, wait `seconds` for the loader thread."""
         loads = (model.loading for model in self._models.values())
         running = {task for task in (*loads, self._watch) if task is not None}
         for task in running:
@@ -317,34 +317,37 @@ class ModelPool:
         await self._thread.close(seconds if self._starting else 0)
 
     async def _wait_for(self, model: PooledModel, seconds: float | None) -> None:
-        """Have it loaded, and wait for that."""
+        """Load the model and wait until a request may use it."""
         if seconds is None:
             seconds = SHARE_FOR_LOADING * self._request_timeout
-        still_loading = partial(_still_loading, model)
+        still_loading = partial(_still_loading_error, model)
         async with self._accepted.scope(), failing_with(still_loading, seconds):
             while not model.is_open:
                 if (refusal := model.refusal) is not None:
                     raise refusal
-                await asyncio.wait({self._begin(model)})
+                await asyncio.wait({self._start_loading(model)})
 
-    def _begin(self, model: PooledModel) -> asyncio.Task[None]:
-        """Load it, unless that is under way; this goes on if nobody waits for it any more."""
+    def _start_loading(self, model: PooledModel) -> asyncio.Task[None]:
+        """Start to load the model, unless it is being loaded; return the task.
+
+        The load continues if all requests that wait for it are cancelled.
+        """
         if model.loading is None:
             model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
         return model.loading
 
     async def _load(self, model: PooledModel) -> None:
-        """Load it after those that were asked for before it; note the error if that fails."""
+        """Load the model after earlier loads; record the error if that fails."""
         try:
-            async with self._one_at_a_time:
-                if model.ready is None:  # Otherwise it was closed and not unloaded.
+            async with self._load_lock:
+                if model.ready is None:  # It may have been closed, but not unloaded.
                     await self._make_room_and_load(model)
-        except Exception as error:  # noqa: BLE001 - those who wait must hear of whatever it is
-            self._fail(model, error)
+        except Exception as error:  # noqa: BLE001 - waiting requests get the error
+            self._record_failure(model, error)
         finally:
             model.loading = None
 
-    def _fail(self, model: PooledModel, error: Exception) -> None:
+    def _record_failure(self, model: PooledModel, error: Exception) -> None:
         model.fail(error)
         if isinstance(error, MemoryTakenError):
             log.warning("model_waits_for_memory", model=model.name, reason=str(error))
@@ -379,23 +382,23 @@ class ModelPool:
         model.load_seconds = time.perf_counter() - began
         embeds = model.entry.task == "embed"
         self._loaded[model.name] = (
-            LoadedModels.of([ready]) if embeds else LoadedModels.of(self._embedders, ready)
+            LoadedModels.of([ready]) if embeds else LoadedModels.of(self._default_embedders, ready)
         )
         self._metrics.loaded(model.name, ok=True)
         seconds, size = round(model.load_seconds, 2), sum(model.needs.values())
         log.info("model_loaded", model=model.name, seconds=seconds, bytes=size)
 
     async def _serve(self, model: PooledModel, placed: PlacedModels) -> ReadyModel:
-        """Let the devices serve what was loaded."""
+        """Let the devices serve the loaded model."""
         try:
             served = await self._devices.add(
                 placed, thoroughly=self._starting, is_default=model.is_default
             )
         except OutOfMemoryError as error:
-            # The message of the device's library, where that ran out of memory.
-            told = "; ".join(getattr(error, "__notes__", (str(error),)))
+            # The notes hold the message of the device's library.
+            reason = "; ".join(getattr(error, "__notes__", (str(error),)))
             raise StartupError(
-                f"{model.name} does not fit the memory of its device: {told}"
+                f"{model.name} does not fit the memory of its device: {reason}"
             ) from error
         max_batch_tokens = min(self._devices.token_budgets(served).values())
         model.ready = ReadyModel(placed, placed.describe(), max_batch_tokens)
@@ -404,47 +407,47 @@ class ModelPool:
         return model.ready
 
     async def _make_room(self, model: PooledModel, memory: str) -> None:
-        """Unload models until there is room for this one in a memory.
+        """Unload models until there is enough memory for this one.
 
-        Where all of them would not do, it unloads none, and raises `MemoryTakenError` if other
-        programs hold the memory, or else `ModelTooLargeError`.
+        If unloading all of them would not be enough, unloads none, and raises `MemoryTakenError` if
+        other programs use the memory, else `ModelTooLargeError`.
         """
         has_freed = has_waited = False
-        while (missing := model.needs[memory] - await self._left(memory)) > 0:
-            models = self._unpinned(memory)
+        while (missing := model.needs[memory] - await self._read_free_bytes(memory)) > 0:
+            models = self._find_unpinned(memory)
             lacking = missing - sum(other.needs[memory] for other in models)
             if not has_freed:
-                # Memory that allocators keep counts as in use, and must not unload a model.
+                # Memory cached by allocators counts as in use: release it before a model.
                 await self._free_memory()
                 has_freed = True
             elif lacking <= 0:
                 await self._unload_one_of(models)
             elif not has_waited:
-                # For the memory that a request holds which has just ended.
-                await asyncio.sleep(PAUSE)
+                # A request that has just ended may still hold memory.
+                await asyncio.sleep(MEMORY_CHECK_INTERVAL)
                 await self._free_memory()
                 has_waited = True
             else:
-                raise await self._no_room(model, memory, lacking)
+                raise await self._no_memory_error(model, memory, lacking)
 
     async def _unload_one_of(self, models: list[PooledModel]) -> None:
-        """Unload the first that is not used; if all are, wait, or close the one loaded first."""
+        """Unload the first unused model; if all are used, wait, or close the one loaded first."""
         for model in models:
             if not self._is_used(model):
                 await self._unload(model)
                 return
         oldest = min(models, key=attrgetter("loaded_at"))
-        turn = max(_SHORTEST_TURN, _TURN_PER_LOAD * (oldest.load_seconds or 0.0))
-        turn = min(turn, _LONGEST_TURN * self._request_timeout)
-        oldest.closed = time.perf_counter() >= oldest.loaded_at + turn
-        await asyncio.sleep(_LOOK)
+        seconds = max(_MIN_SERVICE_SECONDS, _SERVICE_PER_LOAD * (oldest.load_seconds or 0.0))
+        seconds = min(seconds, _MAX_SERVICE_SHARE * self._request_timeout)
+        oldest.closed = time.perf_counter() >= oldest.loaded_at + seconds
+        await asyncio.sleep(_USE_CHECK_INTERVAL)
 
-    async def _no_room(
+    async def _no_memory_error(
         self, model: PooledModel, memory: str, lacking: int
     ) -> MemoryTakenError | ModelTooLargeError:
-        """The error of a model that lacks so many bytes even with all others unloaded.
+        """Return the error of a model that lacks bytes even if all other models are unloaded.
 
-        `MemoryTakenError` where it would fit without the memory of other programs.
+        It is `MemoryTakenError` if the model would fit without the memory of other programs.
         """
         usage = await asyncio.to_thread(self._loader.read_memory, memory)
         needed = model.needs[memory]
@@ -460,13 +463,13 @@ class ModelPool:
             "models and the default ones stay"
         )
 
-    async def _left(self, memory: str) -> int:
-        """Bytes that are free below the threshold; negative if more is in use."""
+    async def _read_free_bytes(self, memory: str) -> int:
+        """Return the free bytes below the threshold; negative if more memory is in use."""
         usage = await asyncio.to_thread(self._loader.read_memory, memory)
         return int(usage.total * self._settings.model_memory_threshold) - usage.used
 
-    def _unpinned(self, memory: str) -> list[PooledModel]:
-        """The models loaded in this memory, the least recently used first."""
+    def _find_unpinned(self, memory: str) -> list[PooledModel]:
+        """Return the unpinned models in this memory, the least recently used first."""
         loaded = (
             model
             for model in self._models.values()
@@ -475,7 +478,7 @@ class ModelPool:
         return sorted(loaded, key=attrgetter("last_used"))
 
     def _is_used(self, model: PooledModel) -> bool:
-        """Whether a request has it, or is about to, or a batch whose caller has left."""
+        """Return True if a request uses or awaits the model, or a batch or job still needs it."""
         is_awaited = model.requests > 0 or time.perf_counter() < model.kept_until
         return (
             model.uses > 0
@@ -486,31 +489,31 @@ class ModelPool:
     async def _watch_memory(self) -> None:
         """Unload unused models while more memory is in use than the threshold allows."""
         while True:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(MEMORY_CHECK_INTERVAL)
             try:
-                async with self._one_at_a_time:
+                async with self._load_lock:
                     for memory in {name for model in self._models.values() for name in model.needs}:
-                        await self._relieve(memory)
-            except Exception:  # The next look may succeed.
+                        await self._unload_above_threshold(memory)
+            except Exception:  # The next check may succeed.
                 log.exception("memory_not_relieved")
 
-    async def _relieve(self, memory: str) -> None:
+    async def _unload_above_threshold(self, memory: str) -> None:
         has_freed = False
-        while self._unused(memory) and await self._left(memory) < 0:
+        while self._find_unused(memory) and await self._read_free_bytes(memory) < 0:
             if not has_freed:
                 await self._free_memory()
                 has_freed = True
-            elif unused := self._unused(memory):  # A request may have come in the meantime.
+            elif unused := self._find_unused(memory):  # A request may have arrived since then.
                 await self._unload(unused[0])
 
-    def _unused(self, memory: str) -> list[PooledModel]:
-        """The models in this memory that may be unloaded now, the least recently used first."""
-        return [model for model in self._unpinned(memory) if not self._is_used(model)]
+    def _find_unused(self, memory: str) -> list[PooledModel]:
+        """Return the models in this memory that may be unloaded, least recently used first."""
+        return [model for model in self._find_unpinned(memory) if not self._is_used(model)]
 
     async def _unload(self, model: PooledModel) -> None:
-        assert model.ready is not None  # noqa: S101 - only those that are loaded are unloaded
+        assert model.ready is not None  # noqa: S101 - only loaded models are unloaded
         self._devices.remove(model.ready.model)
-        # Memory that nothing refers to can be given back.
+        # Drop all references first, so that the memory can be released.
         model.ready, model.closed = None, False
         del self._loaded[model.name]
         await self._free_memory()
@@ -518,12 +521,12 @@ class ModelPool:
         log.info("model_unloaded", model=model.name)
 
     async def _free_memory(self) -> None:
-        """Give back to the system what is not referenced any more."""
+        """Return unreferenced memory to the system."""
         await self._thread.run(self._loader.free_memory)
 
 
-def _still_loading(model: PooledModel) -> LoadingError:
-    """The error of a request whose time is over; the model is kept until it comes again."""
+def _still_loading_error(model: PooledModel) -> LoadingError:
+    """Return the error of a request that waited too long; keep the model until it is retried."""
     seconds = min(math.ceil(model.load_seconds or _USUAL_LOAD), _LONGEST_RETRY_AFTER)
     model.kept_until = time.perf_counter() + seconds + 1
     return LoadingError(f"the model {model.name} is still being loaded", retry_after=seconds)

@@ -1,6 +1,6 @@
-"""The threads of a device, and what makes its errors the engine's own.
+"""Threads that run calls on a device, and the conversion of a device's errors.
 
-Knows nothing of batches: a thread runs calls, one after the other.
+This module knows no batches.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ _Work = SimpleQueue[Callable[[], object] | None]
 
 
 class DeviceThread:
-    """Runs calls one after the other on its own thread, which is replaced if it dies.
+    """Runs calls one after the other on a thread, which is replaced if it dies.
 
     A `ThreadPoolExecutor` would not replace it, and every later call would wait for ever. The
-    thread is a daemon, so that one that never returns from its device does not keep the process
-    alive. `initializer` is called first in each thread.
+    thread is a daemon, so that a call that never returns does not keep the process alive.
+    `initializer` is called first in each thread.
     """
 
     def __init__(self, name: str, initializer: Callable[[], None] | None = None) -> None:
@@ -46,23 +46,23 @@ class DeviceThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], Result], *, preempts: bool = False) -> Result:
-        """Run `call`; return its result or raise its error, `InferenceError` if the thread ends.
+        """Run `call` and return its result. Raise `InferenceError` if the thread ends.
 
-        With `preempts` it may run within another call: see `run_preempting_call`.
+        With `preempts`, the call may run within another one: see `run_preempting_call`.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        answer = partial(self._answer, future, call)
+        run_call = partial(self._run_call, future, call)
         with self._lock:
             if self._thread is None:
                 self._thread = self._start()
             self._pending.append(future)
             if preempts:
-                self._preempting.append(answer)
-            self._work.put(run_preempting_call if preempts else answer)
+                self._preempting.append(run_call)
+            self._work.put(run_preempting_call if preempts else run_call)
         return await future
 
     async def close(self, seconds: float) -> None:
-        """Let the thread end after the calls so far; wait for it, `seconds` at most.
+        """End the thread after the current calls; wait for at most `seconds`.
 
         Python aborts if it exits while a thread is inside a forward.
         """
@@ -72,7 +72,7 @@ class DeviceThread:
             await asyncio.to_thread(thread.join, seconds)
 
     def _start(self) -> threading.Thread:
-        # A new queue: calls left in that of a dead thread were failed.
+        # The calls in the queue of a dead thread have failed, so start with an empty one.
         self._work = SimpleQueue()
         self._preempting.clear()
         thread = threading.Thread(
@@ -88,7 +88,7 @@ class DeviceThread:
             _current.preempting = self._preempting
             while (call := work.get()) is not None:
                 call()
-                del call  # It may hold a model that is to be unloaded.
+                del call  # It may reference a model that is to be unloaded.
         except SystemExit:
             log.exception("device_thread_ended")
         finally:
@@ -99,12 +99,12 @@ class DeviceThread:
                 error = InferenceError("the device thread ended in the middle of its work")
                 _resolve(future, future.set_exception, error)
 
-    def _answer(self, future: "asyncio.Future[Any]", call: Callable[[], Any]) -> None:
+    def _run_call(self, future: "asyncio.Future[Any]", call: Callable[[], Any]) -> None:
         resolve, outcome = future.set_result, None
         if not future.cancelled():
             try:
                 outcome = call()
-            except Exception as error:  # noqa: BLE001 - the caller decides what any error means
+            except Exception as error:  # noqa: BLE001 - the caller handles the error
                 resolve, outcome = future.set_exception, error
         _resolve(future, resolve, outcome)
         self._pending.remove(future)
@@ -113,7 +113,7 @@ class DeviceThread:
 def _resolve(
     future: "asyncio.Future[Any]", resolve: Callable[[Any], None], outcome: object
 ) -> None:
-    """Let the future's loop call `resolve`, unless nobody waits any longer."""
+    """Let the future's event loop call `resolve`, unless the future is done by then."""
 
     def resolve_unless_done() -> None:
         if not future.done():
@@ -123,52 +123,53 @@ def _resolve(
         future.get_loop().call_soon_threadsafe(resolve_unless_done)
 
 
-# Makes a thread from its name and its initializer.
+# Makes a thread from a name and an initializer.
 ThreadFactory = Callable[[str, Callable[[], None] | None], DeviceThread]
 
 
 _RETRY_AFTER = 30
-# Messages of PyTorch's allocators and libraries, and of CUDA's driver, in a plain RuntimeError.
-_OUT_OF_MEMORY = (
+# Messages in plain RuntimeErrors of PyTorch's allocators and libraries, and of CUDA's driver.
+_OUT_OF_MEMORY_MESSAGES = (
     "out of memory",
     "can't allocate memory",
     "ALLOC_FAILED",
     "OUT_OF_MEMORY",
-    # On a slice of a GPU (MIG) PyTorch may not ask who has the memory that is missing.
+    # On a slice of a GPU (MIG), PyTorch may not query which process uses the memory.
     "NVML_SUCCESS ==",
 )
-# Numbers of CUDA's runtime, which HIP's are alike. After some errors the device computes on: wrong
+# Error codes of CUDA's runtime; HIP has the same. After these errors the device still works: wrong
 # arguments, no kernel for this GPU, too few resources for a launch, not supported, a capture.
-_PASSING = frozenset({1, 9, 98, 209, 222, 400, 600, 701, 720, 801, *range(900, 909), 910, 912})
-# Others come from the device itself, whatever it computes: it is taken, gone, lost to another
+_TRANSIENT_CODES = frozenset(
+    {1, 9, 98, 209, 222, 400, 600, 701, 720, 801, *range(900, 909), 910, 912}
+)
+# Errors of the device itself, independent of the work: it is taken, gone, or lost to another
 # process, or its memory or its links are broken.
-_OF_HARDWARE = frozenset({46, 100, 101, 201, 214, 220, 709, 806, 810, 911, 999})
+_HARDWARE_CODES = frozenset({46, 100, 101, 201, 214, 220, 709, 806, 810, 911, 999})
 
 
-def guarded(call: Callable[[], Result], free_memory: Callable[[], object]) -> Result:
-    """The result of `call`, in a device's thread.
+def run_guarded(call: Callable[[], Result], free_memory: Callable[[], object]) -> Result:
+    """Run `call` in a device thread and convert the errors of the device.
 
-    Raises `OutOfMemoryError`, after `free_memory`, if it ran out. Where every later call would fail
-    as well it raises `DeviceFailedError`, or `DeviceCrashedError` if what was computed may be the
-    cause.
+    If memory runs out, calls `free_memory` and raises `OutOfMemoryError`. If every later call would
+    fail too, raises `DeviceFailedError`, or `DeviceCrashedError` if the call may be the cause.
     """
     try:
         return call()
     except (MemoryError, RuntimeError) as error:
-        # By their names and messages: the engine does not import torch, which adds the number to
-        # errors that it raises itself.
-        names = {each.__name__ for each in type(error).__mro__}
+        # Errors are recognised by class name, code and message, because this module does not import
+        # torch.
+        names = {class_.__name__ for class_ in type(error).__mro__}
         number = getattr(error, "error_code", None)
         code = number if isinstance(number, int) else None
         if (
             isinstance(error, MemoryError)
             or type(error).__name__ == "OutOfMemoryError"
-            or any(message in str(error) for message in _OUT_OF_MEMORY)
+            or any(message in str(error) for message in _OUT_OF_MEMORY_MESSAGES)
         ):
             pass
-        elif "AcceleratorError" not in names or code in _PASSING:
+        elif "AcceleratorError" not in names or code in _TRANSIENT_CODES:
             raise
-        elif code in _OF_HARDWARE:
+        elif code in _HARDWARE_CODES:
             raise DeviceFailedError(
                 "a device has failed while it computed this", retry_after=_RETRY_AFTER
             ) from error
@@ -178,7 +179,7 @@ def guarded(call: Callable[[], Result], free_memory: Callable[[], object]) -> Re
                 "computed on no other"
             ) from error
         note = str(error)
-    # Outside the handler: the error keeps the tensors of the failed forward alive.
+    # Outside the handler, because `error` references the tensors of the failed forward.
     free_memory()
     failure = OutOfMemoryError(
         "the device has too little memory for this", retry_after=_RETRY_AFTER

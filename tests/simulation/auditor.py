@@ -574,7 +574,7 @@ class Auditor:
         for executor in self._devices._executors:
             held[f"batches on {executor.name}"] = len(executor._in_flight)
             held[f"limits on {executor.name}"] = len(executor.watchdog._limits)
-            slots = executor.most_batches - executor._slots._value
+            slots = executor.max_batches - executor._slots._value
             held[f"slots of {executor.name}"] = 0 if executor.failed else slots
         for status in engine._models._models.values():
             held[f"requests of {status.name}"] = status.requests
@@ -592,7 +592,7 @@ class Auditor:
             return False
         if not executor._in_flight:
             return True
-        return len(executor._in_flight) < executor.most_batches and all(
+        return len(executor._in_flight) < executor.max_batches and all(
             each.launched.is_set() and not each.batch.handed_over for each in executor._in_flight
         )
 

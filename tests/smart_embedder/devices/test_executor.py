@@ -1,4 +1,4 @@
-"""A device that computes while the next batch is launched: what overlaps, and what does not."""
+"""The executor of a device in virtual time: batches, timings, faults and preemption."""
 
 import asyncio
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.support.skipped_time import in_skipped_time, now, turns
 
 
 @in_skipped_time
-async def test_the_rate_of_a_device_is_that_of_its_forwards_after_what_was_measured() -> None:
+async def test_the_rate_of_a_device_is_measured_at_startup_and_then_by_its_forwards() -> None:
     async with VirtualDevice(2.0, seconds_per_token=0.1).running() as device:
         assert device.executor.tokens_per_second == 10
         await device.compute(10)
@@ -36,8 +36,7 @@ async def test_the_rate_of_a_device_is_that_of_its_forwards_after_what_was_measu
 
 
 @in_skipped_time
-async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model() -> None:
-    """Of two models, one may be ten times as slow; the time that is left is told callers."""
+async def test_the_expected_seconds_of_a_forward_follow_the_rate_of_its_model() -> None:
     async with VirtualDevice(4.0, FakeModel(), FakeModel()).running() as device:
         slow, quick = device.models
         assert device.executor.seconds_left == 0
@@ -60,32 +59,32 @@ async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model() -> 
 
 
 @in_skipped_time
-async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_second_twice() -> None:
+async def test_a_gpu_launches_a_second_batch_and_counts_no_second_twice() -> None:
     async with VirtualDevice(2.0, gpu=True).running() as device:
         jobs = [device.put(10) for _ in range(2)]
         await turns(20)
         assert len(device.executor.batches) == 2
-        # No batch is formed before it can be launched: these share one.
+        # A batch is formed only when it can be launched, so these two jobs share one.
         for _ in range(2):
             jobs.append(device.put(5))
             await turns(20)
         began = now()
-        for each in jobs:
-            await each.result()
+        for job in jobs:
+            await job.result()
         assert now() - began == pytest.approx(6, rel=0.01)
-        assert [each.inference_seconds for each in jobs] == [pytest.approx(2, rel=0.01)] * 4
+        assert [job.inference_seconds for job in jobs] == [pytest.approx(2, rel=0.01)] * 4
         assert device.model.batches == [[10], [10], [5, 5]]
         assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
         assert device.executor.batches == []
 
 
 @in_skipped_time
-async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first() -> None:
+async def test_the_seconds_left_of_a_gpu_are_those_of_the_batch_that_ends_first() -> None:
     async with VirtualDevice(2.0, gpu=True, budget=8).running() as device:
         await device.compute(8)
         first = device.put(8)
         await turns(20)
-        assert device.executor.seconds_left == 0, "there is room for a second one"
+        assert device.executor.seconds_left == 0, "it can take a second batch"
         await asyncio.sleep(0.5)
         second = device.put(8)
         await turns(20)
@@ -95,24 +94,24 @@ async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first() -> 
 
 
 @in_skipped_time
-async def test_what_arrives_within_the_wait_for_a_batch_shares_it() -> None:
+async def test_jobs_that_arrive_within_the_batch_wait_share_a_batch() -> None:
     async with VirtualDevice(1.0, batch_wait=0.5).running() as device:
         jobs = [device.put(2)]
         await asyncio.sleep(0.4)
         jobs.append(device.put(3))
         await asyncio.sleep(0.2)
         jobs.append(device.put(4))
-        for each in jobs:
-            await each.result()
+        for job in jobs:
+            await job.result()
         assert device.model.batches == [[2, 3], [4]]
 
 
 @in_skipped_time
-async def test_a_forward_is_counted_once_and_so_is_the_wait_of_a_request_of_many_batches() -> None:
+async def test_metrics_count_each_forward_and_each_queue_wait_once() -> None:
     async with VirtualDevice(2.0).running() as device:
         texts, pair = device.put(3, 3), device.put(4, purpose=Purpose.RERANKING)
-        for each in (texts, pair):
-            await each.result()
+        for job in (texts, pair):
+            await job.result()
         value = device.metrics.value
         assert value("embedder_tokens_processed_total", model="fake") == 10
         assert value("embedder_batch_tokens_sum") == 10
@@ -120,24 +119,24 @@ async def test_a_forward_is_counted_once_and_so_is_the_wait_of_a_request_of_many
         assert value("embedding_gpu_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
         assert value("rerank_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
         waited = value("embedder_queue_wait_seconds_sum")
-        for each in (device.put(10, 10), device.put(10)):
-            await each.result()
+        for job in (device.put(10, 10), device.put(10)):
+            await job.result()
         assert value("rerank_inference_duration_seconds_count") == 1
         assert value("embedder_queue_wait_seconds_count") == 4
         assert value("embedder_queue_wait_seconds_sum") == pytest.approx(waited + 2, rel=0.01)
 
 
 @in_skipped_time
-async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_restore_it() -> None:
+async def test_out_of_memory_halves_the_budget_and_forwards_that_fit_restore_it() -> None:
     async with VirtualDevice(1.0, budget=1000).running() as device:
         device.model.failures = [MemoryError(), None, MemoryError()]
         assert await device.compute(*[50] * 4) == [0] * 4
-        # 200 tokens, 100, 100, and two of 50: halved twice, and restored three times.
+        # Forwards of 200, 100, 100, 50 and 50 tokens: halved twice, and restored three times.
         assert device.model.batches == [[50] * 4, [50] * 2, [50] * 2, [50], [50]]
         assert device.freed == [1, 3], "before each half is tried"
         assert device.budgets[device.model].limits.max_tokens == 50 + 2 * 10
         assert device.metrics.value("embedder_out_of_memory_splits_total") == 2
-        # Of two requests one does not fit alone, and fails alone.
+        # One of two requests does not fit alone, and only that one fails.
         device.model.failures = [MemoryError()] * 2
         failing, other = device.put(4), device.put(5)
         with pytest.raises(OutOfMemoryError):
@@ -148,21 +147,21 @@ async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_resto
 
 @pytest.mark.parametrize("error", [ValueError("secret"), InferenceError("the thread ended")])
 @in_skipped_time
-async def test_a_forward_that_fails_is_logged_unless_its_error_says_why_and_the_next_runs(
+async def test_a_failed_forward_is_logged_if_its_error_is_unknown_and_the_next_one_runs(
     error: Exception,
 ) -> None:
     async with VirtualDevice(1.0).running() as device:
         device.model.failures = [error]
-        known = isinstance(error, InferenceError)
-        told = "the thread ended" if known else "the model failed on this request"
-        with capture_logs() as log, pytest.raises(InferenceError, match=f"^{told}$"):
+        is_known = isinstance(error, InferenceError)
+        message = "the thread ended" if is_known else "the model failed on this request"
+        with capture_logs() as log, pytest.raises(InferenceError, match=f"^{message}$"):
             await device.compute(4)
-        assert [each["event"] for each in log] == ([] if known else ["batch_failed"])
+        assert [entry["event"] for entry in log] == ([] if is_known else ["batch_failed"])
         assert await device.compute(4) == [0]
 
 
 @in_skipped_time
-async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward() -> None:
+async def test_jobs_cancelled_while_their_batch_waits_for_the_thread_are_not_computed() -> None:
     async with VirtualDevice(1.0).running() as device:
         for stay in (True, False):
             device.model.batches.clear()
@@ -183,7 +182,7 @@ async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward() 
 
 
 @in_skipped_time
-async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward() -> None:
+async def test_the_wait_for_the_thread_does_not_count_for_the_time_limit() -> None:
     async with VirtualDevice(2.0, seconds_per_token=0.5, fixed=3.0).running() as device:
         measuring = asyncio.create_task(device.thread.run(lambda: None))
         await turns()
@@ -197,7 +196,7 @@ async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward() -> None
 
 @pytest.mark.parametrize("gpu", [False, True])
 @in_skipped_time
-async def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_own_time(
+async def test_an_overdue_forward_fails_its_requests_and_the_next_has_its_own_time_limit(
     gpu: bool,
 ) -> None:
     async with VirtualDevice(5.0, gpu=gpu, fixed=3.0).running() as device:
@@ -210,12 +209,12 @@ async def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has
         device.thread.seconds = 2.0
         assert numbers(await behind.result()) == [0]
         assert now() - began == pytest.approx(7, abs=0.1)
-        assert device.lost == []
+        assert device.unavailable == []
 
 
 @pytest.mark.parametrize("has_other", [True, False])
 @in_skipped_time
-async def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool) -> None:
+async def test_a_batch_not_begun_when_its_device_fails_is_handed_over(has_other: bool) -> None:
     model = FakeModel()
     async with VirtualDevice(1.0, model, gpu=True).running() as device:
         if has_other:
@@ -236,16 +235,16 @@ async def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: b
         await asyncio.sleep(5)
         assert model.batches == [[10]]
         if has_other:
-            given = device.queue.take(lambda _: device.budgets[model].limits)
-            assert given is not None
-            assert (given.handed_over, given.tokens) == (False, 9)
+            batch = device.queue.take(lambda _: device.budgets[model].limits)
+            assert batch is not None
+            assert (batch.handed_over, batch.tokens) == (False, 9)
         else:
             with pytest.raises(DeviceFailedError, match="before it computed this"):
                 await waits.result()
 
 
 @in_skipped_time
-async def test_a_batch_that_has_failed_another_device_runs_beside_no_other() -> None:
+async def test_a_batch_that_failed_on_another_device_runs_alone() -> None:
     async with VirtualDevice(2.0, gpu=True).running() as device:
         device.queue._consumers.clear()
         suspect = device.put(10)
@@ -261,7 +260,7 @@ async def test_a_batch_that_has_failed_another_device_runs_beside_no_other() -> 
         assert len(device.executor.batches) == 2
         await before.result()
         await turns(20)
-        assert device.model.batches == [[9], [10]], "it has the device for itself"
+        assert device.model.batches == [[9], [10]], "it runs alone"
         await suspect.result()
         await after.result()
         assert device.model.batches == [[9], [10], [8]]
@@ -269,20 +268,20 @@ async def test_a_batch_that_has_failed_another_device_runs_beside_no_other() -> 
 
 
 def preemptible(seconds_per_token: float = 0.05) -> VirtualDevice:
-    """A CPU, on which 200 tokens take ten seconds."""
+    """A CPU on which 200 tokens take ten seconds."""
     return VirtualDevice(10.0, budget=1000, seconds_per_token=seconds_per_token, fixed=1000.0)
 
 
 @in_skipped_time
-async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cost_to_it() -> None:
-    """It counts for neither the rate of the device nor the seconds of the long one."""
+async def test_a_short_job_preempts_a_long_forward_and_does_not_count_for_its_seconds() -> None:
+    """It does not count for the rate of the device either."""
     async with preemptible().running() as device:
         long = device.put(200, client="a")
         await asyncio.sleep(1)
         device.thread.seconds = 2.0
-        came = device.put(7, client="b")
+        short = device.put(7, client="b")
         waits = device.put(8, client="c")
-        await came.result()
+        await short.result()
         assert now() == pytest.approx(1003, abs=0.1)
         await waits.result()
         assert not long.resolved
@@ -290,7 +289,7 @@ async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cos
         assert now() == pytest.approx(1010, abs=0.1)
         assert device.model.batches == [[200], [7], [8]]
         assert long.inference_seconds == pytest.approx(10 - 2 - 2, abs=0.1)
-        assert came.inference_seconds == pytest.approx(2, abs=0.1)
+        assert short.inference_seconds == pytest.approx(2, abs=0.1)
         assert device.executor.tokens_per_second == pytest.approx(200 / 6, rel=0.05)
         assert device.executor.batches == []
 
@@ -299,7 +298,7 @@ async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cos
 @pytest.mark.parametrize(
     ("expected_seconds", "batches"), [(0.009, [[200]]), (0.011, [[200], [7]])], ids=str
 )
-async def test_a_forward_that_is_soon_over_is_not_preempted(expected_seconds, batches) -> None:
+async def test_a_forward_of_less_than_10_ms_is_not_preempted(expected_seconds, batches) -> None:
     async with preemptible(expected_seconds / 200).running() as device:
         long = device.put(200, client="a")
         await asyncio.sleep(1)
@@ -309,7 +308,7 @@ async def test_a_forward_that_is_soon_over_is_not_preempted(expected_seconds, ba
 
 
 @in_skipped_time
-async def test_what_preempted_a_forward_does_not_count_for_the_halves_of_it() -> None:
+async def test_preemption_of_a_failed_forward_does_not_count_for_its_halves() -> None:
     async with preemptible().running() as device:
         device.model.failures = [MemoryError()]
         long = device.put(100, 100, client="a")
@@ -322,18 +321,18 @@ async def test_what_preempted_a_forward_does_not_count_for_the_halves_of_it() ->
 
 
 @in_skipped_time
-async def test_short_jobs_of_a_long_batch_do_not_wait_for_its_end() -> None:
+async def test_short_jobs_preempt_the_long_jobs_of_their_own_batch() -> None:
     async with preemptible().running() as device:
         device.thread.seconds = 4.0
-        long, own = device.put(200, client="a"), device.put(5, client="b")
+        long, short = device.put(200, client="a"), device.put(5, client="b")
         await turns(20)
         assert sorted(device.model.batches) == [[5], [200]]
-        await own.result()
+        await short.result()
         await long.result()
 
 
 @in_skipped_time
-async def test_on_a_gpu_nothing_runs_within_another_forward() -> None:
+async def test_there_is_no_preemption_on_a_gpu() -> None:
     async with VirtualDevice(10.0, gpu=True, budget=1000, seconds_per_token=0.05).running() as gpu:
         gpu.put(200, client="a")
         gpu.put(5, client="b")

@@ -1,4 +1,4 @@
-"""What a forward may take: seconds, set, by default, or as the probe predicts; and tokens."""
+"""The time limit of a forward, the watchdog, the alarm and the token budget."""
 
 import asyncio
 from contextlib import ExitStack
@@ -10,65 +10,65 @@ from smart_embedder.devices.forward_limits import (
     ForwardLimit,
     OverdueAlarm,
     TokenBudget,
-    predicted_seconds,
+    predict_seconds,
 )
 from smart_embedder.errors import InferenceTimeoutError
 from tests.smart_embedder.scheduling.jobs import batch_of, job
 from tests.support.skipped_time import in_skipped_time, now, skip, turns
 
 
-def test_unset_it_grows_to_five_times_the_predicted_time() -> None:
-    limit = ForwardLimit(None, least=30.0)
-    assert limit.of_batch(batch_of(job(100)), 0.01) == 30.0
-    assert limit.of_batch(batch_of(job(1024)), 0.01) == pytest.approx(5 * 10.24 * 1.5)
-    assert ForwardLimit(None, 3.0).of_batch(batch_of(job(1024)), 0.0) == 3.0
-    assert ForwardLimit(2.0, least=30.0).of_batch(batch_of(job(100)), 1.0) == 2.0, "as it is set"
+def test_an_unset_time_limit_is_five_times_the_predicted_seconds() -> None:
+    limit = ForwardLimit(None, minimum=30.0)
+    assert limit.for_batch(batch_of(job(100)), 0.01) == 30.0
+    assert limit.for_batch(batch_of(job(1024)), 0.01) == pytest.approx(5 * 10.24 * 1.5)
+    assert ForwardLimit(None, 3.0).for_batch(batch_of(job(1024)), 0.0) == 3.0
+    assert ForwardLimit(2.0, minimum=30.0).for_batch(batch_of(job(100)), 1.0) == 2.0, "as it is set"
 
 
-def test_a_long_sequence_is_given_the_time_that_its_attention_takes() -> None:
-    short = sum(predicted_seconds(batch_of(job(512)), 0.01) for _ in range(16))
-    assert predicted_seconds(batch_of(job(8192)), 0.01) > 3 * short
+def test_predicted_seconds_include_the_attention_of_long_sequences() -> None:
+    short = sum(predict_seconds(batch_of(job(512)), 0.01) for _ in range(16))
+    assert predict_seconds(batch_of(job(8192)), 0.01) > 3 * short
 
 
 @pytest.mark.parametrize(
     ("time_limits", "seconds"),
     [([None], 2.0), ([60.0], 60.0), ([1.0, None, 0.5], 2.0)],
 )
-def test_the_device_has_the_longest_limit_of_its_jobs(time_limits, seconds) -> None:
-    """However little of it is left: that does not make the device look stuck."""
+def test_the_time_limit_of_a_device_is_the_longest_of_its_jobs(time_limits, seconds) -> None:
+    """The time that jobs have spent before does not count, as the device is not stuck."""
     jobs = [job(10, time_limit=limit, time_spent=0.4) for limit in time_limits]
-    assert ForwardLimit(2.0, least=30.0).of_device(batch_of(*jobs), 0.0) == seconds
+    assert ForwardLimit(2.0, minimum=30.0).for_device(batch_of(*jobs), 0.0) == seconds
 
 
 @in_skipped_time
-async def test_a_device_is_stuck_after_twice_the_longest_limit_and_told_once() -> None:
-    told: list[float] = []
+async def test_a_device_is_stuck_after_twice_the_longest_limit_and_reported_once() -> None:
+    reported: list[float] = []
     began = now()
-    watchdog = DeviceWatchdog(lambda: told.append(now() - began))
+    watchdog = DeviceWatchdog(lambda: reported.append(now() - began))
     assert watchdog.stuck_seconds == 0
     await asyncio.sleep(5)
     began = now()
     with ExitStack() as second:
-        with watchdog.over(2.0):
+        with watchdog.watch(2.0):
             await asyncio.sleep(1)
-            second.enter_context(watchdog.over(5.0))
+            second.enter_context(watchdog.watch(5.0))
             await asyncio.sleep(8.9)
-            assert (told, watchdog.stuck_seconds) == ([], 0.0)
+            assert (reported, watchdog.stuck_seconds) == ([], 0.0)
             await asyncio.sleep(0.2)
-            assert told == [pytest.approx(10.01, abs=0.02)]
+            assert reported == [pytest.approx(10.01, abs=0.02)]
             assert watchdog.stuck_seconds == pytest.approx(10.1, abs=0.01)
-        # The first has come back: from now on the second has its time.
+        # The first forward has returned: the limit of the second starts now.
         assert watchdog.stuck_seconds == 0
         await asyncio.sleep(9.9)
         assert watchdog.stuck_seconds == 0
         await asyncio.sleep(0.2)
-        assert told[1:] == [pytest.approx(20.11, abs=0.01)]
+        assert reported[1:] == [pytest.approx(20.11, abs=0.01)]
     await asyncio.sleep(100)
-    assert (len(told), watchdog.stuck_seconds) == (2, 0.0)
+    assert (len(reported), watchdog.stuck_seconds) == (2, 0.0)
 
 
 @in_skipped_time
-async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_waited_for() -> None:
+async def test_each_job_fails_at_its_own_time_limit() -> None:
     spent = job(10, time_limit=60.0, time_spent=56.0)
     spent.inference_seconds = 1.0
     batch = batch_of(job(10), spent, job(10, time_limit=1.0), job(10, time_limit=9.0))
@@ -77,11 +77,11 @@ async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_wait
     # The wait for the device does not count.
     await asyncio.sleep(20)
     jobs, failed = [part.job for part in batch.slices], []
-    assert not any(each.resolved for each in jobs)
+    assert not any(overdue.resolved for overdue in jobs)
     began[0] = now()
     for _ in range(3):
         await asyncio.sleep(1.01)
-        failed.append([each.resolved for each in jobs])
+        failed.append([overdue.resolved for overdue in jobs])
     assert failed == [
         [False, False, True, False],
         [True, False, True, False],
@@ -90,35 +90,40 @@ async def test_each_request_fails_when_its_own_time_is_over_and_the_rest_is_wait
     alarm.cancel()
     await asyncio.sleep(20)
     assert not jobs[3].resolved
-    said = ["2 seconds (GPU_PROCESS_TIMEOUT)", "60 seconds (RERANK_GPU_TIMEOUT)"]
-    for failed_job, what, sentence in zip(jobs, ("forward", "forwards"), said, strict=False):
+    messages = [
+        "the forward took longer than 2 seconds (GPU_PROCESS_TIMEOUT)",
+        "the forwards took longer than 60 seconds (RERANK_GPU_TIMEOUT)",
+    ]
+    for overdue, message in zip(jobs, messages, strict=False):
         with pytest.raises(InferenceTimeoutError) as error:
-            await failed_job.result()
-        assert str(error.value) == f"the {what} took longer than {sentence}"
+            await overdue.result()
+        assert str(error.value) == message
 
 
 @in_skipped_time
 @pytest.mark.parametrize("after", [0.5, 3.0, 3.9])
-async def test_a_stop_of_the_process_is_no_time_of_its_forward(after: float) -> None:
-    """Neither the device nor a request is over its limit by it, and both are later."""
-    told: list[float] = []
-    watchdog = DeviceWatchdog(lambda: told.append(now()))
+async def test_time_during_which_the_process_is_stopped_does_not_count(after: float) -> None:
+    """The limits of the device and of its jobs move by that time."""
+    reported: list[float] = []
+    watchdog = DeviceWatchdog(lambda: reported.append(now()))
     batch = batch_of(job(10), job(10, time_limit=3.0))
     jobs = [part.job for part in batch.slices]
     began = now()
-    with watchdog.over(2.0):
-        alarm = OverdueAlarm(lambda: batch, lambda: began, lambda _: 2.0, watchdog.stopped_since)
+    with watchdog.watch(2.0):
+        alarm = OverdueAlarm(
+            lambda: batch, lambda: began, lambda _: 2.0, watchdog.get_stopped_seconds
+        )
         await asyncio.sleep(after)
-        overdue = [one.resolved for one in jobs]
+        resolved = [waiting.resolved for waiting in jobs]
         skip(100)
-        assert watchdog.stuck_seconds == 0, "asked before the loop has turned"
+        assert watchdog.stuck_seconds == 0, "read before the next iteration of the loop"
         await turns()
-        assert ([one.resolved for one in jobs], told) == (overdue, [])
-        assert watchdog.stopped_since(began) == pytest.approx(100, abs=1)
-        assert watchdog.stopped_since(now()) == 0
+        assert ([waiting.resolved for waiting in jobs], reported) == (resolved, [])
+        assert watchdog.get_stopped_seconds(began) == pytest.approx(100, abs=1)
+        assert watchdog.get_stopped_seconds(now()) == 0
         await asyncio.sleep(4.0 + 1.0 - after)
-        assert [one.resolved for one in jobs] == [True, True]
-        assert told == [pytest.approx(began + 104, abs=1)]
+        assert [waiting.resolved for waiting in jobs] == [True, True]
+        assert reported == [pytest.approx(began + 104, abs=1)]
         alarm.cancel()
 
 
@@ -134,7 +139,7 @@ async def test_a_stop_of_the_process_is_no_time_of_its_forward(after: float) -> 
         ([1000], 201, 1000),
     ],
 )
-def test_a_budget_shrinks_to_half_of_what_was_too_much_and_recovers(
+def test_a_token_budget_shrinks_to_half_of_the_failed_tokens_and_recovers(
     failed, recoveries, left
 ) -> None:
     budget = TokenBudget(1000)

@@ -1,4 +1,4 @@
-"""Models of MODELS: loaded when they are named, unloaded when memory is short, never in work."""
+"""Models of MODELS: loaded by requests, unloaded when memory is short, but never while in use."""
 
 import asyncio
 import gc
@@ -41,11 +41,11 @@ A, AB = ord("a"), ord("a") + ord("b")
 
 @pytest.fixture(autouse=True, scope="module")
 def short_pauses():
-    """What other tests have left is not looked at in each collection, and pauses are short."""
+    """Shorten pauses, and exclude the objects of other tests from garbage collection."""
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("smart_embedder.devices.memory.PAUSE", 0.1)
+        patch.setattr("smart_embedder.devices.memory.MEMORY_CHECK_INTERVAL", 0.1)
         yield
     gc.unfreeze()
 
@@ -55,7 +55,7 @@ def states(engine: EngineCore, *names: str) -> list[str]:
 
 
 async def held_loading(engine: EngineCore, loader: FakeLoader) -> "asyncio.Task[float]":
-    """A request for a model whose loading is held at the loader's gate."""
+    """Send a request for a model whose load waits at the loader's gate."""
     loader.held = True
     waits = asyncio.create_task(vector(engine, "a", "one"))
     await asyncio.to_thread(loader.entered.acquire)
@@ -63,7 +63,7 @@ async def held_loading(engine: EngineCore, loader: FakeLoader) -> "asyncio.Task[
 
 
 async def busy(engine: EngineCore, loader: FakeLoader, name: str) -> "asyncio.Task[float]":
-    """Load a model by command, and let it compute a text until the test lets it go on."""
+    """Load a model, and send a text to it whose forward is held."""
     await engine.load(name)
     loader.alive[name].held = True
     running = asyncio.create_task(vector(engine, "a", name))
@@ -71,7 +71,7 @@ async def busy(engine: EngineCore, loader: FakeLoader, name: str) -> "asyncio.Ta
     return running
 
 
-async def test_a_model_is_loaded_by_its_first_request_alone_or_at_the_start() -> None:
+async def test_a_model_is_loaded_at_startup_or_once_by_its_first_requests() -> None:
     loader = FakeLoader()
     broken, early = entries("broken", "early", load="start")
     loader.failures.append(StartupError("the model folder one does not exist"))
@@ -85,7 +85,7 @@ async def test_a_model_is_loaded_by_its_first_request_alone_or_at_the_start() ->
         assert states(engine, "one", "two") == ["ready", "unloaded"]
 
 
-async def test_each_models_batches_are_as_large_as_its_own_token_budget() -> None:
+async def test_each_model_has_its_own_token_budget() -> None:
     loader, default, names = FakeLoader(), FakeModel(), (None, "small", "large")
     loader.token_budgets = {"small": 60, "large": 10}
     async with engine_with(loader, *entries("small", "large"), model=default) as engine:
@@ -93,8 +93,8 @@ async def test_each_models_batches_are_as_large_as_its_own_token_budget() -> Non
             await engine.embed(EmbedRequest(["first"], model=name))
         models = [default, loader.alive["small"], loader.alive["large"]]
         first = await hold(engine, default)
-        for each in models:
-            each.batches.clear()
+        for model in models:
+            model.batches.clear()
         requests = [
             asyncio.create_task(engine.embed(EmbedRequest(["abcde"] * 12, model=name)))
             for name in names
@@ -102,18 +102,17 @@ async def test_each_models_batches_are_as_large_as_its_own_token_budget() -> Non
         await queued(engine, 60 * len(names))
         let_go(default)
         await asyncio.gather(first, *requests)
-        found = [[sum(batch) for batch in each.batches] for each in models]
-        assert found == [[60], [60], [10] * 6]
-        # What a request for the model is told, too, where a stream asks for the size of a piece.
+        batch_tokens = [[sum(batch) for batch in model.batches] for model in models]
+        assert batch_tokens == [[60], [60], [10] * 6]
         assert engine.loaded("large").max_batch_tokens == 10
-        # Too little memory for one model leaves the budgets of the others.
+        # If memory runs out for one model, the budgets of the others stay.
         models[1].failures.append(MemoryError())
         assert len((await engine.embed(EmbedRequest(["ab"] * 9, model="small"))).embeddings) == 9
         assert status(engine, "small").token_budgets["cpu"] < 30
         assert status(engine, "large").token_budgets == {"cpu": 10}
 
 
-async def test_a_reranker_stands_beside_the_default_one() -> None:
+async def test_a_reranker_of_models_scores_without_a_default_reranker() -> None:
     async with engine_with(FakeLoader(), *entries("judge", task="rerank")) as engine:
         request = RerankRequest("q", ["ab", "abc"], model="judge")
         assert (await engine.rerank(request)).scores == [102, 103]
@@ -121,7 +120,7 @@ async def test_a_reranker_stands_beside_the_default_one() -> None:
             await engine.rerank(RerankRequest("q", ["ab"]))
 
 
-async def test_the_least_recently_used_one_makes_room_and_leaves_nothing_behind() -> None:
+async def test_the_least_recently_used_model_is_unloaded_and_its_memory_released() -> None:
     loader, metrics = FakeLoader(gigabytes=2), Metrics()
     names = ("one", "two", "three")
     async with engine_with(loader, *entries(*names), metrics=metrics) as engine:
@@ -137,15 +136,15 @@ async def test_the_least_recently_used_one_makes_room_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "others", "error", "told", "pause"),
+    ("gigabytes", "others", "error", "message", "pause"),
     [
         (9, 0, ModelNotLoadedError, "the model one could not be loaded; the log says why", 30),
         (0.5, 0, ModelTooLargeError, "at most 500 MB can be had below MODEL_MEMORY_THRESH", None),
         (2, 1.9, MemoryTakenError, "of which other programs hold 1.7 GB", 10),
     ],
 )
-async def test_a_model_that_is_not_loaded_says_why_and_is_tried_again_after_a_pause_or_by_command(
-    gigabytes, others, error, told, pause
+async def test_a_failed_load_is_reported_with_its_reason_and_retried_by_command(
+    gigabytes, others, error, message, pause
 ) -> None:
     loader, metrics = FakeLoader(gigabytes), Metrics()
     loader.used_by_others = int(others * GIGABYTE)
@@ -154,7 +153,7 @@ async def test_a_model_that_is_not_loaded_says_why_and_is_tried_again_after_a_pa
         loader.failures.append(StartupError("the model folder /secret/one does not exist"))
     async with engine_with(loader, *entries("one"), metrics=metrics) as engine:
         for _ in range(2):
-            with pytest.raises(error, match=told) as refused:
+            with pytest.raises(error, match=message) as refused:
                 await vector(engine, "a", "one")
             assert str(refused.value) == status(engine, "one").reason
             waits = refused.value.retry_after
@@ -169,12 +168,12 @@ async def test_a_model_that_is_not_loaded_says_why_and_is_tried_again_after_a_pa
         loader.total, loader.used_by_others = 9 * GIGABYTE, 0
         with pytest.raises(error):
             await vector(engine, "a", "one")
-        await engine.load("one")  # The operator knows that it is mended.
+        await engine.load("one")
         assert await vector(engine, "a", "one") == A + 1
         assert status(engine, "one").reason is None
 
 
-async def test_a_model_that_comes_back_from_other_files_says_so() -> None:
+async def test_a_model_that_is_reloaded_from_other_files_logs_a_warning() -> None:
     loader, metrics = FakeLoader(gigabytes=1), Metrics()
     replaced = "embedder_model_replacements_total"
     with capture_logs() as log:
@@ -185,13 +184,13 @@ async def test_a_model_that_comes_back_from_other_files_says_so() -> None:
             loader.versions["one"] = "second"
             for name in ("two", "one"):
                 await vector(engine, "a", name)
-            assert [status(engine, each).files_replaced for each in ("one", "two")] == [1, 0]
+            assert [status(engine, name).files_replaced for name in ("one", "two")] == [1, 0]
     assert metrics.value(replaced, model="one") == 1
-    (warning,) = [each for each in log if each["event"] == "model_files_replaced"]
+    (warning,) = [entry for entry in log if entry["event"] == "model_files_replaced"]
     assert (warning["model"], warning["log_level"]) == ("one", "warning")
 
 
-async def test_who_cannot_wait_for_the_loading_comes_again_and_who_leaves_stops_nothing() -> None:
+async def test_a_load_continues_when_its_requests_time_out_or_leave() -> None:
     loader = FakeLoader()
     async with engine_with(loader, *entries("one")) as engine:
         leaves = await held_loading(engine, loader)
@@ -199,7 +198,7 @@ async def test_who_cannot_wait_for_the_loading_comes_again_and_who_leaves_stops_
             async with engine.lease("one", seconds=0):
                 pass
         assert refused.value.retry_after >= 1
-        # The default model answers meanwhile.
+        # The default model serves in the meantime.
         assert await vector(engine, "ab") == AB
         assert (states(engine, "one"), status(engine, "one").requests) == (["loading"], 1)
         leaves.cancel()
@@ -211,20 +210,18 @@ async def test_who_cannot_wait_for_the_loading_comes_again_and_who_leaves_stops_
     assert loader.loads == ["one"]
 
 
-async def test_of_models_that_do_not_fit_together_both_are_served_while_both_are_asked_for(
-    monkeypatch,
-) -> None:
-    monkeypatch.setattr("smart_embedder.devices.memory._SHORTEST_TURN", 0.0)
+async def test_models_that_do_not_fit_together_alternate(monkeypatch) -> None:
+    monkeypatch.setattr("smart_embedder.devices.memory._MIN_SERVICE_SECONDS", 0.0)
     loader, served = FakeLoader(gigabytes=1), {"one": 0, "two": 0}
 
-    async def ask_until_both_had_their_turns(name: str) -> None:
+    async def ask_until_both_were_served(name: str) -> None:
         while min(served.values()) < 40 or loader.loads.count(name) < 3:
             assert await vector(engine, "a", name) == A + 1
             served[name] += 1
 
     async with engine_with(loader, *entries("one", "two")) as engine:
         names = ("one", "two") * 3
-        await asyncio.gather(*(ask_until_both_had_their_turns(name) for name in names))
+        await asyncio.gather(*(ask_until_both_were_served(name) for name in names))
         assert [status(engine, name).requests for name in served] == [0, 0]
 
 
@@ -234,7 +231,7 @@ async def lease_until_refused(engine: EngineCore) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_model_is_closed_after_its_turn_and_not_before_its_requests_are_done(
+async def test_a_used_model_is_closed_after_its_minimum_time_and_finishes_its_requests(
     monkeypatch,
 ) -> None:
     async with engine_with(FakeLoader(gigabytes=1), *entries("one", "two")) as engine:
@@ -242,18 +239,18 @@ async def test_a_model_is_closed_after_its_turn_and_not_before_its_requests_are_
             with pytest.raises(LoadingError):
                 await engine.lease("two", seconds=0.2).__aenter__()
             async with engine.lease("one", seconds=0):
-                pass  # Its turn of two seconds is not over.
-            monkeypatch.setattr("smart_embedder.devices.memory._SHORTEST_TURN", 0.0)
+                pass  # It serves for at least two seconds.
+            monkeypatch.setattr("smart_embedder.devices.memory._MIN_SERVICE_SECONDS", 0.0)
             with pytest.raises(LoadingError):
                 await lease_until_refused(engine)
-            made = await engine.embedding.embed(leased, EmbedRequest(["a"]))
-            assert made.embeddings[0].dense[0] == A + 1
-            del leased, made
+            result = await engine.embedding.embed(leased, EmbedRequest(["a"]))
+            assert result.embeddings[0].dense[0] == A + 1
+            del leased, result
         assert await vector(engine, "a", "two") == A + 1
         assert await vector(engine, "a", "one") == A + 1
 
 
-async def test_a_model_is_kept_for_a_request_that_was_told_to_come_again() -> None:
+async def test_a_model_is_kept_for_a_request_that_was_told_to_retry() -> None:
     loader = FakeLoader(gigabytes=1)
     loader.held = True
     async with engine_with(loader, *entries("one", "two")) as engine:
@@ -270,7 +267,7 @@ async def test_a_model_is_kept_for_a_request_that_was_told_to_come_again() -> No
         assert loader.loads == ["one", "two"]
 
 
-async def test_room_for_a_model_is_made_of_what_nobody_uses_and_no_more_than_needed() -> None:
+async def test_only_unused_models_are_unloaded_and_no_more_than_needed() -> None:
     loader = FakeLoader(gigabytes=5)
     loader.gigabytes["large"] = 3
     names = ("pinned", "leased", "first", "second", "third")
@@ -279,7 +276,7 @@ async def test_room_for_a_model_is_made_of_what_nobody_uses_and_no_more_than_nee
         for name in names:
             await vector(engine, "a", name)
         async with engine.lease("leased"):
-            # An allocator's memory is freed before a model is unloaded.
+            # Memory cached by the allocator is released before a model is unloaded.
             loader.total, loader.garbage = 9 * GIGABYTE, GIGABYTE
             await vector(engine, "a", "large")
             assert states(engine, *names) == ["ready"] * 5
@@ -293,13 +290,13 @@ async def test_room_for_a_model_is_made_of_what_nobody_uses_and_no_more_than_nee
         assert states(engine, *names) == ["ready", "ready", "failed", "unloaded", "ready"]
 
 
-async def test_a_batch_whose_caller_has_left_keeps_its_model_until_it_is_done() -> None:
+async def test_a_cancelled_batch_keeps_its_model_loaded_until_it_has_ended() -> None:
     loader = FakeLoader(gigabytes=1)
     async with engine_with(loader, *entries("one", "two")) as engine:
         running = await busy(engine, loader, "one")
         running.cancel()
         await asyncio.wait({running})
-        del running  # Its traceback refers to the model.
+        del running  # Its traceback references the model.
         other = asyncio.create_task(vector(engine, "a", "two"))
         await asyncio.sleep(0.3)
         assert states(engine, "one", "two") == ["ready", "loading"]
@@ -307,7 +304,7 @@ async def test_a_batch_whose_caller_has_left_keeps_its_model_until_it_is_done() 
         assert await other == A + 1
 
 
-async def test_memory_of_a_request_that_has_just_ended_is_waited_for() -> None:
+async def test_a_load_waits_for_the_memory_of_a_request_that_has_just_ended() -> None:
     loader = FakeLoader(gigabytes=1)
     loader.used_by_others = GIGABYTE
     async with engine_with(loader, *entries("one")) as engine:
@@ -318,7 +315,7 @@ async def test_memory_of_a_request_that_has_just_ended_is_waited_for() -> None:
         assert await waits == A + 1
 
 
-async def test_a_failed_load_is_tried_again_by_a_request_after_a_pause(monkeypatch) -> None:
+async def test_a_failed_load_is_retried_by_a_request_after_30_seconds(monkeypatch) -> None:
     loader = FakeLoader()
     loader.failures += [StartupError("a file is missing")] * 2
     async with engine_with(loader, *entries("one")) as engine:
@@ -336,13 +333,13 @@ async def test_a_failed_load_is_tried_again_by_a_request_after_a_pause(monkeypat
         assert loader.loads == ["one"] * 3
 
 
-async def test_memory_above_the_threshold_is_got_from_idle_models_in_the_background() -> None:
+async def test_idle_models_are_unloaded_in_the_background_above_the_memory_threshold() -> None:
     loader = FakeLoader(gigabytes=3)
     async with engine_with(loader, *entries("one", "two")) as engine:
         await vector(engine, "a", "one")
         await vector(engine, "a", "two")
         loader.garbage = loader.used_by_others = GIGABYTE
-        while loader.garbage:  # noqa: ASYNC110 - a look at the memory
+        while loader.garbage:  # noqa: ASYNC110 - until the memory is checked
             await asyncio.sleep(0.01)
         assert states(engine, "one", "two") == ["ready", "ready"]
         loader.used_by_others = int(1.5 * GIGABYTE)
@@ -354,14 +351,14 @@ async def test_memory_above_the_threshold_is_got_from_idle_models_in_the_backgro
         await reached(engine, "two", ModelState.UNLOADED)
 
 
-async def test_a_model_that_a_request_takes_while_the_memory_is_read_is_not_unloaded() -> None:
+async def test_a_model_that_is_leased_while_the_memory_is_read_is_not_unloaded() -> None:
     loader, reads = FakeLoader(gigabytes=3), 0
     read, reading, go_on = loader.read_memory, threading.Event(), threading.Event()
 
     def second_read_waits(name: str) -> MemoryUsage:
         nonlocal reads
         reads += 1
-        if reads == 2:  # After the first, memory that nothing refers to is freed.
+        if reads == 2:  # After the first, unreferenced memory is released.
             reading.set()
             go_on.wait(60)
         return read(name)
@@ -373,12 +370,12 @@ async def test_a_model_that_a_request_takes_while_the_memory_is_read_is_not_unlo
         await asyncio.to_thread(reading.wait, 60)
         async with engine.lease("one"):
             go_on.set()
-            async with engine._models._one_at_a_time:  # Until the look at the memory is over.
+            async with engine._models._load_lock:  # Wait until the check of the memory has ended.
                 assert states(engine, "one") == ["ready"]
 
 
 @pytest.mark.parametrize("seconds", [30, 0.01])
-async def test_closing_waits_for_a_model_that_is_being_loaded_and_not_for_ever(seconds) -> None:
+async def test_close_waits_for_a_load_for_at_most_the_shutdown_timeout(seconds) -> None:
     loader, before = FakeLoader(), {*threading.enumerate()}
     async with engine_with(loader, *entries("one"), shutdown_timeout=seconds) as engine:
         accepted = await held_loading(engine, loader)
@@ -398,7 +395,7 @@ async def test_closing_waits_for_a_model_that_is_being_loaded_and_not_for_ever(s
             assert not thread.is_alive()
 
 
-async def test_a_device_of_its_own_that_fails_takes_its_model_alone_out_of_service() -> None:
+async def test_a_failed_device_takes_only_its_own_models_out_of_service() -> None:
     loader = FakeLoader()
     loader.devices["one"] = "other"
     async with engine_with(loader, *entries("one")) as engine:
@@ -429,13 +426,13 @@ async def test_a_model_is_unloaded_by_command_after_the_requests_that_use_it() -
         loader.garbage = GIGABYTE
         for _ in range(2):
             await engine.unload("one")
-        assert loader.garbage == 0, "memory has been given back"
+        assert loader.garbage == 0, "memory has been released"
         assert states(engine, "one") == ["unloaded"]
         assert not loader.alive
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-async def test_a_command_that_would_wait_too_long_or_is_aborted_is_refused(stopped) -> None:
+async def test_an_unload_that_waits_too_long_or_is_aborted_fails(stopped) -> None:
     loader = FakeLoader()
     async with engine_with(loader, *entries("one"), request_timeout=0.2) as engine:
         running = await busy(engine, loader, "one")
@@ -452,5 +449,5 @@ async def test_a_command_that_would_wait_too_long_or_is_aborted_is_refused(stopp
                 await running
         else:
             assert await running == A + 1
-            assert await vector(engine, "ab", "one") == AB + 1, "it serves on"
+            assert await vector(engine, "ab", "one") == AB + 1, "the model stays loaded"
             assert loader.loads == ["one"]

@@ -1,4 +1,4 @@
-"""Several devices behind one queue: each works by itself, and answers as the first would."""
+"""Several devices behind one queue: sharing of work, failed and stuck devices, further models."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -31,15 +31,15 @@ from tests.support.skipped_time import in_skipped_time, turns
 
 
 def on(names: str, *copies: FakeModel, seconds_per_token: float = 0.0) -> PlacedModels:
-    """A model on the devices of these names, on each a copy."""
+    """A model with a copy on each of the devices with these names."""
     named = zip(names.split(), copies, strict=True)
-    where = [(replace(loaded(copy).device, name=name), copy) for name, copy in named]
-    return placed(where, seconds_per_token=seconds_per_token)
+    placements = [(replace(loaded(copy).device, name=name), copy) for name, copy in named]
+    return placed(placements, seconds_per_token=seconds_per_token)
 
 
 @asynccontextmanager
 async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[EngineCore]:
-    """An engine with a device for each model, whose forwards are held."""
+    """An engine with a device for each model; the forwards are held."""
     for model in models:
         model.held = True
     names = " ".join(f"device-{number}" for number, _ in enumerate(models, 1))
@@ -51,7 +51,7 @@ async def engine_of(*models: FakeModel, **settings: float) -> AsyncIterator[Engi
 
 
 async def occupy(engine: EngineCore, *models: FakeModel) -> "list[asyncio.Task]":
-    """A request for each device, as large as the token budget: the letters a, b, ..."""
+    """Send each device a request as large as the token budget: the letters a, b, ..."""
     tasks = []
     for letter, model in zip("abcde", models, strict=False):
         tasks.append(asyncio.create_task(engine.embed(EmbedRequest([letter * 10]))))
@@ -61,7 +61,7 @@ async def occupy(engine: EngineCore, *models: FakeModel) -> "list[asyncio.Task]"
 
 def letters(*results: EmbeddingResult, length: int = 10) -> str:
     """The letter of each text."""
-    vectors = [each.dense[0] for result in results for each in result.embeddings]
+    vectors = [embedding.dense[0] for result in results for embedding in result.embeddings]
     return "".join(chr(int(vector) // length) for vector in vectors)
 
 
@@ -77,7 +77,7 @@ async def test_one_request_is_spread_over_both_devices_and_comes_back_in_order()
 
 
 @pytest.mark.parametrize("code", [214, 700, None])
-async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_unless_that_crashed_it(
+async def test_a_failed_device_hands_its_batch_over_unless_the_batch_crashed_it(
     code: int | None,
 ) -> None:
     models = FakeModel(), FakeModel()
@@ -97,13 +97,13 @@ async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_unless_
     assert len(models[0].batches) == 1
 
 
-async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
+async def test_the_engine_is_unhealthy_when_the_last_device_has_failed() -> None:
     models = FakeModel(), FakeModel()
     async with engine_of(*models) as engine:
         for model in models:
             model.failures.append(broken_memory())
             model.held = False
-        # Six batches: the last device fails with its own, and the others have nowhere to go.
+        # Six batches: the last device fails with its own, and no device is left for the others.
         requests = [engine.embed(EmbedRequest([letter * 10])) for letter in "abcdef"]
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, UnhealthyError) for result in results)
@@ -115,7 +115,7 @@ async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("has_other", [False, True])
-async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device_or_fail(
+async def test_both_batches_in_flight_on_a_failed_gpu_are_handed_over_or_fail(
     has_other: bool,
 ) -> None:
     gpu, other = FakeModel(), FakeModel()
@@ -132,7 +132,7 @@ async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device
         with capture_logs() as log:
             results = await asyncio.gather(*requests, return_exceptions=True)
         assert engine.failed_devices == ["device-1"]
-    assert [each["event"] for each in log].count("device_failed") == 1
+    assert [entry["event"] for entry in log].count("device_failed") == 1
     if has_other:
         assert letters(*results) == "abc"
     else:
@@ -140,13 +140,13 @@ async def test_both_batches_that_a_failed_gpu_had_in_flight_go_to_another_device
     assert (gpu.batches, other.batches) == ([[10]] * 2, [[10]] * 3 if has_other else [])
 
 
-async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_other() -> None:
+async def test_a_batch_that_failed_on_two_devices_is_not_handed_over_again() -> None:
     models = FakeModel(), FakeModel(), FakeModel()
     async with engine_of(*models) as engine:
         poison, *others = await occupy(engine, *models)
         models[0].failures.append(broken_memory())
         models[1].failures += [None, broken_memory()]
-        let_go(*models[:2])  # The third is busy until the second has failed, too.
+        let_go(*models[:2])  # The third device is busy until the second has failed too.
         with pytest.raises(DeviceFailedError, match="while it computed this"):
             await poison
         let_go(models[2])
@@ -159,7 +159,7 @@ async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_
 
 
 class VirtualPool(DevicePool):
-    """Its threads are those of the loop; `seconds` are those of a forward on each device."""
+    """A pool without threads; a forward takes `seconds` of virtual time on each device."""
 
     def __init__(self, seconds: float = 1.0, **settings: object) -> None:
         self.queue, self.seconds = JobQueue(), seconds
@@ -183,8 +183,8 @@ class VirtualPool(DevicePool):
 
 
 @in_skipped_time
-async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
-    """Ten tokens a second and ten in a forward; what fits beside the last one is taken with it."""
+async def test_retry_after_is_estimated_from_the_waiting_tokens() -> None:
+    """The device computes ten tokens a second, and ten in a forward."""
     model = FakeModel()
     async with VirtualPool(10.0).started(on("cpu", model, seconds_per_token=0.099)) as pool:
         assert pool.estimate_retry_after(Purpose.EMBEDDING) == 1
@@ -192,41 +192,41 @@ async def test_a_place_is_free_when_the_last_of_a_request_is_taken() -> None:
         await turns()
         assert pool.estimate_retry_after(Purpose.EMBEDDING) == 1, "a second of the forward is left"
         pool.queue.put(job(5, 10, 10, 10, model=model, client="a"))
-        # 25 tokens before the last, which fills a forward of its own.
+        # 25 tokens are taken before the last forward, which the last 10 tokens fill.
         assert pool.estimate_retry_after(Purpose.EMBEDDING) == 4
         assert pool.estimate_retry_after(Purpose.RERANKING) == 1
         pool.queue.put(job(5, 10, 10, 10, 2, model=model, client="b"))
-        # As much of the other's is taken meanwhile; nothing changes where that has less.
+        # As many tokens of the other client are taken in the meantime.
         assert pool.estimate_retry_after(Purpose.EMBEDDING) == 6
         pool.queue.put(job(30, client="c", model=model, purpose=Purpose.RERANKING))
         assert pool.estimate_retry_after(Purpose.RERANKING) == 10, "30 of each client, and a second"
 
 
 @in_skipped_time
-async def test_a_batch_waits_for_others_as_many_milliseconds_as_the_setting_says() -> None:
+async def test_a_batch_waits_batch_wait_ms_for_more_jobs() -> None:
     model = FakeModel()
     async with VirtualPool(batch_wait_ms=50).started(on("cpu", model)) as pool:
         jobs = [job(length, model=model) for length in (2, 3, 4)]
-        for each in jobs:
-            pool.queue.put(each)
+        for queued in jobs:
+            pool.queue.put(queued)
             await asyncio.sleep(0.04)
-        for each in jobs:
-            await each.result()
+        for queued in jobs:
+            await queued.result()
     assert model.batches == [[2, 3], [4]]
 
 
 @in_skipped_time
-async def test_devices_that_have_failed_promise_nothing() -> None:
+async def test_failed_devices_do_not_count_for_retry_after() -> None:
     first, second = FakeModel(), FakeModel()
     models = on("first second", first, second, seconds_per_token=0.1)
     async with VirtualPool().started(models) as pool:
         first.failures.append(broken_memory())
         second.failures.append(None)
         jobs = [job(10, model=first) for _ in range(2)]
-        for each in jobs:
-            pool.queue.put(each)
-        for each in jobs:
-            await each.result()
+        for queued in jobs:
+            pool.queue.put(queued)
+        for queued in jobs:
+            await queued.result()
         assert (pool.failed, pool.failure) == (["first"], None)
         assert pool.serves(first), "by its replica"
         assert not pool.is_using(first)
@@ -237,27 +237,27 @@ async def test_devices_that_have_failed_promise_nothing() -> None:
         assert pool.estimate_retry_after(Purpose.EMBEDDING) == pytest.approx(3, abs=1)
 
 
-def watched(model: FakeModel, device: str, told: list[str]) -> PlacedModels:
-    """A model whose measurement is `told`."""
+def recording(model: FakeModel, device: str, events: list[str]) -> PlacedModels:
+    """A model that adds its measurement and the preparation of a thread to `events`."""
 
     def measure(thoroughly: bool) -> Iterator[Measured | None]:
-        told.append(f"{device} {'thoroughly' if thoroughly else 'in short'}")
+        events.append(f"{device} {'thoroughly' if thoroughly else 'in short'}")
         yield None
         yield Measured(20, 0.5)
 
     (copy,) = on(device, model).models
-    copy = replace(copy, measure=measure, prepare_thread=lambda: told.append("prepared"))
+    copy = replace(copy, measure=measure, prepare_thread=lambda: events.append("prepared"))
     return PlacedModels((copy,), lambda: None)
 
 
 @in_skipped_time
 async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_removed() -> None:
-    default, model, told = FakeModel(), FakeModel(), list[str]()
+    default, model, events = FakeModel(), FakeModel(), list[str]()
     model.name = "further"
     async with VirtualPool(max_batch_sequences=3).started(on("cpu", default)) as pool:
         assert not pool.serves(model)
-        key = await pool.add(watched(model, "cpu", told), thoroughly=False)
-        assert (key, told) == (model, ["cpu in short"])
+        key = await pool.add(recording(model, "cpu", events), thoroughly=False)
+        assert (key, events) == (model, ["cpu in short"])
         assert pool.token_budgets(model) == {"cpu": 20}
         assert pool.token_budgets(default) == {"cpu": 10}
         pool.queue.put(asked := job(2, 2, 2, 2, model=model))
@@ -275,18 +275,18 @@ async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_
 
 
 @in_skipped_time
-async def test_a_device_for_further_models_alone_is_no_device_of_the_service() -> None:
-    default, model, told = FakeModel(), FakeModel(), list[str]()
+async def test_the_engine_stays_healthy_when_a_device_without_default_models_fails() -> None:
+    default, model, events = FakeModel(), FakeModel(), list[str]()
     async with VirtualPool().started(on("cpu", default)) as pool:
-        await pool.add(watched(model, "other", told), thoroughly=False)
-        assert told == ["prepared", "other thoroughly"], "nobody else waits there"
+        await pool.add(recording(model, "other", events), thoroughly=False)
+        assert events == ["prepared", "other thoroughly"], "no request waits for this device"
         model.failures.append(broken_memory())
         pool.queue.put(fails := job(2, model=model))
         waits = job(2, model=model)
         pool.queue.put(waits)
-        for each in (fails, waits):
+        for failed in (fails, waits):
             with pytest.raises(UnhealthyError):
-                await each.result()
+                await failed.result()
         assert (pool.failed, pool.failure) == (["other"], None)
         pool.queue.put(serves := job(2, model=default))
         await serves.result()
@@ -301,14 +301,14 @@ async def test_a_device_for_further_models_alone_is_no_device_of_the_service() -
 
 
 @in_skipped_time
-async def test_a_model_whose_first_forward_fails_leaves_nothing_behind() -> None:
+async def test_a_model_whose_measurement_fails_is_removed_from_all_devices() -> None:
     model = FakeModel()
 
     def measure(_thoroughly: bool) -> Iterator[Measured | None]:
         yield None
         raise MemoryError
 
-    (first,) = watched(model, "cpu", []).models
+    (first,) = recording(model, "cpu", []).models
     broken = replace(first, measure=measure)
     second = replace(broken, device=replace(first.device, name="other"))
     async with VirtualPool().started(on("cpu", FakeModel())) as pool:
@@ -319,7 +319,7 @@ async def test_a_model_whose_first_forward_fails_leaves_nothing_behind() -> None
 
 
 @in_skipped_time
-async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not() -> None:
+async def test_jobs_that_wait_for_stuck_devices_fail_until_a_device_returns() -> None:
     first, second = FakeModel(), FakeModel()
     models = on("first second", first, second)
     pool = VirtualPool(100.0, gpu_process_timeout=3)
@@ -349,7 +349,7 @@ async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not()
 
 
 @in_skipped_time
-async def test_one_stuck_device_of_two_fails_nobody_who_waits() -> None:
+async def test_no_waiting_job_fails_while_one_of_two_devices_is_stuck() -> None:
     first, second = FakeModel(), FakeModel()
     models = on("first second", first, second)
     async with VirtualPool(1.0, gpu_process_timeout=3).started(models) as pool:
@@ -363,7 +363,7 @@ async def test_one_stuck_device_of_two_fails_nobody_who_waits() -> None:
 
 
 @in_skipped_time
-async def test_a_pool_that_never_started_is_closed_too() -> None:
+async def test_a_pool_without_devices_can_be_closed() -> None:
     await VirtualPool().close(1)
     assert not VirtualPool().all_failed
     assert VirtualPool().estimate_retry_after(Purpose.EMBEDDING) == 1

@@ -1,4 +1,4 @@
-"""The device thread: in order, every call answered, replaced when it dies. And its errors."""
+"""The device thread: calls in order, preempting calls, replacement; and the errors of devices."""
 
 import asyncio
 import ctypes
@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from smart_embedder.devices.thread import DeviceThread, guarded
+from smart_embedder.devices.thread import DeviceThread, run_guarded
 from smart_embedder.errors import (
     DeviceCrashedError,
     DeviceFailedError,
@@ -31,15 +31,15 @@ async def thread():
         assert not left.is_alive()
 
 
-async def test_a_call_runs_on_the_thread_and_its_result_or_its_error_comes_back(thread) -> None:
+async def test_a_call_runs_on_the_thread_and_returns_its_result_or_raises_its_error(thread) -> None:
     assert await thread.run(lambda: threading.current_thread().name) == "device"
     with pytest.raises(ZeroDivisionError):
         await thread.run(lambda: 1 / 0)
     assert await thread.run(lambda: 7) == 7
 
 
-async def test_an_idle_thread_keeps_nothing_of_its_last_call(thread) -> None:
-    """What it held may be a model that is to be unloaded."""
+async def test_an_idle_thread_does_not_reference_its_last_call(thread) -> None:
+    """The call may reference a model that is to be unloaded."""
 
     class Held:
         pass
@@ -53,19 +53,19 @@ async def test_an_idle_thread_keeps_nothing_of_its_last_call(thread) -> None:
         await gone.wait()
 
 
-async def test_a_thread_that_ended_is_told_and_replaced_by_one_that_is_prepared_as_it_was() -> None:
+async def test_a_thread_that_ended_fails_its_calls_and_is_replaced_and_initialized() -> None:
     prepared: list[int] = []
     thread = DeviceThread("device", lambda: prepared.append(threading.get_ident()))
     with pytest.raises(InferenceError, match="device thread ended"):
         await thread.run(sys.exit)
     ident = await thread.run(threading.get_ident)
     assert prepared[1:] == [ident]
-    # One that is killed while it is idle, too.
+    # Kill an idle thread.
     victim = await thread.run(threading.current_thread)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(victim.ident), ctypes.py_object(SystemExit)
     )
-    # It dies as soon as it runs again: with this call in hand, or just after it.
+    # It dies as soon as it runs again: during this call, or just after it.
     with suppress(InferenceError):
         await thread.run(lambda: 7)
     victim.join(10)
@@ -75,12 +75,14 @@ async def test_a_thread_that_ended_is_told_and_replaced_by_one_that_is_prepared_
 
 
 async def pending(thread: DeviceThread, count: int) -> None:
-    """Wait until so many calls are under way or wait."""
+    """Wait until so many calls are running or waiting."""
     while len(thread._pending) < count:  # noqa: ASYNC110 - turns, not time
         await asyncio.sleep(0)
 
 
-async def test_a_call_that_preempts_runs_where_another_lets_it_in_and_only_one_deep(thread) -> None:
+async def test_a_preempting_call_runs_within_another_but_not_within_a_preempting_one(
+    thread,
+) -> None:
     order: list[str] = []
     waits = threading.Event()
 
@@ -96,13 +98,13 @@ async def test_a_call_that_preempts_runs_where_another_lets_it_in_and_only_one_d
     calls = [asyncio.create_task(thread.run(outer))]
     calls += [asyncio.create_task(thread.run(partial(inner, name), preempts=True)) for name in "ab"]
     await pending(thread, 3)
-    assert not run_preempting_call(), "no other thread runs them"
+    assert not run_preempting_call(), "another thread runs none"
     waits.set()
     await asyncio.gather(*calls)
     assert order == ["a", "outer", "b"]
 
 
-async def test_calls_that_were_to_preempt_end_with_their_thread() -> None:
+async def test_preempting_calls_fail_when_their_thread_ends() -> None:
     thread, waits = DeviceThread("device"), threading.Event()
 
     def ends() -> None:
@@ -116,11 +118,11 @@ async def test_calls_that_were_to_preempt_end_with_their_thread() -> None:
     for call in (held, preempting):
         with pytest.raises(InferenceError):
             await call
-    assert not await thread.run(run_preempting_call), "it was answered"
+    assert not await thread.run(run_preempting_call), "none is left"
     await thread.close(10)
 
 
-async def test_a_call_whose_caller_has_left_before_it_began_is_not_run() -> None:
+async def test_a_call_that_is_cancelled_before_it_begins_is_not_run() -> None:
     thread, waits, ran = DeviceThread("device"), threading.Event(), list[int]()
     held = asyncio.create_task(thread.run(waits.wait))
     left = asyncio.create_task(thread.run(lambda: ran.append(1)))
@@ -135,11 +137,11 @@ async def test_a_call_whose_caller_has_left_before_it_began_is_not_run() -> None
     assert not thread._pending
 
 
-# What an error of a device means: of one batch, of its memory, or of the device.
+# Errors of a batch, of the memory, and of the device.
 
 
 class VendorError(AcceleratorError):
-    """A subclass of it."""
+    """A subclass of PyTorch's error."""
 
 
 def named(name: str, message: str = "no") -> RuntimeError:
@@ -160,11 +162,10 @@ MEMORY = [
 OTHERS = [
     (RuntimeError("shapes do not match"), RuntimeError),
     (ValueError("out of memory"), ValueError),
-    # Wrong arguments and configurations, kernels that this GPU has not, what is not ready, not
-    # supported, or in the way of a capture.
+    # Wrong arguments or configurations, no kernel for this GPU, not ready, not supported, captures.
     *((AcceleratorError(code), AcceleratorError) for code in (1, 9, 98, 209, 222, 400, 600, 701)),
     *((AcceleratorError(code), AcceleratorError) for code in (720, 801, 900, 905, 908, 910, 912)),
-    # Reads outside the memory, traps, and whatever nobody has heard of.
+    # Reads outside the memory, traps, and unknown codes.
     *((AcceleratorError(code), DeviceCrashedError) for code in (2, 8, 10, 700, 899, 909, 913)),
     (AcceleratorError(214), DeviceFailedError),
     (VendorError(46), DeviceFailedError),
@@ -179,28 +180,26 @@ OTHERS = [
     [*((error, OutOfMemoryError) for error in MEMORY), *OTHERS],
     ids=lambda case: str(case)[-30:],
 )
-def test_an_error_is_that_of_its_batch_or_of_the_device_or_tells_of_memory_that_is_freed(
-    error, expected
-) -> None:
+def test_run_guarded_converts_errors_of_devices_and_frees_memory(error, expected) -> None:
     def call() -> None:
         raise error
 
     freed: list[str] = []
     with pytest.raises(expected) as raised:
-        guarded(call, lambda: freed.append("freed"))
+        run_guarded(call, lambda: freed.append("freed"))
     assert raised.type is expected
     is_memory = expected is OutOfMemoryError
     assert freed == ["freed"] * is_memory
     if is_memory or expected is DeviceFailedError:
         assert raised.value.retry_after == 30
     if is_memory:
-        told = raised.value.__cause__, raised.value.__context__
-        assert told == (None, None), "it keeps tensors alive"
+        chained = raised.value.__cause__, raised.value.__context__
+        assert chained == (None, None), "they would keep tensors alive"
     elif raised.value is not error:
         assert raised.value.__cause__ is error
 
 
-def test_what_succeeds_is_returned_and_frees_nothing() -> None:
+def test_run_guarded_returns_the_result_and_frees_no_memory() -> None:
     freed: list[str] = []
-    assert guarded(lambda: 7, lambda: freed.append("freed")) == 7
+    assert run_guarded(lambda: 7, lambda: freed.append("freed")) == 7
     assert freed == []

@@ -1,4 +1,4 @@
-"""A device in virtual time: its forwards take seconds that a test sets, and nobody waits."""
+"""A device in virtual time: a test sets the seconds of its forwards, and they pass at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from app.http_metrics import Metrics
 from smart_embedder.devices.executor import DeviceExecutor
-from smart_embedder.devices.forward_limits import ForwardLimit, Served, TokenBudget
+from smart_embedder.devices.forward_limits import ForwardLimit, ServedModel, TokenBudget
 from smart_embedder.scheduling.job import Job
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
@@ -18,7 +18,7 @@ from tests.support.skipped_time import now
 
 
 class VirtualThread:
-    """One call after the other; a call takes `seconds_of` it, and preempting ones go between."""
+    """Runs one call after the other, each for `seconds`; preempting calls run at once."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
@@ -39,11 +39,11 @@ class VirtualThread:
             await asyncio.sleep(self.seconds)
 
     async def close(self, seconds: float) -> None:
-        """It has no thread."""
+        """Do nothing, because there is no thread."""
 
 
 class VirtualDevice:
-    """An executor with its queue; as a GPU it computes one batch while the next is launched."""
+    """An executor with its queue; as a GPU it launches the next batch while it computes one."""
 
     def __init__(
         self,
@@ -61,11 +61,12 @@ class VirtualDevice:
         launching = VirtualThread(0.0 if gpu else seconds)
         collecting = VirtualThread(seconds) if gpu else None
         self.thread = collecting or launching
+        self.budgets = {model: TokenBudget(budget) for model in self.models}
         served = {
-            model: Served(model, TokenBudget(budget), seconds_per_token) for model in self.models
+            model: ServedModel(model, token_budget, seconds_per_token)
+            for model, token_budget in self.budgets.items()
         }
-        self.budgets = {model: each.budget for model, each in served.items()}
-        self.lost, self.freed = list[float](), list[int]()
+        self.unavailable, self.freed = list[float](), list[int]()
         self.executor = DeviceExecutor(
             "device",
             self.queue,
@@ -76,7 +77,7 @@ class VirtualDevice:
             free_memory=lambda: self.freed.append(len(self.models[0].batches)),
             models=served,
             batch_wait=batch_wait,
-            on_lost=lambda: self.lost.append(now()),
+            on_unavailable=lambda: self.unavailable.append(now()),
         )
 
     @asynccontextmanager
@@ -93,15 +94,15 @@ class VirtualDevice:
         return self.models[0]
 
     def put(self, *lengths: int, model: FakeModel | None = None, **options: Any) -> Job:
-        """A job of texts of so many tokens, for the first model if none is named."""
-        made = job(*lengths, model=model or self.model, **options)
-        self.queue.put(made)
-        return made
+        """Queue a job of texts with these lengths, for the first model by default."""
+        queued = job(*lengths, model=model or self.model, **options)
+        self.queue.put(queued)
+        return queued
 
     async def compute(self, *lengths: int, **options: Any) -> list[int]:
-        """The results of such a job, as numbers."""
+        """Queue a job and return its results as numbers."""
         return numbers(await self.put(*lengths, **options).result())
 
 
 def numbers(results: Sequence[Any]) -> list[int]:
-    return [int(np.asarray(each.dense)[0]) for each in results]
+    return [int(np.asarray(embedding.dense)[0]) for embedding in results]

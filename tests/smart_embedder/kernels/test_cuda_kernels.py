@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import smart_embedder
-from smart_embedder.devices.thread import guarded
+from smart_embedder.devices.thread import run_guarded
 from smart_embedder.errors import DeviceFailedError, OutOfMemoryError
 from smart_embedder.kernels import cuda as cuda_kernels
 from smart_embedder.kernels.backend import (
@@ -248,7 +248,7 @@ def test_a_launch_that_fails_raises_what_its_device_says(
     kernels._functions, kernels._types = {"gate": None}, {}
     kernels._driver = SimpleNamespace(cuLaunchKernel=lambda *_: (status,))
     with pytest.raises(error):
-        guarded(lambda: kernels.run("gate", 1, 32), lambda: None)
+        run_guarded(lambda: kernels.run("gate", 1, 32), lambda: None)
 
 
 def test_where_they_cannot_be_compiled_a_warning_says_why(monkeypatch) -> None:

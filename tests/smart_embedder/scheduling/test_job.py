@@ -148,7 +148,7 @@ class Lifetimes(RuleBasedStateMachine):
         assert self.queue.waiting_tokens == sum(arrived.waiting_tokens for arrived in waiting)
 
     def teardown(self) -> None:
-        """Complete all batches and check that every arrived has its own results or an error."""
+        """Complete all batches and check that every job has its own results or an error."""
         self.queue.close(UnhealthyError("the end"))
         for batch in self.batches:
             complete(batch)
