@@ -1,5 +1,5 @@
-"""Backends: the operations of a model's layers, by PyTorch, oneDNN, and kernels in C and CUDA.
+"""Backends that compute the operations of a model's layers: PyTorch, oneDNN, kernels in C and CUDA.
 
-The kernels in C are for Linux on x86-64 processors with AVX2 and on ARM with dot products. `build`
-builds them; elsewhere, and where they are not built, PyTorch's operators compute the same.
+The kernels in C run on Linux, on x86-64 processors with AVX2 and on ARM processors with dot
+products. `build` compiles them. Without them PyTorch's operators compute the same results.
 """

@@ -1,8 +1,8 @@
-"""Attention within the sequences of a packed batch: its signature, kernels, and the choice by name.
+"""Attention within the sequences of a packed batch: the interface, the kernels, choice by name.
 
-First on dense tensors, one block of equal lengths or of padded short sequences at a time; then by
-kernels that take sequences of any lengths; last what no kernel computes alone: attention in a
-window, where a kernel has none, and sequences that end in tokens that are not attended to.
+The file has three parts: attention on dense blocks, of sequences of equal length or of padded short
+ones; attention by kernels that take sequences of any lengths; and two cases that no kernel covers
+alone, a window that the kernel does not support and sequences that end in unattended tokens.
 """
 
 import importlib
@@ -20,27 +20,28 @@ from torch.nn import functional
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.packed_batch import LengthClass, PackedBatch, Padding
 
-# Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
+# Query [H, T, D], key and value [Hkv, T, D]. In a block: [N, H, L, D] and [N, Hkv, L, D].
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
-# (states, output, *, scale, mask): attention within a block of N sequences of L tokens. It fills
-# `output` [N, H, L, D]; `mask` [N, 1, 1, L] is added to the scores, None adds nothing.
+# (states, output, *, scale, mask): attention within a block of N sequences of L tokens. Fills
+# `output` [N, H, L, D]. `mask` [N, 1, 1, L] is added to the scores, unless it is None.
 BlockAttention = Callable[..., None]
 
 
 class Attention(Protocol):
     """Attention within each sequence of a packed batch.
 
-    One that takes `window`, too, lets a token attend to those less than `window` tokens away.
+    If an implementation also has an argument `window`, each token attends only to tokens that are
+    less than `window` tokens away.
     """
 
     def __call__(
         self, states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
     ) -> Tensor:
-        """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`; Hkv divides H."""
+        """Return `[T, H, D]` for query `[H, T, D]`, key and value `[Hkv, T, D]`; Hkv divides H."""
 
 
 def eager(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
-    """Pad every sequence to the longest; matmul, mask, softmax, matmul."""
+    """Pad every sequence to the longest one, then matmul, mask, softmax, matmul."""
     query, key, value = states
     group = query.shape[0] // key.shape[0]
     q = _pad_rows(query, packed).float()
@@ -58,26 +59,26 @@ def eager(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: b
 
 
 def _pad_rows(states: Tensor, packed: PackedBatch) -> Tensor:
-    """`[H, T, D]` to `[N, H, longest, D]`, zeros behind the shorter ones."""
+    """Turn `[H, T, D]` into `[N, H, longest, D]`, with zeros behind shorter sequences."""
     rows = torch.split(states.transpose(0, 1), packed.lengths)
     return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).transpose(1, 2)
 
 
 def sdpa(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
-    """Implement `Attention`, on every device."""
+    """Implement `Attention` with PyTorch's fused operator, on every device."""
     return _attend_in_blocks(partial(attend_by_sdpa, causal=causal), states, packed, scale=scale)
 
 
 def attend_by_sdpa(
     states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None, causal: bool
 ) -> None:
-    """Implement `BlockAttention` by PyTorch's operator."""
+    """Implement `BlockAttention` with PyTorch's fused operator."""
     query, key, value = states
     output[:] = functional.scaled_dot_product_attention(
         query,
         key,
         value,
-        # Padding is behind the tokens, where a causal query attends to nothing.
+        # A causal query never attends to padding, which comes after the tokens.
         attn_mask=None if causal else mask,
         is_causal=causal,
         scale=scale,
@@ -88,17 +89,20 @@ def attend_by_sdpa(
 def _attend_in_blocks(
     attend: BlockAttention, states: QueryKeyValue, packed: PackedBatch, *, scale: float
 ) -> Tensor:
-    """`[T, H, D]`: call `attend` for each block of `packed`; zeros for tokens that round T up."""
+    """Call `attend` for each block of `packed`; return `[T, H, D]`.
+
+    Rows of tokens that only round T up are zero.
+    """
     heads, tokens, _ = states[0].shape
     output = states[0].new_empty(tokens, heads, states[2].shape[2])
     for block in packed.blocks:
         if block.padding is None:
-            # Views of sequences of one length, [count, H, length, D].
+            # Views [count, H, length, D] of the sequences, which have one length.
             query, key, value, dense = (
-                each[:, block.start : block.stop]
-                .view(len(each), -1, block.length, each.shape[-1])
+                tensor[:, block.start : block.stop]
+                .view(len(tensor), -1, block.length, tensor.shape[-1])
                 .transpose(0, 1)
-                for each in (*states, output.transpose(0, 1))
+                for tensor in (*states, output.transpose(0, 1))
             )
             attend((query, key, value), dense, scale=scale, mask=None)
         else:
@@ -111,10 +115,10 @@ def _attend_in_blocks(
 def attend_padded(
     attend: BlockAttention, states: QueryKeyValue, padding: Padding, output: Tensor, *, scale: float
 ) -> None:
-    """Fill `output` `[tokens, H, D]`: call `attend` for copies that are padded and masked."""
+    """Call `attend` on padded, masked copies of the sequences; fill `output` `[tokens, H, D]`."""
     padded = []
-    for each in states:
-        slots = each.transpose(0, 1).index_select(0, padding.token_of_slot)
+    for tensor in states:
+        slots = tensor.transpose(0, 1).index_select(0, padding.token_of_slot)
         slots = slots.view(padding.count, padding.length, *slots.shape[1:])
         padded.append(slots.transpose(1, 2))
     query, key, value = padded
@@ -124,16 +128,16 @@ def attend_padded(
     torch.index_select(attended.flatten(0, 1), 0, padding.slots, out=output)
 
 
-# Scores held at once, 4 MiB of them: they stay in the cache.
+# Scores in memory at a time: 4 MiB, which stay in the cache.
 _MAX_SCORES = 2**21
-# Below this, as for a single query or a small model, PyTorch's one call is faster.
+# With fewer scores, as for a single query or a small model, one call of PyTorch's is faster.
 _FEW_SCORES = 2**16
-# Fewer queries at once would read all keys and values too often.
+# With fewer queries at a time, all keys and values would be read too often.
 _MIN_QUERIES = 256
 
 
 def matmul(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool) -> Tensor:
-    """Implement `Attention`; causal attention and grouped heads are left to PyTorch's operator."""
+    """Implement `Attention` with matrix products; leaves causal and grouped attention to `sdpa`."""
     if causal or len(states[0]) != len(states[1]):
         return sdpa(states, packed, scale=scale, causal=causal)
     return _attend_in_blocks(attend_by_matmul, states, packed, scale=scale)
@@ -142,7 +146,7 @@ def matmul(states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: 
 def attend_by_matmul(
     states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None
 ) -> None:
-    """Implement `BlockAttention` for attention that is not causal, without grouped heads."""
+    """Implement `BlockAttention` with matrix products, neither causal nor with grouped heads."""
     count, heads, length, _ = output.shape
     if count * heads * length * length < _FEW_SCORES:
         attend_by_sdpa(states, output, scale=scale, mask=mask, causal=False)
@@ -152,19 +156,19 @@ def attend_by_matmul(
         chosen = slice(start, start + sequences)
         # Contiguous: the products below are far slower on a view of the projection.
         query = (states[0][chosen] * scale).contiguous()
-        key, value = (each[chosen].contiguous() for each in states[1:])
-        at_once = max(1, min(heads, _MAX_SCORES // (len(query) * _MIN_QUERIES * length)))
-        rows = max(1, _MAX_SCORES // (len(query) * at_once * length))
-        for head, row in product(range(0, heads, at_once), range(0, length, rows)):
-            some, block = slice(head, head + at_once), slice(row, row + rows)
-            scores = _multiply(query[:, some, block], key[:, some].transpose(-1, -2))
+        key, value = (tensor[chosen].contiguous() for tensor in states[1:])
+        num_heads = max(1, min(heads, _MAX_SCORES // (len(query) * _MIN_QUERIES * length)))
+        num_rows = max(1, _MAX_SCORES // (len(query) * num_heads * length))
+        for head, row in product(range(0, heads, num_heads), range(0, length, num_rows)):
+            group, rows = slice(head, head + num_heads), slice(row, row + num_rows)
+            scores = _multiply(query[:, group, rows], key[:, group].transpose(-1, -2))
             if mask is not None:
                 scores += mask[chosen]
-            output[chosen, some, block] = _multiply(scores.softmax(dim=-1), value[:, some])
+            output[chosen, group, rows] = _multiply(scores.softmax(dim=-1), value[:, group])
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` for `[N, H, ...]`; `@` itself would copy the keys of a long text."""
+    """Compute `left @ right` for `[N, H, ...]`; `@` itself would copy the keys of a long text."""
     product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
     return product.view(*left.shape[:2], *product.shape[1:])
 
@@ -176,36 +180,39 @@ FLASH_MODULES = {
 
 
 def load_attention(name: str) -> Attention:
-    """The attention `name`, but `native`; raises `StartupError` if its package is missing."""
+    """Return the attention that ATTENTION names, except `native`, which needs a library.
+
+    Raises `StartupError` if its package is missing.
+    """
     if name in FLASH_MODULES:
         module, package = FLASH_MODULES[name]
         try:
             kernel = importlib.import_module(module).flash_attn_varlen_func
-        # Built for another PyTorch, it lacks symbols.
+        # A package that was built for another PyTorch lacks symbols.
         except (ImportError, OSError, AttributeError) as error:
             raise StartupError(
-                f"ATTENTION={name} needs {package}, which is not installed or not for this "
-                f"PyTorch: {error}"
+                f"ATTENTION={name} needs {package}, which is not installed or was built for "
+                f"another PyTorch: {error}"
             ) from error
         return partial(_flash_attention, kernel)
     if name == "native":
         raise StartupError(
-            "ATTENTION=native needs the kernels, which are not built, or not for this processor: "
-            "python -m smart_embedder.kernels.build builds them"
+            "ATTENTION=native needs the kernels in C, which are not built, or do not run on this "
+            "processor; build them with python -m smart_embedder.kernels.build"
         )
     known: dict[str, Attention] = {"varlen": varlen, "sdpa": sdpa, "matmul": matmul, "eager": eager}
     return known[name]
 
 
 def has_flash_attention(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `device` has FlashAttention's kernels for `dtype`: NVIDIA's Ampere or newer."""
+    """Whether FlashAttention's kernels run on `device` in `dtype`: NVIDIA's Ampere or newer."""
     if device.type != "cuda" or dtype not in {torch.float16, torch.bfloat16}:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def require_attention_support(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `StartupError` where the attention `name` cannot run on `device` in `dtype`."""
+    """Raise `StartupError` if the attention `name` cannot run on `device` in `dtype`."""
     if name in {"varlen", *FLASH_MODULES}:
         runs = has_flash_attention(device, dtype)
         needed = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
@@ -232,8 +239,8 @@ def _flash_attention(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """Attention by a kernel with the arguments of `flash_attn_varlen_func`."""
-    # How many tokens before and after its own a token attends to; -1 is all of them.
+    """Implement `Attention` with a kernel that has the arguments of `flash_attn_varlen_func`."""
+    # The number of tokens before and after its own that a token attends to; -1 means all.
     reach = (-1, -1) if window is None else (window - 1, 0 if causal else window - 1)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
@@ -242,7 +249,7 @@ def _flash_attention(
             query, key, value, bounds, bounds, longest, longest,
             softmax_scale=scale, causal=causal, window_size=reach,
         )  # fmt: skip
-        # FlashAttention 3 returns the log-sum-exp with it.
+        # FlashAttention 3 also returns the log-sum-exp.
         return output[0] if isinstance(output, tuple) else output
 
     return attend_by_length(attend, states, packed)
@@ -254,9 +261,9 @@ def _varlen_kernel(
     causal: bool,
     window_size: tuple[int, int],
 ) -> Tensor:
-    """The kernel of `torch.nn.attention.varlen`.
+    """Call the kernel of `torch.nn.attention.varlen` directly.
 
-    Not by that module, which fills a tensor with zeros at every call and takes a second to import.
+    That module takes a second to import, and fills a tensor with zeros at every call.
     """
     left, right = window_size
     output: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
@@ -274,11 +281,11 @@ def attend_by_length(
     states: QueryKeyValue,
     packed: PackedBatch,
 ) -> Tensor:
-    """`[T, H, D]`: call `attend` for each length class, with its tokens `[tokens, H, D]`.
+    """Call `attend` for each length class, with its tokens `[tokens, H, D]`; return `[T, H, D]`.
 
-    Query, key and value in `states` are `[H, T, D]`; nothing is copied.
+    Query, key and value in `states` are `[H, T, D]`. `attend` gets views of them.
     """
-    query, key, value = (each.transpose(0, 1) for each in states)
+    query, key, value = (tensor.transpose(0, 1) for tensor in states)
     outputs = []
     for sequences in packed.length_classes:
         tokens = slice(sequences.start, sequences.stop)
@@ -286,22 +293,22 @@ def attend_by_length(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-# As `CustomMaskType` in PyTorch's kernel.
+# Values of `CustomMaskType` in PyTorch's kernel.
 _NO_MASK, _CAUSAL = 0, 1
 
 
 def memory_efficient(
     states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
-    """Implement `Attention`.
+    """Implement `Attention` with PyTorch's memory-efficient kernel.
 
-    `scaled_dot_product_attention` calls the same kernel; called directly it takes sequences of any
-    lengths at once. It has no grouped heads, so these are copied.
+    `scaled_dot_product_attention` calls this kernel, too. Called directly, it takes sequences of
+    different lengths in one call. It does not support grouped heads, so keys and values are copied.
     """
     query, key, value = states
     group = len(query) // len(key)
     if group > 1:
-        key, value = (each.repeat_interleave(group, dim=0) for each in (key, value))
+        key, value = (tensor.repeat_interleave(group, dim=0) for tensor in (key, value))
 
     def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
         bounds, longest = sequences.bounds, sequences.longest
@@ -315,27 +322,28 @@ def memory_efficient(
 
 
 def has_window(attend: Attention) -> bool:
-    """Whether a kernel computes attention in a window itself."""
+    """Whether an implementation of `Attention` supports a window itself."""
     return "window" in signature(attend).parameters
 
 
 class PackedAttention:
-    """Attention in each sequence of `packed`; `attend` is for those no longer than the window."""
+    """Attention in each sequence of `packed` by `attend`, with a window for some layers."""
 
     def __init__(self, attend: Attention, packed: PackedBatch) -> None:
         self._attend: Callable[..., Tensor] = attend
         self.packed = packed
-        # Once for all layers of a forward.
+        # Read once for all layers of a forward.
         self._has_window = has_window(attend)
         self._short_sequences: dict[int, PackedBatch] = {}
 
     def __call__(
         self, states: QueryKeyValue, *, scale: float, causal: bool, window: int | None
     ) -> Tensor:
-        """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`.
+        """Return `[T, H, D]` for query `[H, T, D]`, key and value `[Hkv, T, D]`.
 
-        A token attends to those less than `window` tokens away. Partly attended sequences are
-        never longer than the window.
+        A token attends to tokens less than `window` tokens away. If `attend` does not support a
+        window, it computes the sequences that fit one, and PyTorch's operator the longer ones.
+        Sequences with unattended tokens always fit.
         """
         packed, attend = self.packed, partial(self._attend, scale=scale, causal=causal)
         if window is not None and self._has_window:
@@ -344,15 +352,15 @@ class PackedAttention:
             return attend(states, packed)
         short = self._select_short_sequences(window)
         borders = [0, *packed.offsets[len(short.unpack_order) :].tolist()]
-        first, *others = (
-            tuple(each[:, start:stop] for each in states) for start, stop in pairwise(borders)
+        short_states, *long_sequences = (
+            tuple(tensor[:, start:stop] for tensor in states) for start, stop in pairwise(borders)
         )
-        attended = [attend(first, short)] if short.tokens else []
+        attended = [attend(short_states, short)] if short.tokens else []
         windowed = partial(_attend_in_window, scale=scale, causal=causal, window=window)
-        return torch.cat([*attended, *(windowed(*one) for one in others)])
+        return torch.cat([*attended, *(windowed(*sequence) for sequence in long_sequences)])
 
     def _select_short_sequences(self, window: int) -> PackedBatch:
-        """The sequences no longer than the window, as a batch; perhaps none."""
+        """Return the sequences no longer than the window as a batch, which may be empty."""
         if window not in self._short_sequences:
             packed = self.packed
             count = int(np.argmax(np.diff(packed.offsets) > window))
@@ -368,14 +376,17 @@ class PackedAttention:
         return self._short_sequences[window]
 
 
-# Queries at a time, of a sequence that is longer than the window.
+# The number of queries that `_attend_in_window` computes at a time.
 _WINDOW_BLOCK = 256
 
 
 def _attend_in_window(
     query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool, window: int
 ) -> Tensor:
-    """`[L, H, D]` of one sequence's query `[H, L, D]`, key and value `[Hkv, L, D]`, in blocks."""
+    """Compute one sequence, longer than the window, in blocks of queries; return `[L, H, D]`.
+
+    The query is `[H, L, D]`, key and value are `[Hkv, L, D]`.
+    """
     length = query.shape[1]
     position = torch.arange(length, device=query.device)
     blocks = []
@@ -399,9 +410,12 @@ def _attend_in_window(
 
 
 def exclude_unattended(attend: Attention) -> Attention:
-    """`attend`, which computes sequences with unattended tokens padded and masked."""
+    """Wrap `attend` so that no token attends to tokens that are marked as unattended.
 
-    # `wraps` shows the signature of `attend`, which tells whether it takes a window.
+    Sequences with such tokens are computed again, padded and masked.
+    """
+
+    # `wraps` keeps the signature of `attend`, which `has_window` reads.
     @wraps(attend)
     def excluding(
         states: QueryKeyValue, packed: PackedBatch, *, scale: float, causal: bool, **window: Any
@@ -419,7 +433,7 @@ def exclude_unattended(attend: Attention) -> Attention:
 
 
 def _attend_causally(states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor) -> None:
-    """Implement `BlockAttention` causally, which PyTorch's operator does not beside a mask."""
+    """Implement `BlockAttention` causally: PyTorch's operator takes a mask or `is_causal`."""
     length = output.shape[2]
     later = torch.full((length, length), -torch.inf, dtype=output.dtype, device=output.device)
     attend_by_sdpa(states, output, scale=scale, mask=mask + later.triu(1), causal=False)

@@ -1,11 +1,11 @@
-"""Build the kernels where the processor can run them: `python -m smart_embedder.kernels.build`.
+"""Build the kernels if the processor can run them: `python -m smart_embedder.kernels.build`.
 
-The compiler is a package from the index, fetched for the build and removed again, so that the
+The build downloads a pinned compiler from the package index and removes it afterwards, so that the
 library is the same wherever it is built. `--anywhere` ignores the processor, for images that run on
 another machine. `--machine aarch64` builds for another architecture.
 
-The exit status is 0 if the library is there or of no use, and 1, with a sentence, if it cannot be
-built: the service runs without it, but slower.
+The exit status is 0 if the library exists or cannot be used here. It is 1, with a message, if the
+build fails: the service then runs without the library, but slower.
 """
 
 import ctypes
@@ -28,10 +28,11 @@ MAX_INT8_IN_PAIRS = 63
 
 @dataclass(frozen=True, slots=True)
 class InstructionSet:
-    """One that the kernels are compiled for; `name` ends the names of its functions.
+    """A set of instructions that the kernels are compiled for.
 
-    `processor` is the compiler's name of the least that has it. `needs` are its features by Linux's
-    names, on x86-64 also PyTorch's. `tile` is as TILE in tile.h, `matrix_rows` as in vector.h.
+    `name` is the suffix of its functions' names. `processor` is the compiler's name of the smallest
+    processor that has the instructions. `needs` lists the features by Linux's names, which on
+    x86-64 are also PyTorch's. `tile` is TILE in tile.h, `matrix_rows` is MATRIX_ROWS in vector.h.
     `int8_weight_limit` is the largest absolute value that an 8-bit weight may have.
     """
 
@@ -45,10 +46,11 @@ class InstructionSet:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Processors that one library of kernels is for.
+    """An architecture, for which one library of kernels is built.
 
-    `machine` is Linux's name of them. `target` is the compiler's, with the C library of PyTorch's
-    own builds or any newer one, and `flags` are for it. Of `sets` the fastest come first.
+    `machine` is Linux's name of it. `target` is the compiler's name, with the version of the C
+    library that PyTorch's builds need, and `flags` are further flags of the compiler. `sets` lists
+    the instruction sets, the fastest first.
     """
 
     machine: str
@@ -57,8 +59,10 @@ class Architecture:
     sets: tuple[InstructionSet, ...]
 
     def runnable(self, features: Container[str]) -> Iterator[InstructionSet]:
-        """The sets that a processor with `features` runs, the fastest first."""
-        return (each for each in self.sets if all(name in features for name in each.needs))
+        """Yield the sets that a processor with `features` runs, the fastest first."""
+        for instructions in self.sets:
+            if all(name in features for name in instructions.needs):
+                yield instructions
 
 
 X86_64 = Architecture(
@@ -92,44 +96,45 @@ AARCH64 = Architecture(
         InstructionSet("neon_dot", "generic+v8_2a+dotprod", ("asimddp",), tile=16),
     ),
 )
-ARCHITECTURES = {each.machine: each for each in (X86_64, AARCH64)}
-# Where Linux tells a process what the processor has (asm/hwcap.h): a vector of bits, and a bit.
+ARCHITECTURES = {architecture.machine: architecture for architecture in (X86_64, AARCH64)}
+# Linux's bits for features of ARM processors (asm/hwcap.h): the vector of bits, and the bit.
 _HWCAP, _HWCAP2 = 16, 26
 _ARM_FEATURES = {"asimddp": (_HWCAP, 20), "i8mm": (_HWCAP2, 13), "bf16": (_HWCAP2, 14)}
 
 
 def current_architecture() -> Architecture:
-    """The architecture of this machine; x86-64 for an unknown one, where no set is runnable."""
+    """Return this machine's architecture; X86_64 for an unknown one, where no set is runnable."""
     return ARCHITECTURES.get(platform.machine(), X86_64)
 
 
 def arm_features() -> set[str]:
-    """The features of this Linux machine's 64-bit ARM processor that kernels may need."""
-    read = ctypes.CDLL(None).getauxval
-    read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
-    return {name for name, (vector, bit) in _ARM_FEATURES.items() if read(vector) >> bit & 1}
+    """Return the features of this 64-bit ARM processor that kernels may need; on Linux alone."""
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return {name for name, (vector, bit) in _ARM_FEATURES.items() if getauxval(vector) >> bit & 1}
 
 
 FOLDER = Path(__file__).parent / "csrc"
 _COMPILE = (
     *("-std=c17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC"),
-    # Sums may be computed in any order; what is not a number stays that.
+    # The compiler may change the order of sums. NaN stays NaN.
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
     "-freciprocal-math",
 )
 _CHECKED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 _STRIP = "-s"
 _LINK = ("-shared", _STRIP, "-lm", "-lpthread")
-# The other sources are compiled once for each set of instructions.
+# This source is compiled once, the others once for each set of instructions.
 _SHARED_SOURCE = "threads.c"
 COMPILER = FOLDER.parent / "requirements-kernels.txt"
 _SECONDS = 600
 
 
 def library_path(architecture: Architecture | None = None) -> Path:
-    """The path of the library of the present sources; by default for this machine.
+    """Return the path of the library, by default for this machine.
 
-    A library of other sources, whose functions may have other arguments, has another name.
+    Its name has a hash of the sources and flags, so that a library of older sources, whose
+    functions may have other arguments, is never loaded.
     """
     flags = (*_COMPILE, *_LINK, str(architecture or current_architecture()))
     digest = hashlib.sha256(" ".join(flags).encode())
@@ -139,10 +144,10 @@ def library_path(architecture: Architecture | None = None) -> Path:
 
 
 def main(argv: list[str]) -> int:
-    """Build what is missing."""
+    """Build the library if it is missing; return the exit status."""
     parser = ArgumentParser(prog="python -m smart_embedder.kernels.build")
-    parser.add_argument("--anywhere", action="store_true", help="whatever the processor is")
-    parser.add_argument("--machine", choices=ARCHITECTURES, help="for another machine than this")
+    parser.add_argument("--anywhere", action="store_true", help="ignore this machine's processor")
+    parser.add_argument("--machine", choices=ARCHITECTURES, help="build for this architecture")
     arguments = parser.parse_args(argv)
     architecture = ARCHITECTURES.get(arguments.machine, current_architecture())
     needed = arguments.machine or can_run_kernels(anywhere=arguments.anywhere)
@@ -162,7 +167,7 @@ def main(argv: list[str]) -> int:
 
 
 def can_run_kernels(*, anywhere: bool = False) -> bool:
-    """Whether this is Linux (with glibc, as PyTorch is) on a processor that fits."""
+    """Whether this is Linux with glibc, which PyTorch needs, on a processor that runs a set."""
     architecture = current_architecture()
     if platform.libc_ver()[0] != "glibc" or platform.machine() != architecture.machine:
         return False
@@ -177,10 +182,10 @@ def can_run_kernels(*, anywhere: bool = False) -> bool:
 
 
 class Compiler:
-    """The package ziglang in `package`; what it writes goes to `folder`.
+    """The compiler of the package ziglang, installed in `package`, which writes to `folder`.
 
-    With `checks`, which are flags of sanitizers, what it makes stops at the first error and knows
-    its lines. No path of the service has any: see scripts/check_sanitizers.sh.
+    `checks` are flags of sanitizers, for scripts/check_sanitizers.sh alone: the compiled code stops
+    at the first error and names its line.
     """
 
     def __init__(
@@ -198,20 +203,23 @@ class Compiler:
         self._environment = {**os.environ, "PYTHONPATH": str(package), **caches}
 
     def fetch(self) -> None:
-        """Get the package from the index."""
+        """Install the package from the index."""
         quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
         safe = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
         what = ["--target", str(self._package), "--requirement", str(COMPILER)]
         _run([sys.executable, "-m", "pip", "install", *quiet, *safe, *what], os.environ)
 
     def compile_kernels(self) -> list[str]:
-        """Object files of all sources, each once for every set of instructions."""
+        """Compile each source for every set of instructions; return the object files."""
         sets = self.architecture.sets
         commands: dict[str, list[str]] = {}
         for source in sorted(FOLDER.glob("*.c")):
-            for each in sets[-1:] if source.name == _SHARED_SOURCE else sets:
-                output = str(self._folder / f"{source.stem}-{each.name}.o")
-                target = [f"-mcpu={each.processor}", f"-DINSTRUCTIONS={each.name}"]
+            for instructions in sets[-1:] if source.name == _SHARED_SOURCE else sets:
+                output = str(self._folder / f"{source.stem}-{instructions.name}.o")
+                target = [
+                    f"-mcpu={instructions.processor}",
+                    f"-DINSTRUCTIONS={instructions.name}",
+                ]
                 flags = [*self.architecture.flags, *target, *_COMPILE, *self.checks]
                 commands[output] = [*flags, "-c", str(source), "-o", output]
         with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -227,14 +235,14 @@ class Compiler:
 
 
 def make_library(compiler: Compiler) -> None:
-    """Compile, and put the library in the place of older ones."""
+    """Compile and link the library, and remove libraries of older sources."""
     objects = compiler.compile_kernels()
     library = library_path(compiler.architecture)
-    # Beside its place, so that it comes there in one step.
+    # Linked under another name in the same folder, then renamed: no process loads half a library.
     temporary = library.with_suffix(f".{os.getpid()}")
     try:
         link: tuple[str, ...] = _LINK
-        if compiler.checks:  # Whoever loads it brings the functions that these call.
+        if compiler.checks:  # The process that loads the library has the sanitizers' functions.
             link = (*(flag for flag in _LINK if flag != _STRIP), "-Wl,-z,undefs")
         compiler.run(*link, *objects, "-o", str(temporary))
         temporary.replace(library)
@@ -251,9 +259,9 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
 
 
 def explain_error(error: subprocess.SubprocessError | OSError) -> str:
-    """The last line of the failed program's output, or why it could not run."""
-    said = str(getattr(error, "stderr", None) or error).strip()
-    return said.splitlines()[-1] if said else type(error).__name__
+    """Return the last line of the failed program's output, or the reason why it did not run."""
+    output = str(getattr(error, "stderr", None) or error).strip()
+    return output.splitlines()[-1] if output else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The operations on NVIDIA GPUs: attention over packed sequences, and kernels in CUDA.
 
-The kernels are compiled at the start, for the GPU and one dtype; where they cannot be, PyTorch's
-operators compute the same.
+The kernels are compiled at the start, for the GPU and one dtype. If that fails, PyTorch's operators
+compute the same results.
 """
 
 import ctypes
@@ -41,28 +41,29 @@ from smart_embedder.kernels.backend import (
 
 log = structlog.get_logger(__name__)
 
-# The name of the operations by PyTorch's own operators for these GPUs.
+# The name of the implementations by PyTorch's operators for NVIDIA GPUs.
 CUDA = "cuda"
 SOURCE = Path(__file__).parent / "csrc" / "row_ops.cu"
-# Those that are operations of a backend, and the kernel that is a part of one.
+# The kernels that are operations of a backend; `gelu` is a part of one.
 _OPERATIONS = ("embed", "add_norm", "rms_norm", "rotary", "gate", "unit_rows", "float8_rows")
 NAMES = (*_OPERATIONS, "gelu")
 _MACROS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32"}
-# As in row_ops.cu: a thread holds so many numbers, and a block has at most 1,024 threads.
+# As in row_ops.cu: a thread loads this many numbers at once, and holds that many times as many in
+# `float8_rows`; a block has at most 1,024 threads.
 _VECTOR_WIDTH = 8
-_TIMES = 4  # in `float8_rows`
+_FLOAT8_VECTORS = 4
 _WARP = 32
 _MAX_WIDTH = 8192
 _MAX_WARPS = 32
 _GATE_THREADS = 256
 _ALIGNMENT = 16
-# The major number of its compute capability.
+# The major number of Hopper's compute capability.
 _HOPPER = 9
 
 
 def cuda_backend(device: torch.device, dtype: torch.dtype) -> Backend:
-    """PyTorch's operators, attention over packed sequences, and products with their residual."""
-    # Of large sums in half precision the last bits would depend on how cuBLAS divides the work.
+    """Make the backend of PyTorch's operators for NVIDIA GPUs, with attention over packed rows."""
+    # Otherwise the last bits of large sums in half precision depend on how cuBLAS divides the work.
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     backend = torch_backend().prefer(CUDA, add_linear=_add_linear, float8_product=_float8_product)
@@ -75,10 +76,10 @@ def cuda_backend(device: torch.device, dtype: torch.dtype) -> Backend:
 
 
 def _with_hopper_attention(backend: Backend) -> Backend:
-    """With FlashAttention 3 as the first to be proven, where its package is installed.
+    """Prefer FlashAttention 3 if its package is installed.
 
-    By the package itself: `torch.nn.attention.activate_flash_attention_impl` would put the same
-    kernel in the place of PyTorch's for the whole process, so that none could be compared.
+    The package is called directly: `torch.nn.attention.activate_flash_attention_impl` would replace
+    PyTorch's kernel in the whole process, and the two could not be compared any more.
     """
     name = "flash_attention_3"
     if find_spec(FLASH_MODULES[name][0]) is None:
@@ -97,7 +98,7 @@ def _with_hopper_attention(backend: Backend) -> Backend:
 
 
 def _add_linear(layer: nn.Linear) -> AddLinear:
-    """The product is added to its residual as it is computed."""
+    """Implement `Backend.add_linear`; adds the residual within the product."""
     if layer.bias is not None:
         return make_add_linear(linear)(layer)
     weight = layer.weight.detach().t()
@@ -107,24 +108,27 @@ def _add_linear(layer: nn.Linear) -> AddLinear:
 def _float8_product(
     rows: Float8Rows, weights: Float8Rows, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """By the tensor cores, whose sums are less exact by far than the numbers are rounded."""
-    (values, scales), (columns, others) = rows, weights
+    """Implement `Backend.float8_product` with the tensor cores.
+
+    Fast accumulation is less exact than float32, but its error is far below that of the rounding.
+    """
+    (values, scales), (weight, weight_scales) = rows, weights
     product: Tensor = torch._scaled_mm(  # noqa: SLF001
-        values, columns.t(), scales, others.t(), bias, out_dtype=dtype, use_fast_accum=True
+        values, weight.t(), scales, weight_scales.t(), bias, out_dtype=dtype, use_fast_accum=True
     )
     return product
 
 
 def fused_backend(kernels: "CudaKernels", dtype: torch.dtype, otherwise: Backend) -> Backend:
-    """The operations between two matrix products, each in one pass, in front of `otherwise`."""
+    """Put the operations between two matrix products, one kernel each, in front of `otherwise`."""
     fused = _FusedOperations(kernels, dtype, otherwise)
     backend = otherwise.prefer("fused", **{name: getattr(fused, name) for name in _OPERATIONS})
-    # In float32 that of the kernel would not be exact enough.
+    # The kernel's GELU is not exact enough for float32.
     return backend if dtype is torch.float32 else backend.prefer("fused", linear=fused.linear)
 
 
 class _FusedOperations:
-    """Those of `Backend`, with sums in float32; `otherwise` has what a kernel does not take."""
+    """Operations of `Backend` with sums in float32; `otherwise` computes shapes no kernel takes."""
 
     def __init__(self, kernels: "CudaKernels", dtype: torch.dtype, otherwise: Backend) -> None:
         self._kernels = kernels
@@ -132,7 +136,7 @@ class _FusedOperations:
         self._otherwise = otherwise
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
-        """GELU in four fifths of the time of PyTorch's, which is bound by its arithmetic."""
+        """Compute GELU in four fifths of the time of PyTorch's, which arithmetic limits."""
         if activation != "gelu":
             return self._otherwise.linear(layers, activation)
         multiply = self._otherwise.linear(layers)
@@ -151,7 +155,7 @@ class _FusedOperations:
     def embed(
         self, indices: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
     ) -> Tensor:
-        """Where a table has no such row, the row is NaN."""
+        """An index that a table does not have gives a row of NaN."""
         if not _can_fuse(*tables, norm.weight, norm.bias):
             return self._otherwise.embed(indices, tables, norm)
         (first, second), (tokens, positions) = indices, tables
@@ -209,7 +213,7 @@ class _FusedOperations:
     def unit_rows(
         self, states: Tensor, dtype: torch.dtype, indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        # The mean of states, which is float32, has another type than the kernels are compiled for.
+        # The mean of states is float32, and the kernels are compiled for the model's dtype.
         if states.dtype is not self._dtype or not _can_fuse(states):
             return self._otherwise.unit_rows(states, dtype, indices)
         rows, width = len(states if indices is None else indices), states.shape[1]
@@ -229,21 +233,22 @@ class _FusedOperations:
         output = torch.empty_like(states, dtype=torch.float8_e4m3fn)
         scales = states.new_empty(rows, 1, dtype=torch.float32)
         self._kernels.run(
-            "float8_rows", rows, _count_threads(-(-width // _TIMES)),
+            "float8_rows", rows, _count_threads(-(-width // _FLOAT8_VECTORS)),
             states, output, scales, int(activation is not None), width,
         )  # fmt: skip
         return output, scales
 
 
 def _can_fuse(states: Tensor, *others: Tensor) -> bool:
+    """Whether the kernels take rows like `states` `[T, width]`, and the other tensors."""
     width = states.shape[1]
     fits = len(states) > 0 and width % _VECTOR_WIDTH == 0 and width <= _MAX_WIDTH
-    every = states, *others
-    return fits and all(each.dtype is states.dtype and _is_aligned(each) for each in every)
+    tensors = states, *others
+    return fits and all(tensor.dtype is states.dtype and _is_aligned(tensor) for tensor in tensors)
 
 
 def _is_aligned(tensor: Tensor) -> bool:
-    """Whether its rows begin where a thread can read eight numbers at once."""
+    """Whether a tensor has no gaps and starts where a thread can load eight numbers at once."""
     offset = tensor.storage_offset() * tensor.element_size()
     return tensor.is_contiguous() and offset % _ALIGNMENT == 0
 
@@ -253,24 +258,24 @@ def _count_threads(width: int) -> int:
 
 
 class LongLong(int):
-    """A number that a kernel takes as `long long`."""
+    """An integer that is passed to a kernel as `long long`."""
 
 
 class CudaKernels:
-    """The kernels for numbers of one type; raises `RuntimeError` where they cannot be compiled."""
+    """The kernels for one dtype on one GPU; raises `RuntimeError` if they cannot be compiled."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         from cuda.bindings import driver  # noqa: PLC0415 - only builds for CUDA have it
 
         self._device = device
         self._driver = driver
-        # Of each kernel's arguments: they have the same ones at every call.
+        # The types of each kernel's arguments, which are the same at every call.
         self._types: dict[str, tuple[Any, ...]] = {}
         binary = compile_cuda(torch.cuda.get_device_capability(device), dtype)
         with torch.cuda.device(device):
             self._index = torch.cuda.current_device()
-            # Makes the device's context the current one of this thread, as no allocation does
-            # that PyTorch serves from memory that it has.
+            # Makes the device's context current in this thread; an allocation that PyTorch serves
+            # from its cache does not.
             torch.cuda.current_stream(device).synchronize()
             (module,) = _check_status(driver.cuModuleLoadData(binary))
             self._functions = {
@@ -281,13 +286,14 @@ class CudaKernels:
     def run(self, name: str, blocks: int, threads: int, *arguments: Tensor | float | None) -> None:
         """Launch a kernel on the current stream; None is a null pointer."""
         values = tuple(
-            each.data_ptr() if isinstance(each, Tensor) else each or 0 for each in arguments
+            argument.data_ptr() if isinstance(argument, Tensor) else argument or 0
+            for argument in arguments
         )
         types = self._types.get(name)
         if types is None:
-            types = self._types[name] = tuple(_type_of(each) for each in arguments)
+            types = self._types[name] = tuple(map(_type_of, arguments))
         device = torch.cuda.current_device()
-        # To change it and back takes as long as all the rest.
+        # Changing the device and back takes as long as all the rest.
         guard = nullcontext() if device == self._index else torch.cuda.device(self._index)
         with guard:
             stream = torch._C._cuda_getCurrentRawStream(self._index)  # noqa: SLF001
@@ -295,7 +301,7 @@ class CudaKernels:
                 self._functions[name], blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0
             )
             if launched[0] != 0:
-                # Raises PyTorch's own error if the device has failed for good.
+                # Raises PyTorch's error if the device has failed for good.
                 torch.cuda.synchronize(self._device)
             _check_status(launched)
 
@@ -310,7 +316,7 @@ def _type_of(argument: Tensor | float | None) -> Any:
 
 @cache
 def load_kernels(device: torch.device, dtype: torch.dtype) -> CudaKernels | None:
-    """The kernels; None, with a warning, if they cannot be compiled."""
+    """Compile and load the kernels; log a warning and return None if that fails."""
     try:
         return CudaKernels(device, dtype)
     except (ImportError, OSError, RuntimeError) as error:
@@ -319,7 +325,7 @@ def load_kernels(device: torch.device, dtype: torch.dtype) -> CudaKernels | None
 
 
 def compile_cuda(capability: tuple[int, int], dtype: torch.dtype) -> bytes:
-    """Machine code for GPUs of a compute capability."""
+    """Compile the kernels to machine code for GPUs of a compute capability."""
     from cuda.bindings import nvrtc  # noqa: PLC0415 - only builds for CUDA have it
 
     major, minor = capability
@@ -338,8 +344,8 @@ def compile_cuda(capability: tuple[int, int], dtype: torch.dtype) -> bytes:
 
 
 def _check_status(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The results of a call of CUDA, without its status."""
+    """Return the results of a call of CUDA; raises `RuntimeError` if its status is an error."""
     status, *values = result
     if status != 0:
-        raise RuntimeError(f"CUDA says {status.name}")
+        raise RuntimeError(f"CUDA returned {status.name}")
     return tuple(values)

@@ -1,8 +1,9 @@
-"""The operations on a CPU by the kernels in C, in float32 or bfloat16; sums in float32.
+"""The operations on a CPU by the kernels in C, in float32 or bfloat16, with sums in float32.
 
-In bfloat16 they multiply as fast as oneDNN, which compiles anew for each number of rows; of few
-rows, as a query has, they take three quarters to nine tenths of its time. With AMX, for which there
-is no kernel, oneDNN multiplies. Each operation between two products is one pass over the memory.
+In bfloat16 they multiply as fast as oneDNN, and do not have to compile for each number of rows. For
+few rows, as a query has, they take three quarters to nine tenths of oneDNN's time. There is no
+kernel for AMX, where oneDNN multiplies. Each operation between two products is one pass over the
+memory.
 """
 
 import ctypes
@@ -52,7 +53,7 @@ from smart_embedder.kernels.packed_batch import PackedBatch
 log = structlog.get_logger(__name__)
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
-# As the C files declare them; each function's last argument, the number of threads, is left out.
+# The arguments as the C files declare them, without the last one, the number of threads.
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [_POINTER] * 4
     + [_INT, *[_LONG] * 6, _POINTER, *[_LONG] * 4, _FLOAT, _LONG, _LONG],
@@ -67,14 +68,14 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "encoder_attention": [_POINTER] * 5 + [_LONG] * 2,
     "encoder_feed_forward": [_POINTER] * 5 + [_LONG],
 }
-# As `Format` in vector.h.
+# The values of `Format` in vector.h.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
-# Most kernels compute this many numbers of a row at a time.
+# The numbers of a row that most kernels compute at a time.
 STEP = 16
 
 
 class Library:
-    """Functions of the library at `path`; raises `OSError` where it cannot be loaded."""
+    """The functions of the library at `path`; raises `OSError` if it cannot be loaded."""
 
     def __init__(self, path: str, instructions: InstructionSet) -> None:
         library = ctypes.CDLL(path)
@@ -85,18 +86,18 @@ class Library:
         for name, function in self._functions.items():
             function.argtypes = [*_ARGUMENTS[name], _INT]
             function.restype = None
-        # With AMX PyTorch's threads multiply, and those of the kernels must not take their cores.
+        # With AMX PyTorch's threads multiply, and waiting kernel threads must not take their cores.
         passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
         if passive or "amx_tile" in cpu_features():
             library.set_watch(_LONG(0))
 
     def run(self, name: str, *arguments: float | None) -> None:
-        """Call a function on as many threads as PyTorch uses."""
+        """Call a function with as many threads as PyTorch uses."""
         self._functions[name](*arguments, torch.get_num_threads())
 
 
 def runnable_instruction_sets() -> list[InstructionSet]:
-    """The sets of instructions that this processor has, the fastest first."""
+    """Return the instruction sets that this processor has, the fastest first."""
     architecture = current_architecture()
     features = arm_features() if architecture is AARCH64 else cpu_features()
     return list(architecture.runnable(features))
@@ -104,7 +105,10 @@ def runnable_instruction_sets() -> list[InstructionSet]:
 
 @cache
 def load_library() -> Library | None:
-    """The kernels for the fastest instructions of this processor, if they are built."""
+    """Load the kernels for the processor's fastest instruction set; None if there are none.
+
+    If they were not built, or cannot be loaded, the log says so.
+    """
     path, sets = library_path(), runnable_instruction_sets()
     if not sets:
         return None
@@ -119,27 +123,25 @@ def load_library() -> Library | None:
 
 
 def address(tensor: Tensor, dtype: torch.dtype) -> int:
-    """The address of a tensor; raises `ValueError` for a layout that kernels do not read."""
+    """Return the address of a tensor; raises `ValueError` for a layout that kernels cannot read."""
     if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(f"a kernel needs {dtype} numbers without gaps, not {tensor.dtype}")
     return tensor.data_ptr()
 
 
-# As in activation.h.
+# The constants of activation.h, gemm.c, attention.c (MAX_WIDTH) and encoder.c.
 _ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2, "silu": 3, "gelu_new": 4, "gelu_pytorch_tanh": 4}
-# As in gemm.c.
 _PANEL = 64
-# As `Bytes` there, for other formats.
-_NO_BYTES = (None,) * 4
-# As `MAX_WIDTH` and a reach in attention.c.
 _MAX_HEAD_WIDTH = 256
-_EVERY_KEY = -1
-# As in encoder.c.
 _ALIGNMENT = 64
+# The four arguments of `gemm` that only 8-bit products have.
+_NO_BYTES = (None,) * 4
+# The number of keys beside a query that it attends to, if there is no window.
+_EVERY_KEY = -1
 
 
 def native_backend(library: Library, dtype: torch.dtype) -> Backend:
-    """The kernels in front of oneDNN and PyTorch, to which they leave what they do not take."""
+    """Make the backend of the kernels, with oneDNN and PyTorch for shapes that no kernel takes."""
     otherwise = onednn_backend(dtype, partial(dequantize_native, library=library))
     kernels = _NativeOperations(library, dtype, otherwise)
     operations = ("add_norm", "rms_norm", "rotary", "gate", "quantize_rows", "attention")
@@ -162,10 +164,10 @@ def native_backend(library: Library, dtype: torch.dtype) -> Backend:
 
 @dataclass(frozen=True, slots=True)
 class NativeLinear:
-    """A `Linear` in `dtype` to `out` columns.
+    """A `Linear` in `dtype` with `out` output channels.
 
-    Its `panels` are the weights as `gemm` reads them: with the `bias`, of further columns, which
-    fill up the last panel.
+    `panels` are the weights in the layout of `gemm`. Further channels, also of `bias`, fill up the
+    last panel.
     """
 
     library: Library
@@ -190,10 +192,10 @@ class NativeLinear:
 
 
 class RowLinear(nn.Module):
-    """A linear layer whose rows have the same bits whatever other rows there are."""
+    """A linear layer that computes each row to the same bits, whatever the other rows are."""
 
     def __init__(self, library: Library, layer: nn.Linear) -> None:
-        """Prepare it; raises `ValueError` for a layer that the kernels do not take."""
+        """Copy the weights of `layer`; raises `ValueError` if the kernels cannot compute it."""
         super().__init__()
         dtype = layer.weight.dtype
         if dtype not in {torch.float32, torch.bfloat16} or not can_multiply(layer.in_features):
@@ -201,14 +203,14 @@ class RowLinear(nn.Module):
         self._linear = _NativeOperations(library, dtype, torch_backend()).linear([layer])
 
     def forward(self, states: Tensor) -> Tensor:
-        """`[rows, out]` of states `[rows, in]`."""
+        """Turn states `[rows, in]` into `[rows, out]`."""
         return self._linear(states.contiguous())
 
 
 def use_row_linear(module: nn.Module) -> nn.Module:
-    """The module with each linear layer in it, itself one perhaps, as a `RowLinear`.
+    """Replace each linear layer in a module, or the module itself, by a `RowLinear`.
 
-    Raises `ValueError` where one cannot be.
+    Raises `ValueError` if the kernels are not built or cannot compute one of the layers.
     """
     library = load_library()
     if library is None:
@@ -222,7 +224,7 @@ def use_row_linear(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class NativeInt8Gemm:
-    """An `Int8Gemm` to `dtype`; the values of its `weights` are panels, as `gemm` reads them."""
+    """An `Int8Gemm` with results in `dtype`; the values of `weights` are in `gemm`'s layout."""
 
     library: Library
     weights: QuantizedWeights
@@ -245,7 +247,7 @@ class NativeInt8Gemm:
         return output
 
 
-# The structures of encoder.c. They hold addresses of tensors that the parts of a layer hold.
+# The structures of encoder.c. They hold addresses of tensors; the parts of a layer own the tensors.
 
 
 class _Linear(ctypes.Structure):
@@ -273,7 +275,7 @@ class _EncoderLayer(ctypes.Structure):
 
 
 def _describe_linear(product: Linear, dtype: torch.dtype) -> _Linear | None:
-    """A product of states in `dtype` for encoder.c; None if it is not one of the kernels'."""
+    """Describe a product of states in `dtype` for encoder.c; None if no kernel computes it."""
     match product:
         case NativeLinear() if product.dtype is dtype and product.out == len(product.bias):
             panels, bias = product.panels.data_ptr(), product.bias
@@ -283,18 +285,18 @@ def _describe_linear(product: Linear, dtype: torch.dtype) -> _Linear | None:
             )
         case QuantizedLinear(columns, NativeInt8Gemm() as gemm) if gemm.dtype is dtype:
             weights, repeats = gemm.weights, len(columns.repeated)
-            each = (
+            tensors = (
                 weights.values, weights.bias, weights.scale, weights.sums, columns.factors,
                 columns.offsets, columns.repeated,
             )  # fmt: skip
-            pointers = (tensor.data_ptr() for tensor in each)
+            pointers = (tensor.data_ptr() for tensor in tensors)
             code = _ACTIVATIONS[gemm.activation]
             return _Linear(*pointers, repeats, gemm.depth - repeats, len(weights.bias), code)
     return None
 
 
 class _ScratchMemory(threading.local):
-    """What a thread keeps for its next call: the system would clear new pages each time."""
+    """Memory that a thread keeps for its next call; the system would have to clear new pages."""
 
     bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -308,9 +310,9 @@ _scratch = _ScratchMemory()
 
 
 class NativeEncoderLayer:
-    """A layer in one call, or in two, between which another forward may run.
+    """A layer in one call, or in two calls, between which another forward may run.
 
-    Results have the bits of the single operations'.
+    The results are those of the single operations, to the last bit.
     """
 
     def __init__(self, library: Library, layer: _EncoderLayer, dtype: torch.dtype) -> None:
@@ -318,26 +320,27 @@ class NativeEncoderLayer:
         products = (
             layer.to_query_key_value, layer.from_attended, layer.to_inner, layer.from_inner
         )  # fmt: skip
-        of_bytes = (max(each.depth + each.repeats for each in products), 4, 4)
         projected, attended, inner = (
-            _round_up(each.columns * dtype.itemsize) for each in products[:3]
+            _round_up(product.columns * dtype.itemsize) for product in products[:3]
         )
-        # What encoder.c takes for each row, every part of it aligned.
-        self._bytes_of_row = (
-            attended + max(projected, attended + inner) + sum(map(_round_up, of_bytes))
+        # A quantized row has its bytes, a scale and a minimum.
+        quantized = (max(product.depth + product.repeats for product in products), 4, 4)
+        # The scratch memory that encoder.c takes for each row.
+        self._bytes_per_row = (
+            attended + max(projected, attended + inner) + sum(map(_round_up, quantized))
         )
 
     def forward(self, states: Tensor, packed: PackedBatch) -> Tensor:
-        """From states `[T, width]` to the next ones."""
-        return self._with_attention("encoder_layer", states, packed)
+        """Compute the whole layer on states `[T, width]`."""
+        return self._run_with_attention("encoder_layer", states, packed)
 
     def attention(self, states: Tensor, packed: PackedBatch) -> Tensor:
-        """What `feed_forward` reads beside the states, `[T, width]`."""
-        return self._with_attention("encoder_attention", states, packed)
+        """Compute the attention on states `[T, width]`; the result is for `feed_forward`."""
+        return self._run_with_attention("encoder_attention", states, packed)
 
-    def _with_attention(self, function: str, states: Tensor, packed: PackedBatch) -> Tensor:
+    def _run_with_attention(self, function: str, states: Tensor, packed: PackedBatch) -> Tensor:
         output = torch.empty_like(states)
-        memory = _scratch.address_of(len(states) * self._bytes_of_row)
+        memory = _scratch.address_of(len(states) * self._bytes_per_row)
         self._library.run(
             function,
             ctypes.addressof(self._layer), address(states, self._dtype), output.data_ptr(),
@@ -346,9 +349,9 @@ class NativeEncoderLayer:
         return output
 
     def feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
-        """The next states; each row by itself."""
+        """Compute the rest of the layer, each row by itself."""
         output = torch.empty_like(states)
-        memory = _scratch.address_of(len(states) * self._bytes_of_row)
+        memory = _scratch.address_of(len(states) * self._bytes_per_row)
         self._library.run(
             "encoder_feed_forward",
             ctypes.addressof(self._layer), address(attended, self._dtype),
@@ -362,7 +365,7 @@ def _round_up(size: int) -> int:
 
 
 class _NativeOperations:
-    """The operations of `Backend`; `otherwise` computes shapes that a kernel does not take."""
+    """The operations of `Backend` in C; `otherwise` computes shapes that no kernel takes."""
 
     def __init__(self, library: Library, dtype: torch.dtype, otherwise: Backend) -> None:
         self._library = library
@@ -373,8 +376,7 @@ class _NativeOperations:
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
-        is_ours = layers[0].weight.dtype is self._dtype
-        if not is_ours or not can_multiply(depth):
+        if layers[0].weight.dtype is not self._dtype or not can_multiply(depth):
             return self._otherwise.linear(layers, activation)
         weight, bias = join_layers(layers)
         bias = torch.zeros(out) if bias is None else bias.float()
@@ -439,7 +441,7 @@ class _NativeOperations:
         causal: bool,
         window: int | None = None,
     ) -> Tensor:
-        """As FlashAttention does, with the scores in the cache alone."""
+        """Implement `Attention` with FlashAttention's method: scores are only in the cache."""
         query, key, value = states
         heads, tokens, width = query.shape
         numbers_of_word = 4 // query.element_size()
@@ -486,17 +488,17 @@ class _NativeOperations:
     ) -> Int8Gemm:
         out, depth = weights.values.shape
         if out % _PANEL or not can_multiply(depth):
-            # The sums of oneDNN's are as exact.
+            # oneDNN's sums are exact, too.
             return self._otherwise.int8_gemm(weights, dtype, activation)
         weights = replace(weights, values=self._panels(weights.values))
         return NativeInt8Gemm(self._library, weights, depth, dtype, activation)
 
     def encoder_layer(self, parts: EncoderParts) -> NativeEncoderLayer | None:
-        """Where the kernels compute everything in it."""
-        chosen, width = parts.backend, len(parts.output_norm.weight)
-        ours = self.add_norm, self.attention, self.quantize_rows
+        """Prepare a layer for encoder.c; return None if the kernels do not compute all of it."""
+        backend, width = parts.backend, len(parts.output_norm.weight)
+        native = self.add_norm, self.attention, self.quantize_rows
         if (
-            (chosen.add_norm, chosen.attention, chosen.quantize_rows) != ours
+            (backend.add_norm, backend.attention, backend.quantize_rows) != native
             or width % (STEP * parts.heads)
             or width // parts.heads > _MAX_HEAD_WIDTH
         ):
@@ -504,12 +506,12 @@ class _NativeOperations:
         products = (
             parts.to_query_key_value, parts.from_attended, parts.to_inner, parts.from_inner
         )  # fmt: skip
-        described = [_describe_linear(each, self._dtype) for each in products]
+        described = [_describe_linear(product, self._dtype) for product in products]
         if not all(described):
             return None
         norms = (
-            _LayerNorm(each.weight.data_ptr(), each.bias.data_ptr(), each.epsilon)
-            for each in (parts.attention_norm, parts.output_norm)
+            _LayerNorm(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.epsilon)
+            for norm in (parts.attention_norm, parts.output_norm)
         )
         layer = _EncoderLayer(
             *described, *norms, parts.heads, (width // parts.heads) ** -0.5, self._format
@@ -517,9 +519,9 @@ class _NativeOperations:
         return NativeEncoderLayer(self._library, layer, self._dtype)
 
     def _panels(self, weight: Tensor) -> Tensor:
-        """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words / n, tile, n]`.
+        """Copy weights `[out, depth]` into panels `[out / tile, words / n, tile, n]`.
 
-        n is 1, or 2 for matrix instructions, which there are not for float32.
+        A word has 4 bytes. n is 2 for matrix instructions, which do not exist for float32, else 1.
         """
         instructions, words = self._library.instructions, weight.contiguous().view(torch.int32)
         paired = 1 if weight.dtype is torch.float32 else instructions.matrix_rows
@@ -529,12 +531,12 @@ class _NativeOperations:
 
 
 def can_multiply(*depths: int) -> bool:
-    """Whether the kernels multiply rows of so many numbers."""
+    """Whether the kernels multiply rows of these numbers of columns."""
     return not any(depth % STEP for depth in depths)
 
 
 def can_attend(head_width: int) -> bool:
-    """Whether the kernel for attention takes heads of so many numbers."""
+    """Whether the attention kernel takes heads of this width."""
     return head_width % STEP == 0 and head_width <= _MAX_HEAD_WIDTH
 
 
@@ -547,14 +549,14 @@ def dequantize_native(
     *,
     library: Library,
 ) -> Tensor:
-    """As `dequantize` in `backend`, in one pass."""
+    """Compute `backend.dequantize` in one pass."""
     if product.shape[1] % STEP:
         return dequantize(product, rows, weights, dtype, activation)
-    each = product, rows.scale, rows.minimum, weights.sums, weights.bias
+    tensors = product, rows.scale, rows.minimum, weights.sums, weights.bias
     output = torch.empty_like(product, dtype=dtype)
     library.run(
         "dequantize",
-        *(address(tensor, torch.float32) for tensor in each),
+        *(address(tensor, torch.float32) for tensor in tensors),
         output.data_ptr(), FORMATS[dtype], *product.shape, _ACTIVATIONS[activation],
     )  # fmt: skip
     return output

@@ -1,4 +1,4 @@
-"""Prove that each operation computes on a device what it should.
+"""Prove that each operation computes correct results on a device.
 
 Each path of an operation (a kernel in C, a library's operator, an attention kernel) computes the
 small batches of `_OperationCases`. The results are compared with PyTorch's in float32, with eager
@@ -44,22 +44,22 @@ from smart_embedder.kernels.target import (
 
 log = structlog.get_logger(__name__)
 
-# The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
+# The largest difference allowed, relative to the largest number. PyTorch rounds intermediate sums.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-# Where a value lies between two of the 255 steps of its row, either may be chosen.
+# A value halfway between two of the 255 steps of its row may be rounded to either.
 _ONE_STEP = {"quantize_rows": 0.02}
 
 
 def prove(target: Target, shapes: Shapes, operations: Sequence[str]) -> Target:
     """Return the target with the first path of each operation whose proof holds.
 
-    For products the operations are those of the target's number format. Raises `StartupError`
-    if none holds, or if that of an attention that a setting names fails.
+    Products are proven in the target's number format, 8 bits or float8. Raises `StartupError` if no
+    path of an operation holds, or if the attention that ATTENTION names does not.
     """
     if target.float8:
         operations = (*FLOAT8_OPERATIONS, *operations)
     elif target.quantized and "linear" in operations:
-        others = (each for each in operations if each not in {"linear", "add_linear"})
+        others = (name for name in operations if name not in {"linear", "add_linear"})
         operations = (*INT8_OPERATIONS, *others)
     for operation in operations:
         failed: list[Proof] = []
@@ -69,12 +69,12 @@ def prove(target: Target, shapes: Shapes, operations: Sequence[str]) -> Target:
             failed.append(proof)
         else:
             raise StartupError(
-                f"this device does not compute {operation} correctly, not even by PyTorch's "
-                f"own operators ({failed[-1].reason}); choose another with DEVICE"
+                f"this device does not compute {operation} correctly, not even with PyTorch's "
+                f"operators ({failed[-1].reason}); choose another device with DEVICE"
             )
         if failed and target.attention_named and operation == ATTENTION:
             raise StartupError(
-                f"ATTENTION={failed[0].path} does not compute what it should on this device "
+                f"ATTENTION={failed[0].path} does not compute correctly on this device "
                 f"({failed[0].reason}); set ATTENTION to auto"
             )
         target = target.with_path(operation, proof.path, failed)
@@ -84,7 +84,7 @@ def prove(target: Target, shapes: Shapes, operations: Sequence[str]) -> Target:
 
 @torch.inference_mode()
 def prove_paths(target: Target, shapes: Shapes, operation: str) -> Iterator[Proof]:
-    """The proof of each path of an operation; the last one is that of the plain path."""
+    """Yield the proof of each path of an operation; PyTorch's operator comes last."""
 
     def compute(backend: Backend, dtype: torch.dtype) -> list[Tensor]:
         return list(getattr(_OperationCases(target, shapes, dtype), operation)(backend))
@@ -106,10 +106,10 @@ def try_path(
     expected: list[Tensor],
     tolerance: float,
 ) -> Proof:
-    """Compare what a path computes with the expected results; an error is part of the proof."""
+    """Compare a path's results with the expected ones; an error that it raises fails the proof."""
     try:
         actual = compute()
-    except Exception as error:  # noqa: BLE001 - whatever it is, another path is taken
+    except Exception as error:  # noqa: BLE001 - after any error, the next path is tried
         message = next(iter(str(error).splitlines()), "")
         return Proof(operation, path, math.inf, 0.0, type(error).__name__, message)
     difference = max(starmap(_largest_difference, zip(actual, expected, strict=True)))
@@ -119,19 +119,19 @@ def try_path(
 def _largest_difference(actual: Tensor, expected: Tensor) -> float:
     if actual.shape != expected.shape:
         return math.inf
-    # On the host: Apple's GPUs have no float64.
-    mine, other = (each.cpu().double() for each in (actual, expected))
-    share = float((mine - other).abs().amax() / other.abs().amax())
-    # `max` would pass over what is not a number.
-    return math.inf if math.isnan(share) else share
+    # On the host, because Apple's GPUs have no float64.
+    actual, expected = actual.cpu().double(), expected.cpu().double()
+    difference = float((actual - expected).abs().amax() / expected.abs().amax())
+    # `max` would skip NaN.
+    return math.inf if math.isnan(difference) else difference
 
 
-# Shorter and longer than the blocks in which kernels compute, and no multiple of them.
+# Shorter and longer than the blocks of kernels, and no multiples of them.
 _LENGTHS = (1, 8, 66)
 _MULTIPLE = 8
-# Few columns, to be fast, but more than a kernel computes at once.
+# More columns than a kernel computes at once, but few, so that the proof is fast.
 _MAX_COLUMNS = 192
-# A prime number, so that all rows of a matrix that is filled with these numbers differ.
+# A prime number, so that the rows of a matrix that is filled with these numbers all differ.
 _RANDOM_NUMBERS = 65_537
 _EPSILON = 1e-5
 _THETA = 10_000.0
@@ -140,8 +140,8 @@ _THETA = 10_000.0
 class _OperationCases:
     """A small batch of random numbers, the same for every path, and each operation on it.
 
-    Each generator is called as its operation, and yields what a backend computes. Numbers are
-    rounded as the target's, in `dtype`.
+    Each generator has the name of an operation and yields the results of a backend. Numbers are
+    rounded to the target's dtype and converted to `dtype`.
     """
 
     def __init__(self, target: Target, shapes: Shapes, dtype: torch.dtype) -> None:
@@ -157,29 +157,29 @@ class _OperationCases:
         self._tokens = self._packed.tokens
 
     def _normal(self, *shape: int) -> Tensor:
-        """Of the standard normal distribution, in the model's number format."""
+        """Draw from the standard normal distribution, rounded to the model's dtype."""
         return self._float32(*shape).to(self._rounded).to(self._dtype)
 
     def _float32(self, *shape: int) -> Tensor:
-        """The same, in float32 for every path."""
+        """Draw from the standard normal distribution, in float32 for every path."""
         count = math.prod(shape)
         times = -(-(self._next + count) // _RANDOM_NUMBERS)
-        taken = self._random.repeat(times)[self._next : self._next + count]
+        numbers = self._random.repeat(times)[self._next : self._next + count]
         self._next = (self._next + count) % _RANDOM_NUMBERS
-        return taken.view(shape).to(self._device)
+        return numbers.view(shape).to(self._device)
 
     def _within(self, limit: int, *shape: int) -> Tensor:
-        """The same up to `limit`, which some are, and down to its negative."""
+        """Draw float32 numbers between `-limit` and `limit`, some of which are the limits."""
         return (self._float32(*shape) * limit / 2).clamp_(-limit, limit)
 
     def _layer(self, in_features: int, out_features: int) -> nn.Linear:
-        """A layer whose outputs are about as large as its inputs."""
+        """Draw a layer whose outputs are about as large as its inputs."""
         out = min(out_features, _MAX_COLUMNS)
         weight = self._normal(out, in_features) * in_features**-0.5
         return make_linear(weight, self._normal(out) if self._shapes.bias else None)
 
     def _layer_norm(self, width: int) -> LayerNorm:
-        """On a CPU its parameters are float32 in every number format."""
+        """Draw a norm; on a CPU its parameters are float32 whatever the model's dtype is."""
         draw = self._float32 if self._device.type == "cpu" else self._normal
         return LayerNorm(draw(width), draw(width), _EPSILON)
 

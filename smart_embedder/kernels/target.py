@@ -1,6 +1,6 @@
 """The target of a model: its device, its number format, and the implementation of each operation.
 
-`choose_backend` finds the implementations that this machine has; `kernels/proof.py` proves them.
+`choose_backend` finds the implementations that run on this machine; `proof.py` tests them.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from smart_embedder.settings import FLOAT8, INT8
 log = structlog.get_logger(__name__)
 
 ATTENTION = "attention"
-# The operations of a layer, and those that a product is made of in 8 bits.
+# The operations of a layer, and those that a product consists of in 8 bits.
 ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
 GPU_ENCODER = ("embed", *ENCODER)
 DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
@@ -34,7 +34,7 @@ FLOAT8_OPERATIONS = ("float8_rows", "float8_product")
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, attention: str = "auto") -> Backend:
-    """The fastest backend on this machine; the setting ATTENTION replaces only its attention.
+    """Return the fastest backend on this machine, with the attention that ATTENTION names.
 
     Raises `StartupError` if that attention cannot run on `device` in `dtype`.
     """
@@ -46,9 +46,9 @@ def choose_backend(device: torch.device, dtype: torch.dtype, attention: str = "a
 
 
 def with_attention(backend: Backend, name: str) -> Backend:
-    """The backend with another attention; raises `StartupError` if that is not installed."""
-    own = backend.table["attention"].get(name)
-    return backend.prefer(name, attention=own or load_attention(name))
+    """Return the backend with another attention; raises `StartupError` if it is not installed."""
+    attention = backend.table[ATTENTION].get(name) or load_attention(name)
+    return backend.prefer(name, attention=attention)
 
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> Backend:
@@ -78,10 +78,10 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The result of the trial of one path of an operation.
+    """The result of testing one path of an operation.
 
-    `difference` is the largest one, relative to the largest number. `error` is the class of an
-    error that was raised, and `message` its first line.
+    `difference` is the largest difference from the reference, relative to the reference's largest
+    number. `error` is the class of the error that the path raised, `message` its first line.
     """
 
     operation: str
@@ -93,12 +93,12 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether the path may be used."""
+        """Whether the path computes correct results and may be used."""
         return self.error is None and self.difference <= self.tolerance
 
     @property
     def reason(self) -> str:
-        """Why it was refused, without the message, which may name folders of this machine."""
+        """Why the path was refused; without the message, which may name folders of this machine."""
         if self.error is not None:
             return f"raises {self.error}"
         return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
@@ -106,43 +106,48 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how a model runs: by the proven `paths` of operations, not the `refused` ones."""
+    """Where and how a model runs: its device, its dtype, and the path of each operation.
+
+    `paths` are those that were proven, by operation. `refused` are the proofs that failed.
+    """
 
     device: torch.device
     dtype: torch.dtype
     backend: Backend
-    # Matrix products in 8 bits, the rest in `dtype`.
+    # Whether matrix products are computed in 8 bits, and the rest in `dtype`.
     quantized: bool = False
-    # The same in float8.
+    # Whether matrix products are computed in float8, and the rest in `dtype`.
     float8: bool = False
-    # Threads of every forward, where several workers share the cores of a CPU.
+    # The number of threads of each forward, if several workers share the cores of a CPU.
     cpu_threads: int | None = None
-    # Whether a setting names the attention, so that no other may replace it.
+    # Whether ATTENTION names the attention, so that no other may replace it.
     attention_named: bool = False
     paths: dict[str, str] = field(default_factory=dict)
     refused: tuple[Proof, ...] = ()
 
     def with_path(self, operation: str, path: str, refused: Sequence[Proof] = ()) -> Self:
-        """A copy that takes this path of an operation, with a warning for each `refused` one."""
+        """Return a copy with this path of an operation; logs a warning for each `refused` path."""
         log_refused_paths(refused, path)
         paths = {**self.paths, operation: path}
         return replace(self, paths=paths, refused=(*self.refused, *refused))
 
     def describe(self, name: str) -> ModelInfo:
-        """The description of a model that runs so."""
+        """Describe a model that runs on this target."""
         named = FLOAT8 if self.float8 else str(self.dtype).removeprefix("torch.")
         dtype = INT8 if self.quantized else named
         return ModelInfo(
             name=name,
             dtype=dtype,
             paths=self.paths,
-            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
+            refused=tuple(
+                RefusedPath(proof.operation, proof.path, proof.reason) for proof in self.refused
+            ),
             kernels=self.backend.kernels if NATIVE in self.paths.values() else None,
         )
 
 
 def log_refused_paths(refused: Sequence[Proof], used_instead: str) -> None:
-    """One warning for each path that is not used."""
+    """Log a warning for each path that is not used."""
     for proof in refused:
         log.warning(
             "path_refused",

@@ -298,7 +298,7 @@ def test_what_cannot_run_and_is_named_says_what_it_needs_and_what_there_is(
 def test_each_name_stands_for_its_attention_and_the_kernels_are_not_found_without_them() -> None:
     named = {"varlen": varlen, "sdpa": sdpa, "matmul": matmul, "eager": eager}
     assert {name: load_attention(name) for name in named} == named
-    said = r"are not built, .*: python -m smart_embedder\.kernels\.build"
+    said = r"are not built, .* with python -m smart_embedder\.kernels\.build"
     with pytest.raises(StartupError, match=said):
         load_attention("native")
 

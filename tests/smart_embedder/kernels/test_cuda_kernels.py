@@ -253,7 +253,7 @@ def test_a_launch_that_fails_raises_what_its_device_says(
 
 def test_where_they_cannot_be_compiled_a_warning_says_why(monkeypatch) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("CUDA says NVRTC_ERROR_COMPILATION")
+        raise RuntimeError("CUDA returned NVRTC_ERROR_COMPILATION")
 
     monkeypatch.setattr(cuda_kernels, "CudaKernels", fail)
     cuda_kernels.load_kernels.cache_clear()

@@ -74,7 +74,7 @@ def test_one_that_was_built_for_another_pytorch_is_left_out_with_one_warning(mon
     (line,) = logs
     assert (line["event"], line["path"]) == ("path_refused", "flash_attention_3")
     assert line["used_instead"] == "varlen"
-    with pytest.raises(StartupError, match="not for this PyTorch"):
+    with pytest.raises(StartupError, match="built for another PyTorch"):
         choose_backend(CUDA, torch.float16, "flash_attention_3")
 
 
