@@ -1,0 +1,72 @@
+"""Requests during a graceful shutdown."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.middleware.draining import Drain, RefuseWhileDraining
+from tests.app.middleware.exchange import Inner, exchange, header
+from tests.support.skipped_time import in_skipped_time, turns
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "refused"),
+    [
+        ("POST", "/embeddings/", True),
+        ("POST", "/rerank", True),
+        ("GET", "/health", False),
+        ("GET", "/embeddings/", False),
+        ("POST", "/nowhere", False),
+    ],
+)
+async def test_once_it_has_begun_work_is_refused_and_nothing_else(method, path, refused) -> None:
+    drain, inner = Drain(), Inner()
+    app = RefuseWhileDraining(inner, drain)
+    drain.announced = True
+    _, sent = await exchange(app, method=method, path=path)
+    assert sent[0]["status"] == 200, "with SHUTDOWN_DELAY it is served until the drain begins"
+    inner.scope = None
+    drain.begin()
+    context, sent = await exchange(app, b"a", b"b", method=method, path=path)
+    assert (sent[0]["status"] == 503) == refused
+    assert inner.called != refused
+    if refused:
+        assert context.error_code == "draining"
+        assert header(sent, b"retry-after") == b"5"
+
+
+@in_skipped_time
+async def test_the_shutdown_waits_for_the_work_that_was_accepted() -> None:
+    drain, go = Drain(), asyncio.Event()
+
+    async def work(_scope: Any, _receive: Any, _send: Any) -> None:
+        await go.wait()
+
+    app = RefuseWhileDraining(work, drain)
+    accepted = asyncio.create_task(exchange(app))
+    await turns()
+    waits = asyncio.create_task(drain.wait_for_none())
+    await turns()
+    assert not waits.done()
+    go.set()
+    await asyncio.gather(waits, accepted)
+    go.clear()
+    checked = asyncio.create_task(exchange(app, method="GET", path="/health"))
+    await turns()
+    async with asyncio.timeout(1):
+        await drain.wait_for_none()  # Nobody waits for a health check.
+    checked.cancel()
+
+
+async def test_from_then_on_every_response_announces_that_its_connection_closes() -> None:
+    drain = Drain()
+
+    async def work(_scope: Any, _receive: Any, send: Any) -> None:
+        drain.begin()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    for app, path in ((Inner(), "/health"), (work, "/rerank"), (Inner(), "/health")):
+        begun = drain.begun
+        _, sent = await exchange(RefuseWhileDraining(app, drain), path=path)
+        assert header(sent, b"connection") == (b"close" if begun or app is work else None)
