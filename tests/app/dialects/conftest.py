@@ -1,4 +1,4 @@
-"""Services for all dialects: the shared one, one with every model and a token, one with others."""
+"""Services for the tests of dialects, and vectors of the native endpoint to compare with."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ ALIASES = "text-embedding-3-small=tiny-qwen,rerank-v3.5=TINY-reranker"
 
 @pytest.fixture(scope="module")
 def full(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path):
-    """Qwen makes dense vectors, and a cross-encoder reranks; the client sends the token."""
+    """A client of a service with bge-m3, Qwen for dense vectors, a cross-encoder and a token."""
     with serving(
         embedding_model=str(tiny_m3),
         dense_embedding_model=str(tiny_qwen),
@@ -42,25 +42,25 @@ def tiny_nli(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_splade(tmp_path_factory) -> Path:
-    """A masked language model that makes sparse vectors."""
+    """A masked language model for sparse vectors."""
     return save_splade(tmp_path_factory.mktemp("sparse") / "tiny-splade", BertForMaskedLM)
 
 
 @pytest.fixture(scope="module")
 def heads(tiny_splade: Path, tiny_m3: Path, tiny_nli: Path):
-    """SPLADE makes sparse vectors, bge-m3's kind dense ones, and a classifier reranks."""
+    """A client of a service with SPLADE, bge-m3 for dense vectors and a classifier as reranker."""
     models = {"embedding": tiny_splade, "dense_embedding": tiny_m3, "reranker": tiny_nli}
     with serving(**{f"{role}_model": str(folder) for role, folder in models.items()}) as client:
         yield client
 
 
 def native(client: httpx2.Client, sentences: list[str], **options) -> list[dict]:
-    """The vectors of the native endpoint."""
+    """Return the vectors of the native endpoint."""
     body = {"sentences": sentences, "normalize_dense": True, "sparse_as_indices": True} | options
     return [item["embeddings"] for item in answered(client, "/embeddings/", **body)["data"]]
 
 
 def dense(client: httpx2.Client, sentences: list[str], **options) -> list[list[float]]:
-    """The dense vectors of the native endpoint, and no others."""
+    """Return the dense vectors of the native endpoint."""
     options |= {"return_sparse": False, "return_colbert": False}
-    return [each["dense"] for each in native(client, sentences, **options)]
+    return [vectors["dense"] for vectors in native(client, sentences, **options)]

@@ -1,4 +1,4 @@
-"""Cohere's vectors and order of documents, which Jina, Voyage and vLLM order alike."""
+"""Cohere's embed and rerank API, and the rerank API of Jina, Voyage and vLLM."""
 
 import base64
 import math
@@ -20,7 +20,7 @@ def rank(client, path: str = "/v2/rerank", **body) -> dict:
     return answered(client, path, **{"query": QUERY, "documents": DOCUMENTS} | body)
 
 
-def ranked(client, **body) -> list[tuple[int, float]]:
+def native_ranking(client, **body) -> list[tuple[int, float]]:
     body = {"query": QUERY, "passages": DOCUMENTS, "normalize": True} | body
     results = client.post("/rerank", json=body).json()["results"]
     return [(item["index"], item["score"]) for item in results]
@@ -39,25 +39,25 @@ def assert_error(answer, status: int, code: str) -> str:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_scores_are_the_cross_encoders_probabilities_and_each_body_is_told_apart(full, path):
-    assert scored(rank(full, path)) == ranked(full)
-    own = {"query": QUERY, "passages": DOCUMENTS}
-    assert "passage" in answered(full, path, **own)["results"][0]
-    refused = full.post(path, json=own | {"top_n": 3})
+def test_rerank_paths_read_both_bodies_and_score_by_probability(full, path):
+    assert scored(rank(full, path)) == native_ranking(full)
+    native_body = {"query": QUERY, "passages": DOCUMENTS}
+    assert "passage" in answered(full, path, **native_body)["results"][0]
+    refused = full.post(path, json=native_body | {"top_n": 3})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
     assert "message" not in refused.json()
 
 
-def test_late_interactions_scores_keep_their_order_between_0_and_1(client) -> None:
-    expected = ranked(client)
-    given = scored(rank(client))
-    assert [index for index, _ in given] == [index for index, _ in expected]
+def test_scores_of_late_interaction_are_mapped_to_0_to_1_in_the_same_order(client) -> None:
+    expected = native_ranking(client)
+    ranking = scored(rank(client))
+    assert [index for index, _ in ranking] == [index for index, _ in expected]
     sigmoid = [1 / (1 + math.exp(-score)) for _, score in expected]
-    np.testing.assert_allclose([score for _, score in given], sigmoid, rtol=0, atol=1e-6)
+    np.testing.assert_allclose([score for _, score in ranking], sigmoid, rtol=0, atol=1e-6)
     assert scored(rank(client, use_activation=False)) == expected
 
 
-def test_an_answer_has_the_fields_of_all_three(full) -> None:
+def test_a_rerank_response_has_the_fields_of_cohere_and_jina(full) -> None:
     answer = rank(full, model="rerank-v3.5")
     assert list(answer) == ["id", "model", "results", "meta", "usage"]
     assert answer["model"] == "tiny-reranker"
@@ -67,48 +67,48 @@ def test_an_answer_has_the_fields_of_all_three(full) -> None:
     assert answer["meta"]["billed_units"] == {"search_units": 1}
     assert answer["meta"]["tokens"] == {"input_tokens": native_usage["total_tokens"]}
     assert answer["meta"]["api_version"]["version"]
-    for asked in (True, "True", 1):
-        for item in rank(full, return_documents=asked)["results"]:
+    for value in (True, "True", 1):
+        for item in rank(full, return_documents=value)["results"]:
             assert item["document"] == {"text": DOCUMENTS[item["index"]]}
 
 
 @pytest.mark.parametrize("body", [{"top_k": 3}, {"top_k": "0"}, {"truncation": True}])
-def test_the_best_so_many_are_answered_and_voyages_clients_find_their_list(full, body) -> None:
+def test_top_n_limits_the_results_and_voyages_clients_find_data(full, body) -> None:
     answer = rank(full, return_documents=True, **body)
     count = int(body.get("top_k", 0)) or 16
-    assert scored(answer) == ranked(full)[:count]
+    assert scored(answer) == native_ranking(full)[:count]
     assert (answer["object"], len(answer["data"])) == ("list", count)
-    for item, theirs in zip(answer["results"], answer["data"], strict=True):
-        assert theirs == item | {"document": item["document"]["text"]}
-    for most, count in ((3, 3), (None, 16), (99, 16)):
-        other = rank(full, top_n=most)
-        assert (scored(other), "data" in other) == (ranked(full)[:count], False)
+    for item, voyage_item in zip(answer["results"], answer["data"], strict=True):
+        assert voyage_item == item | {"document": item["document"]["text"]}
+    for top_n, count in ((3, 3), (None, 16), (99, 16)):
+        other = rank(full, top_n=top_n)
+        assert (scored(other), "data" in other) == (native_ranking(full)[:count], False)
 
 
 @pytest.mark.parametrize("extra", [{"truncate": "START"}, {"truncation_side": "left"}])
-def test_documents_are_cut_where_it_says(full, extra) -> None:
+def test_truncation_cuts_documents_at_the_requested_side(full, extra) -> None:
     documents = ["bread " + "search " * 4, "search " * 4 + "bread"]
     cut = rank(full, documents=documents, max_tokens_per_doc=4, **extra)
-    assert scored(cut) == ranked(full, passages=["search " * 4, "search " * 3 + "bread"])
+    assert scored(cut) == native_ranking(full, passages=["search " * 4, "search " * 3 + "bread"])
 
 
 @pytest.mark.parametrize(
-    ("body", "ours"),
+    ("body", "native_body"),
     [
         ({"documents": [{"text": text, "title": "no"} for text in DOCUMENTS]}, {}),
         ({"query": {"text": QUERY}, "rank_fields": ["text"]}, {}),
         ({"activation": False}, {"normalize": False}),
-        # What clients add of their own.
+        # Fields that clients add.
         ({"return_len": True, "priority": 3, "user": "me", "return_documents": None}, {}),
     ],
     ids=["objects", "a query's text", "activation", "unknown"],
 )
-def test_other_ways_to_say_it_are_read(full, body, ours) -> None:
-    assert scored(rank(full, **body)) == ranked(full, **ours)
+def test_aliases_and_objects_are_read(full, body, native_body) -> None:
+    assert scored(rank(full, **body)) == native_ranking(full, **native_body)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"query": None}, "query"),
         ({"documents": [{"title": "a"}]}, "documents[0]"),
@@ -137,13 +137,13 @@ def test_other_ways_to_say_it_are_read(full, body, ours) -> None:
         ({"documents": ["a"] * 41}, "MAX_RERANK_PASSAGES"),
     ],
 )
-def test_what_cannot_be_ranked_is_400_and_named(full, body, said) -> None:
+def test_an_invalid_rerank_request_is_400_and_names_the_field(full, body, message) -> None:
     answer = full.post("/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
-    assert said in assert_error(answer, 400, "invalid_request")
+    assert message in assert_error(answer, 400, "invalid_request")
 
 
 @pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_doc_length"])
-def test_documents_are_read_up_to_so_many_tokens(full, field) -> None:
+def test_truncation_cuts_documents_to_max_tokens(full, field) -> None:
     cut = rank(full, documents=["search " * 9, "bread " * 9], **{field: 4})
     short = rank(full, documents=["search " * 4, "bread " * 4])
     assert np.array(scored(cut)) == pytest.approx(np.array(scored(short)), abs=1e-6)
@@ -160,10 +160,10 @@ def test_documents_are_read_up_to_so_many_tokens(full, field) -> None:
     ],
     ids=lambda case: str(case)[-30:],
 )
-def test_each_error_has_its_code(full, body, status, code) -> None:
+def test_rerank_errors_have_a_code(full, body, status, code) -> None:
     answer = full.post("/v2/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
-    said = assert_error(answer, status, code)
-    assert ("rerank-v3.5" in said) == (status == 404)
+    message = assert_error(answer, status, code)
+    assert ("rerank-v3.5" in message) == (status == 404)
 
 
 TEXTS = varied_texts(9)
@@ -174,7 +174,7 @@ def embed(client, path: str = "/v2/embed", **body) -> dict:
     return answered(client, path, **{"texts": TEXTS} | body)
 
 
-def test_vectors_are_the_native_ones_and_in_version_1_a_list(client) -> None:
+def test_vectors_are_the_native_ones_and_a_list_in_version_1(client) -> None:
     answer = embed(client, input_type="search_document", embedding_types=["float"])
     assert list(answer) == ["id", "embeddings", "texts", "meta", "response_type"]
     assert answer["response_type"] == "embeddings_by_type"
@@ -191,16 +191,16 @@ def test_vectors_are_the_native_ones_and_in_version_1_a_list(client) -> None:
     assert typed["embeddings"] == answer["embeddings"]
 
 
-def test_every_type_is_of_the_same_vectors(client) -> None:
-    made = embed(client, embedding_types=TYPES)["embeddings"]
-    assert list(made) == TYPES
-    decoded = [np.frombuffer(base64.b64decode(each), "<f4") for each in made.pop("base64")]
-    np.testing.assert_array_equal(decoded, np.array(made.pop("float"), np.float32))
-    for kind, vectors in made.items():
-        assert vectors == [each["dense"] for each in native(client, TEXTS, output_dtype=kind)]
+def test_all_embedding_types_have_the_same_vectors(client) -> None:
+    by_type = embed(client, embedding_types=TYPES)["embeddings"]
+    assert list(by_type) == TYPES
+    decoded = [np.frombuffer(base64.b64decode(text), "<f4") for text in by_type.pop("base64")]
+    np.testing.assert_array_equal(decoded, np.array(by_type.pop("float"), np.float32))
+    for dtype, vectors in by_type.items():
+        assert vectors == [item["dense"] for item in native(client, TEXTS, output_dtype=dtype)]
 
 
-def test_queries_get_the_models_prompt_where_it_has_one(full, client) -> None:
+def test_queries_get_the_models_prompt_if_it_has_one(full, client) -> None:
     as_queries = dense(full, TEXTS, input_type="query")
     assert embed(full, input_type="search_query")["embeddings"] == {"float": as_queries}
     assert as_queries != dense(full, TEXTS)
@@ -211,7 +211,7 @@ def test_queries_get_the_models_prompt_where_it_has_one(full, client) -> None:
     assert fewer == dense(full, TEXTS, dimensions=32)
 
 
-def test_inputs_of_one_text_each_are_texts(client) -> None:
+def test_inputs_with_one_text_each_are_texts(client) -> None:
     inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
     answer = answered(client, "/v2/embed", inputs=inputs)
     assert (answer["texts"], answer["embeddings"]) == (TEXTS, {"float": dense(client, TEXTS)})
@@ -221,7 +221,7 @@ def test_inputs_of_one_text_each_are_texts(client) -> None:
         assert "inputs must have content" in assert_error(refused, 400, "invalid_request")
 
 
-def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:
+def test_truncation_cuts_a_long_text_at_the_requested_side(full) -> None:
     body = {"texts": ["bread " + "search " * 400 + "kitchen"], "model": "tiny-m3"}
     refused = full.post("/v2/embed", json=body | {"truncate": "NONE"})
     message = assert_error(refused, 400, "text_too_long")
@@ -234,7 +234,7 @@ def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code", "said"),
+    ("body", "status", "code", "message"),
     [
         ({"texts": []}, 400, "empty_input", "texts is empty"),
         ({"texts": None}, 400, "invalid_request", "texts"),
@@ -249,8 +249,8 @@ def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:
     ],
     ids=lambda case: str(case)[:40],
 )
-def test_what_cannot_be_embedded_is_said_in_coheres_shape(full, body, status, code, said) -> None:
+def test_an_invalid_embed_request_gets_coheres_error(full, body, status, code, message) -> None:
     answer = full.post("/v2/embed", json={"texts": ["a"]} | body)
-    assert said in assert_error(answer, status, code)
-    told = assert_error(full.post("/v2/embed", json={"input": ["a"]}), 400, "invalid_request")
-    assert "texts is missing: rename input to texts" in told
+    assert message in assert_error(answer, status, code)
+    error = assert_error(full.post("/v2/embed", json={"input": ["a"]}), 400, "invalid_request")
+    assert "texts is missing: rename input to texts" in error

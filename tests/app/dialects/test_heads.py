@@ -1,4 +1,4 @@
-"""SPLADE's sparse vectors beside dense ones, and a cross-encoder of several labels."""
+"""SPLADE with a dense model, and a cross-encoder with several labels."""
 
 from pathlib import Path
 
@@ -13,20 +13,20 @@ TEXTS = ["hybrid search", "", "memory, rank!", "sea " * 100]
 
 
 def test_passages_are_ranked_by_the_probability_of_entailment(heads, tiny_nli: Path) -> None:
-    """What transformers' own pipeline says of each pair."""
+    """The scores are those of transformers' pipeline."""
     classify = pipeline("text-classification", str(tiny_nli), device="cpu", top_k=None)
     query, passages = "hybrid search", ["vector", "memory rank", "naïve", "sea " * 30]
     pairs = [{"text": query, "text_pair": passage} for passage in passages]
     probability = [
-        {each["label"]: each["score"] for each in classify(pair)}["entailment"] for pair in pairs
+        {label["label"]: label["score"] for label in classify(pair)}["entailment"] for pair in pairs
     ]
     answer = heads.post("/rerank", json={"query": query, "passages": passages, "normalize": True})
     ranked = answer.json()["results"]
-    scores = [each["score"] for each in ranked]
+    scores = [item["score"] for item in ranked]
     np.testing.assert_allclose(scores, sorted(probability, reverse=True), rtol=0, atol=1e-5)
-    assert [each["index"] for each in ranked] == np.argsort(-np.array(probability)).tolist()
+    assert [item["index"] for item in ranked] == np.argsort(-np.array(probability)).tolist()
     raw = heads.post("/rerank", json={"query": query, "passages": passages}).json()["results"]
-    assert [each["index"] for each in raw] == [each["index"] for each in ranked]
+    assert [item["index"] for item in raw] == [item["index"] for item in ranked]
 
 
 def test_one_request_gets_the_vectors_of_both_models(heads: httpx2.Client, client) -> None:
@@ -35,13 +35,13 @@ def test_one_request_gets_the_vectors_of_both_models(heads: httpx2.Client, clien
     assert names == ["tiny-m3", "tiny-splade"]
     alone = post(client, "/embeddings/", sentences=TEXTS)["data"]
     for path in ("/embed_sparse", "/models/tiny-splade/embed_sparse"):
-        told = post(heads, path, inputs=TEXTS)
-        for item, other, weights in zip(answer["data"], alone, told, strict=True):
+        sparse_vectors = post(heads, path, inputs=TEXTS)
+        for item, other, weights in zip(answer["data"], alone, sparse_vectors, strict=True):
             dense, sparse, colbert = item["embeddings"].values()
             assert colbert is None
             np.testing.assert_allclose(dense, other["embeddings"]["dense"], rtol=0, atol=1e-5)
-            assert [each["index"] for each in weights] == sparse["indices"]
-            values = [each["value"] for each in weights]
+            assert [weight["index"] for weight in weights] == sparse["indices"]
+            values = [weight["value"] for weight in weights]
             np.testing.assert_allclose(values, sparse["values"], rtol=0, atol=1e-5)
 
 
@@ -51,8 +51,8 @@ def test_token_strings_are_those_of_the_whole_vocabulary(heads: httpx2.Client) -
     strings = item["tokens"]["sparse"]
     assert len(strings) == len(item["embeddings"]["sparse"])
     tokens = post(heads, "/models/tiny-splade/tokenize", inputs="search")[0]
-    # The model weighs words that the text does not hold.
-    assert set(strings) - {each["text"] for each in tokens}
+    # The model weighs words that are not in the text.
+    assert set(strings) - {token["text"] for token in tokens}
 
 
 def test_a_kind_that_neither_model_makes_is_refused(heads: httpx2.Client) -> None:

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings and models: the native endpoint's numbers in OpenAI's shape."""
+"""OpenAI's API: the vectors of the native endpoint in OpenAI's form."""
 
 import base64
 from dataclasses import replace
@@ -29,7 +29,7 @@ def vectors(client, **body) -> list:
 def assert_error(answer, status: int, code: str) -> dict:
     body = answer.json()
     error = body["error"]
-    assert body["detail"] == error["message"]  # Which Voyage's clients look for.
+    assert body["detail"] == error["message"]  # Voyage's clients read it.
     assert (answer.status_code, error["code"]) == (status, code)
     assert list(error) == ["message", "type", "param", "code"]
     assert error["message"].endswith(".")
@@ -37,7 +37,7 @@ def assert_error(answer, status: int, code: str) -> dict:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/embeddings/"])
-def test_an_answer_has_openais_fields_and_the_native_vectors_to_the_last_bit(
+def test_a_response_has_openais_fields_and_the_native_vectors_to_the_last_bit(
     client, tiny_m3, path
 ) -> None:
     expected = np.array(dense(client, TEXTS), np.float32)
@@ -54,24 +54,24 @@ def test_an_answer_has_openais_fields_and_the_native_vectors_to_the_last_bit(
     np.testing.assert_array_equal(decoded, expected)
 
 
-def test_a_text_may_be_an_object_with_nothing_but_text_and_id(client) -> None:
+def test_a_text_may_be_an_object_with_only_text_and_id(client) -> None:
     objects = [{"text": text, "id": str(i)} for i, text in enumerate(TEXTS[:4])]
     assert post(client, input=[*objects, *TEXTS[4:]]) == post(client, input=TEXTS)
     refused = client.post("/v1/embeddings", json={"input": [{"text": "a", "image": "b"}]})
     assert assert_error(refused, 400, "invalid_request")["param"] == "input"
 
 
-def test_2048_texts_are_read_whatever_the_limit_of_the_native_endpoint(full) -> None:
+def test_2048_texts_are_allowed_whatever_the_limit_of_the_native_endpoint(full) -> None:
     texts = TEXTS[:4] * 512
-    made = vectors(full, input=texts)
-    assert len(made) == 2048
-    np.testing.assert_allclose(made[-4:], dense(full, TEXTS[:4]), atol=1e-6)
+    embedded = vectors(full, input=texts)
+    assert len(embedded) == 2048
+    np.testing.assert_allclose(embedded[-4:], dense(full, TEXTS[:4]), atol=1e-6)
     objects = [{"text": text} for text in texts]
     assert len(post(full, "/embeddings", input=objects)["data"]) == 2048
     refused = full.post("/v1/embeddings", json={"input": [*texts, "a"]})
     message = assert_error(refused, 400, "invalid_request")["message"]
     assert "2049 texts, and at most 2048 are allowed (MAX_SENTENCES_PER_REQUEST)" in message
-    # Its limit is 40.
+    # The limit of the native endpoint is 40.
     for count, status in ((40, 200), (41, 422)):
         answer = full.post("/embeddings/", json={"sentences": ["a"] * count})
         assert answer.status_code == status
@@ -97,62 +97,63 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("extra", REFUSED, ids=str)
-def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, extra) -> None:
+def test_an_unsupported_option_that_would_change_the_vectors_is_400(client, extra) -> None:
     refused = client.post("/v1/embeddings", json={"input": "a"} | extra)
     assert next(iter(extra)) in assert_error(refused, 400, "invalid_request")["message"]
 
 
-SERVED_ANYHOW = [
+IGNORED = [
     {"drop_params": True, "user": "me", "model": None, "n": [1], "parameters": {}},
     {"embedding_type": ["float"], "task": "retrieval.query", "normalized": True, "truncate": "end"},
     {"truncate_prompt_tokens": -1, "late_chunking": "False", "endianness": "native"},
     {"embed_dtype": "float32", "add_special_tokens": True, "dimensionality": 64},
     {"modality": ["text"] * 9, "messages": [], "padding": "do_not_pad", "instruction": ""},
     {"long_text_mode": "truncate", "truncation": "true", "truncation_side": "right"},
-    # Of a model that makes vectors of unit length, and no others.
+    # This model has only vectors of unit length.
     {"normalize": False, "use_activation": False},
 ]  # fmt: skip
 
 
-def test_what_is_served_anyhow_changes_nothing(client) -> None:
+def test_ignored_options_change_nothing(client) -> None:
     expected = post(client, input=TEXTS)
-    for extra in SERVED_ANYHOW:
+    for extra in IGNORED:
         assert post(client, input=TEXTS, **extra) == expected, extra
 
 
-@pytest.mark.parametrize("kind", ["int8", "ubinary"])
-def test_fewer_bits_and_further_kinds_are_the_native_ones(client, kind) -> None:
-    options = {"output_dtype": kind, "colbert_pool_factor": 2, "muvera": "document"}
+@pytest.mark.parametrize("dtype", ["int8", "ubinary"])
+def test_fewer_bits_and_further_kinds_are_the_native_ones(client, dtype) -> None:
+    options = {"output_dtype": dtype, "colbert_pool_factor": 2, "muvera": "document"}
     answer = post(client, input=TEXTS, return_sparse=True, return_colbert="true", **options)["data"]
-    packed = vectors(client, encoding_format="base64", embedding_type=kind)
-    for item, raw, ours in zip(answer, packed, native(client, TEXTS, **options), strict=True):
-        assert (item["embedding"], item.get("scale")) == (ours["dense"], ours.get("dense_scale"))
+    packed = vectors(client, encoding_format="base64", embedding_type=dtype)
+    for item, raw, expected in zip(answer, packed, native(client, TEXTS, **options), strict=True):
+        assert item["embedding"] == expected["dense"]
+        assert item.get("scale") == expected.get("dense_scale")
         for name in ("sparse", "colbert", "colbert_scale", "muvera"):
-            assert item.get(name) == ours.get(name)
-        dtype = np.uint8 if kind == "ubinary" else np.int8
-        assert np.frombuffer(base64.b64decode(raw), dtype).tolist() == ours["dense"]
+            assert item.get(name) == expected.get(name)
+        numbers = np.frombuffer(base64.b64decode(raw), np.uint8 if dtype == "ubinary" else np.int8)
+        assert numbers.tolist() == expected["dense"]
 
 
 @pytest.mark.parametrize("field", ["encoding_format", "embedding_type"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_of_several_types_each_is_that_of_a_request_for_it(client, field, packed) -> None:
+def test_several_types_are_those_of_one_request_for_each_type(client, field, packed) -> None:
     types = ["float", "base64", "int8", "uint8", "binary", "ubinary"]
     other = {"embedding_type", "encoding_format"} - {field}
     extra = dict.fromkeys(other, "base64") if packed else {}
     answer = post(client, input=TEXTS, **{field: types}, **extra)["data"]
-    for kind in types:
-        only = {"output_dtype": kind} if kind not in {"float", "base64"} else {}
-        if packed or kind == "base64":
+    for type_ in types:
+        only = {"output_dtype": type_} if type_ not in {"float", "base64"} else {}
+        if packed or type_ == "base64":
             only["encoding_format"] = "base64"
         alone = post(client, input=TEXTS, **only)["data"]
         for item, single in zip(answer, alone, strict=True):
             assert list(item["embedding"]) == types
-            assert item["embedding"][kind] == single["embedding"]
+            assert item["embedding"][type_] == single["embedding"]
             assert single.get("scale") in {None, item["scale"]}
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
+    ("options", "native_options"),
     [
         ({"prompt": "hybrid "}, {"prompt": "hybrid "}),
         ({"prompt_name": "query"}, {"prompt_name": "query"}),
@@ -165,17 +166,17 @@ def test_of_several_types_each_is_that_of_a_request_for_it(client, field, packed
     ],
     ids=str,
 )
-def test_options_are_those_of_the_native_endpoint(full, theirs, ours) -> None:
+def test_options_are_those_of_the_native_endpoint(full, options, native_options) -> None:
     texts = [*TEXTS, "bread " + "search " * 600 + "kitchen"]
-    assert vectors(full, input=texts, **theirs) == dense(full, texts, **ours)
+    assert vectors(full, input=texts, **options) == dense(full, texts, **native_options)
 
 
-def test_the_raw_vector_may_be_cut(full) -> None:
+def test_dimensions_cut_a_vector_that_is_not_normalised(full) -> None:
     raw = vectors(full, normalize=False)
-    assert vectors(full, normalize=False, dimensions=32) == [each[:32] for each in raw]
+    assert vectors(full, normalize=False, dimensions=32) == [vector[:32] for vector in raw]
 
 
-def test_a_text_that_is_too_long_is_cut_and_reported_or_is_an_error(client) -> None:
+def test_truncation_of_a_long_text_is_reported_or_refused(client) -> None:
     body = {"input": ["short", "search " * 9000]}
     (warning,) = post(client, **body)["warnings"]
     assert warning["target"] == {"field": "input", "index": 1, "pointer": "/input/1"}
@@ -184,7 +185,7 @@ def test_a_text_that_is_too_long_is_cut_and_reported_or_is_an_error(client) -> N
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "param", "said"),
+    ("body", "code", "param", "message"),
     [
         ({}, "invalid_request", "input", "input"),
         *(
@@ -207,32 +208,32 @@ def test_a_text_that_is_too_long_is_cut_and_reported_or_is_an_error(client) -> N
     ],
     ids=lambda case: str(case)[:40],
 )
-def test_a_wrong_body_is_400_and_names_the_parameter(client, body, code, param, said) -> None:
+def test_an_invalid_body_is_400_and_names_the_parameter(client, body, code, param, message) -> None:
     error = assert_error(client.post("/v1/embeddings", json=body), 400, code)
     assert error["param"] == param
-    assert said in error["message"]
+    assert message in error["message"]
 
 
-def test_each_model_makes_its_own_vectors_under_any_of_its_names(full, client, tiny_m3) -> None:
+def test_a_model_is_chosen_by_any_of_its_names(full, client, tiny_m3) -> None:
     answer = post(full, input=TEXTS, model="text-embedding-3-small")
     assert answer["model"] == "tiny-qwen"
     assert [item["embedding"] for item in answer["data"]] == dense(full, TEXTS)
     answer = post(full, input=TEXTS, model="tiny-m3-embed", return_sparse=True)
     assert answer["model"] == tiny_m3.name
-    made = [item["embedding"] for item in answer["data"]]
-    np.testing.assert_allclose(made, dense(client, TEXTS), rtol=0, atol=1e-6)
+    embedded = [item["embedding"] for item in answer["data"]]
+    np.testing.assert_allclose(embedded, dense(client, TEXTS), rtol=0, atol=1e-6)
     assert all(item["sparse"]["indices"] for item in answer["data"] if TEXTS[item["index"]].strip())
 
 
 @pytest.mark.parametrize("name", ["text-embedding-ada-002", "tiny-reranker", "x" * 5000])
-def test_an_unknown_model_is_404_and_told_the_known_ones(full, name) -> None:
+def test_an_unknown_model_is_404_and_the_error_lists_the_known_ones(full, name) -> None:
     refused = full.post("/v1/embeddings", json={"input": "a", "model": name})
     error = assert_error(refused, 404, "model_not_found")
     assert "text-embedding-3-small" in error["message"]
     assert len(error["message"]) < 1000
 
 
-def test_every_name_of_a_model_is_listed_and_found(full) -> None:
+def test_v1_models_lists_and_finds_every_name_of_a_model(full) -> None:
     for path in ("/v1/models", "/v1/models/", "/models"):
         answer = full.get(path).json()
         assert answer["object"] == "list"
@@ -246,7 +247,7 @@ def test_every_name_of_a_model_is_listed_and_found(full) -> None:
     assert_error(full.get("/v1/models/BAAI/bge-m3"), 404, "model_not_found")
 
 
-# What the several names of a field, and of those beside it, mean together.
+# Fields with several names, and fields that affect each other.
 
 
 def body(**fields: Any) -> OpenAIEmbeddingRequest:
@@ -262,7 +263,7 @@ RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), Trunca
 
 
 @pytest.mark.parametrize(
-    ("read", "fields", "said"),
+    ("name", "fields", "expected"),
     [
         ("vector_format", {}, FLOATS),
         ("vector_format", {"encoding_format": None}, FLOATS),
@@ -273,7 +274,7 @@ RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), Trunca
         ("vector_format", {"embedding_type": ["base64"]}, BASE64),
         ("vector_format", {"encoding_format": "int8"}, INT8),
         ("vector_format", {"encoding_format": ["int8"], "output_dtype": "int8"}, INT8),
-        # Clients send float or base64 by default, beside the type that they want.
+        # Clients send float or base64 by default, even with another type in another field.
         ("vector_format", {"encoding_format": "float", "output_dtype": "int8"}, INT8),
         (
             "vector_format",
@@ -306,15 +307,15 @@ RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), Trunca
         ("truncation_options", {"truncation_side": "left"}, LEFT),
     ],
 )
-def test_the_names_of_one_option_say_one_thing_together(read: str, fields, said) -> None:
-    assert getattr(body(**fields), read) == said
+def test_fields_of_several_names_are_merged(name: str, fields, expected) -> None:
+    assert getattr(body(**fields), name) == expected
 
 
 DIFFER = "output_dtype differ"
 
 
 @pytest.mark.parametrize(
-    ("read", "fields", "said"),
+    ("name", "fields", "message"),
     [
         ("vector_format", {"encoding_format": "float", "embedding_type": "base64"}, DIFFER),
         ("vector_format", {"encoding_format": "base64", "embedding_type": "float"}, DIFFER),
@@ -336,6 +337,6 @@ DIFFER = "output_dtype differ"
         ("truncation_options", {"truncate": "END", "truncation": False}, "the same and differ"),
     ],
 )
-def test_names_that_say_different_things_are_refused(read: str, fields, said: str) -> None:
-    with pytest.raises(InvalidRequestError, match=said):
-        getattr(body(**fields), read)
+def test_fields_that_contradict_each_other_are_refused(name: str, fields, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        getattr(body(**fields), name)

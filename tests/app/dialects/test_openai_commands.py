@@ -1,4 +1,4 @@
-"""The operator loads and unloads a model of MODELS by command."""
+"""Commands of the operator that load and unload a model of MODELS."""
 
 import shutil
 from pathlib import Path
@@ -32,8 +32,8 @@ def client(tiny_m3: Path, folder: Path):
         yield client
 
 
-def command(client, what: str, headers=OPERATOR, model: str = "further"):
-    return client.post(f"/v1/models/{model}/{what}", headers=headers)
+def send_command(client, command: str, headers=OPERATOR, model: str = "further"):
+    return client.post(f"/v1/models/{model}/{command}", headers=headers)
 
 
 def dense(client) -> np.ndarray:
@@ -42,8 +42,8 @@ def dense(client) -> np.ndarray:
 
 
 def test_a_model_is_loaded_replaced_and_loaded_again(client, folder, demo_checkpoint: Path) -> None:
-    def state_after(what: str) -> str:
-        answer = command(client, what)
+    def state_after(command: str) -> str:
+        answer = send_command(client, command)
         assert answer.status_code == 200, answer.text
         return answer.json()["state"]
 
@@ -54,18 +54,18 @@ def test_a_model_is_loaded_replaced_and_loaded_again(client, folder, demo_checkp
     shutil.copytree(demo_checkpoint, folder / "further")
     assert state_after("load") == "ready"
     assert dense(client).shape != before.shape or not np.allclose(dense(client), before, atol=1e-3)
-    models = {each["name"]: each for each in client.get("/health").json()["served_models"]}
+    models = {model["name"]: model for model in client.get("/health").json()["served_models"]}
     assert models["further"]["files_replaced"] == 1
     assert metric(client, "embedder_model_unloads_total", model="further") == 1
 
 
-@pytest.mark.parametrize("what", ["load", "unload"])
-def test_nobody_else_gives_commands_and_a_default_model_or_none_takes_any(client, what) -> None:
-    refused = command(client, what, SOMEBODY)
+@pytest.mark.parametrize("command", ["load", "unload"])
+def test_only_the_operator_may_send_commands_and_only_for_models_of_models(client, command) -> None:
+    refused = send_command(client, command, SOMEBODY)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_operator")
     assert "operator" in refused.json()["error"]["message"]
-    assert command(client, what, {"Authorization": ""}).status_code == 401
-    (default, *_) = (each["name"] for each in client.get("/health").json()["served_models"])
+    assert send_command(client, command, {"Authorization": ""}).status_code == 401
+    default = client.get("/health").json()["served_models"][0]["name"]
     for name in (default, "nobodys"):
-        answer = command(client, what, model=name)
+        answer = send_command(client, command, model=name)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

@@ -1,4 +1,4 @@
-"""text-embeddings-inference and embedding-server: the native numbers in their shapes."""
+"""The APIs of text-embeddings-inference and embedding-server: native vectors in their form."""
 
 import re
 
@@ -34,7 +34,7 @@ def test_dense_vectors_are_the_native_ones_to_the_last_bit(client, path) -> None
     assert post(client, path, inputs=TEXTS[0]) == expected[:1]
 
 
-def test_headers_tell_what_was_computed_and_how_long_it_took(client) -> None:
+def test_headers_have_the_size_and_the_times_of_the_request(client) -> None:
     answer = client.post("/embed", json={"inputs": TEXTS})
     usage = post(client, "/embeddings/", sentences=TEXTS)["usage"]
     assert int(answer.headers["x-compute-tokens"]) == usage["total_tokens"]
@@ -47,22 +47,22 @@ def test_headers_tell_what_was_computed_and_how_long_it_took(client) -> None:
 def test_sparse_vectors_are_pairs_of_index_and_value(client) -> None:
     answer = post(client, "/embed_sparse", inputs=TEXTS)
     for weights, expected in zip(answer, native(client, TEXTS), strict=True):
-        assert [each["index"] for each in weights] == expected["sparse"]["indices"]
-        assert [each["value"] for each in weights] == expected["sparse"]["values"]
+        assert [weight["index"] for weight in weights] == expected["sparse"]["indices"]
+        assert [weight["value"] for weight in weights] == expected["sparse"]["values"]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/models/tiny-reranker/rerank"])
 @pytest.mark.parametrize("raw", [False, True])
 def test_ranks_are_the_native_scores_as_probabilities_or_raw(full, path, raw) -> None:
-    ours = post(full, "/rerank", query="search", passages=TEXTS, normalize=not raw)["results"]
+    expected = post(full, "/rerank", query="search", passages=TEXTS, normalize=not raw)["results"]
     ranks = post(full, path, query="search", texts=TEXTS, raw_scores=raw)
-    assert ranks == [{"index": each["index"], "score": each["score"]} for each in ours]
-    told = post(full, path, query="search", texts=TEXTS, return_text="true")
-    assert [each["text"] for each in told] == [TEXTS[each["index"]] for each in ours]
+    assert ranks == [{"index": item["index"], "score": item["score"]} for item in expected]
+    ranks = post(full, path, query="search", texts=TEXTS, return_text="true")
+    assert [rank["text"] for rank in ranks] == [TEXTS[item["index"]] for item in expected]
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_sparse"])
-def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(full, path) -> None:
+def test_a_long_text_is_422_unless_truncation_is_requested(full, path) -> None:
     path = f"/models/tiny-m3{path}"
     body = {"inputs": ["bread " + LONG + "kitchen"]}
     for truncate in (None, False):
@@ -76,7 +76,7 @@ def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(full, path) ->
         assert cut == post(full, path, inputs=rest), direction
 
 
-def test_options_are_the_native_ones_and_what_cannot_be_had_is_an_error(client, full) -> None:
+def test_options_are_the_native_ones_and_unsupported_ones_are_422(client, full) -> None:
     for extra in ({"dimensions": 32}, {"dimensions": 65}, {"prompt_name": "query"}):
         refused = client.post("/embed", json={"inputs": "a"} | extra)
         assert next(iter(extra)) in assert_error(refused, 422, "Validation")
@@ -90,20 +90,20 @@ def test_options_are_the_native_ones_and_what_cannot_be_had_is_an_error(client, 
     assert int(answer.headers["x-compute-tokens"]) == sum(map(len, tokens))
 
 
-def test_tokens_are_those_that_are_counted(full) -> None:
+def test_tokenize_returns_the_tokens_that_are_counted(full) -> None:
     for model in ("tiny-m3", "tiny-qwen", "tiny-reranker"):
         path = f"/models/{model}"
         tokens = post(full, f"{path}/tokenize", inputs=TEXTS)
-        plain = [[each for each in own if not each["special"]] for own in tokens]
-        for text, own in zip(TEXTS, plain, strict=True):
-            assert all(text[each["start"] : each["stop"]] == each["text"] for each in own)
+        plain = [[token for token in of_text if not token["special"]] for of_text in tokens]
+        for text, of_text in zip(TEXTS, plain, strict=True):
+            assert all(text[token["start"] : token["stop"]] == token["text"] for token in of_text)
         assert post(full, f"{path}/tokenize", inputs=TEXTS, add_special_tokens=False) == plain
         if model != "tiny-reranker":
             answer = full.post(f"{path}/embed", json={"inputs": TEXTS})
             assert int(answer.headers["x-compute-tokens"]) == sum(map(len, tokens))
 
 
-def test_only_what_the_answer_holds_limits_a_text_that_is_tokenised(client) -> None:
+def test_tokenize_limits_a_text_only_by_the_size_of_the_answer(client) -> None:
     (tokens,) = post(client, "/tokenize", inputs="a" + " " * 1_000_001 + "b")
     assert tokens[-2]["stop"] == 1_000_003
     (tokens,) = post(client, "/tokenize", inputs="search " * 20_000)
@@ -131,12 +131,12 @@ def test_only_what_the_answer_holds_limits_a_text_that_is_tokenised(client) -> N
         ("/", {"query": "a", "texts": ["a"]}, 422, "Validation"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_teis_shape(full, path, body, status, kind) -> None:
+def test_errors_have_teis_form(full, path, body, status, kind) -> None:
     assert_error(full.post(path, json=body), status, kind)
     assert post(full, "/embed", inputs="a")
 
 
-def test_health_is_public_and_the_rest_is_refused_in_its_shape(full) -> None:
+def test_only_health_needs_no_token_and_a_401_has_teis_form(full) -> None:
     for path in ("/ping", "/models/tiny-m3/health", "/models/tiny-m3/ping"):
         for method in ("GET", "HEAD"):
             answer = full.request(method, path, headers=NO_TOKEN)
@@ -149,14 +149,14 @@ def test_health_is_public_and_the_rest_is_refused_in_its_shape(full) -> None:
     assert (refused.status_code, refused.json()["error_type"]) == (401, "Unauthorized")
 
 
-def test_a_model_itself_does_what_it_is_for(full) -> None:
+def test_the_path_of_a_model_embeds_or_reranks(full) -> None:
     assert post(full, "/models/tiny-qwen", inputs="a") == post(full, "/", inputs="a")
     expected = dense(full, ["a"], model="tiny-m3")
     assert post(full, "/models/tiny-m3", inputs="a") == expected
     for path in ("/models/tiny-m3/v1/embeddings", "/models/tiny-m3/embeddings"):
         answer = post(full, path, input="a", model="whatever")
         assert answer["model"] == "tiny-m3"
-        assert [each["embedding"] for each in answer["data"]] == expected
+        assert [item["embedding"] for item in answer["data"]] == expected
     before = metric(full, "rerank_requests_total", status="success")
     ranks = post(full, "/models/tiny-reranker", query="search", texts=TEXTS)
     assert ranks == post(full, "/rerank", query="search", texts=TEXTS)
@@ -166,14 +166,14 @@ def test_a_model_itself_does_what_it_is_for(full) -> None:
         assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
-def test_embedding_server_has_the_native_vectors_usage_times_and_teis_errors(client) -> None:
+def test_embedding_server_returns_native_vectors_usage_timings_and_teis_errors(client) -> None:
     answer = post(client, "/api/v1/embed", inputs=TEXTS)
     assert list(answer) == ["data", "usage", "timings"]
-    assert [each["embedding"] for each in answer["data"]] == dense(client, TEXTS)
-    assert [each["index"] for each in answer["data"]] == list(range(len(TEXTS)))
+    assert [item["embedding"] for item in answer["data"]] == dense(client, TEXTS)
+    assert [item["index"] for item in answer["data"]] == list(range(len(TEXTS)))
     assert answer["usage"] == post(client, "/embeddings/", sentences=TEXTS)["usage"]
     assert list(answer["timings"]) == ["tokenization", "queue", "inference"]
-    for each in answer["timings"].values():
-        assert re.fullmatch(r"[\d.]+(e[+-]\d+)?(µs|ms|s)", each)
+    for duration in answer["timings"].values():
+        assert re.fullmatch(r"[\d.]+(e[+-]\d+)?(µs|ms|s)", duration)
     for inputs in ([1, 2, 3], "search " * 60_000):
         assert_error(client.post("/api/v1/embed", json={"inputs": inputs}), 422, "Validation")

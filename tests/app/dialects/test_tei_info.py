@@ -1,4 +1,4 @@
-"""What text-embeddings-inference's paths tell of models, and before there are any."""
+"""/info, /health and /ping of text-embeddings-inference's API, also while models are loading."""
 
 import os
 from dataclasses import replace
@@ -17,7 +17,7 @@ from tests.support.in_process import served
 
 @pytest.fixture
 def client() -> AsyncClient:
-    """Of a service whose models are not loaded yet."""
+    """A client of a service whose models are not loaded yet."""
     app: Any = create_app(Settings(api_token=None, embedding_model="own/bge"))
     return AsyncClient(transport=ASGITransport(app), base_url="http://service")
 
@@ -25,7 +25,7 @@ def client() -> AsyncClient:
 UNHEALTHY = {"error": "loading: the models are being loaded", "error_type": "Unhealthy"}
 
 
-async def test_while_models_are_loaded_a_model_does_not_answer_and_is_not_described(client) -> None:
+async def test_ping_and_info_are_503_while_models_are_loading(client) -> None:
     for path in ("/ping", "/models/own/bge/ping", "/models/own/bge/health"):
         assert (await client.head(path)).status_code == 503
         answer = await client.get(path)
@@ -52,7 +52,7 @@ class Judge(FakeReranker):
     max_length = 55
 
 
-class OfTwoLabels(Judge):
+class TwoLabelJudge(Judge):
     labels = ("no", "yes")
 
 
@@ -68,24 +68,24 @@ NAMES = {
 }
 
 
-async def told(client: AsyncClient, path: str) -> dict[str, Any]:
+async def get_info(client: AsyncClient, path: str) -> dict[str, Any]:
     answer = await client.get(path)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    info: dict[str, Any] = answer.json()
+    return info
 
 
-async def test_each_model_is_described_by_what_is_loaded_for_its_role() -> None:
+async def test_info_describes_the_loaded_model_of_each_role() -> None:
     settings = NAMES | {"dense_model_revision": "abc", "tokenizer_threads": 3}
     limits = {"max_queue_size": 9, "max_requests_in_batch": 8, "max_sentences_per_request": 7}
     async with served(models(Judge()), **settings, **limits) as (_, client):
         for path in ("/ping", "/models/own/judge/health"):
             answer = await client.get(path)
             assert (answer.status_code, answer.content) == (200, b"")
-        root = await told(client, "/info")
-        assert await told(client, "/models/own/dense/info") == root
-        embedder = await told(client, "/models/own/bge/info")
-        judge = await told(client, "/models/own/judge/info")
+        root = await get_info(client, "/info")
+        assert await get_info(client, "/models/own/dense/info") == root
+        embedder = await get_info(client, "/models/own/bge/info")
+        judge = await get_info(client, "/models/own/judge/info")
     assert root.pop("version")
     assert root == {
         "model_id": "own/dense",
@@ -105,19 +105,19 @@ async def test_each_model_is_described_by_what_is_loaded_for_its_role() -> None:
     assert (embedder["model_id"], embedder["model_sha"]) == ("own/bge", None)
     assert embedder["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (judge["max_input_length"], judge["model_dtype"]) == (55, "bfloat16")
-    one = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    assert judge["model_type"] == {"reranker": one}
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    assert judge["model_type"] == {"reranker": labels}
 
 
-async def test_a_reranker_tells_its_labels() -> None:
-    async with served(models(OfTwoLabels()), **NAMES) as (_, client):
-        judge = await told(client, "/models/own/judge/info")
+async def test_info_has_the_labels_of_a_reranker() -> None:
+    async with served(models(TwoLabelJudge()), **NAMES) as (_, client):
+        judge = await get_info(client, "/models/own/judge/info")
     labels = {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
     assert judge["model_type"] == {"reranker": labels}
     assert judge["tokenization_workers"] == os.cpu_count()
 
 
-async def test_a_model_of_models_is_described_while_it_is_loaded() -> None:
+async def test_info_describes_a_model_of_models_while_it_is_loaded() -> None:
     further = {"loader": FakeLoader(), "models": entries("own/further")}
     default = loaded(FakeModel(), 100)
     async with served(default, **further, model_memory_threshold=1.0) as (service, client):
@@ -126,4 +126,4 @@ async def test_a_model_of_models_is_described_while_it_is_loaded() -> None:
         assert refused.status_code == 503
         assert "own/further is not loaded now" in refused.json()["error"]
         await service.engine.load("own/further")
-        assert (await told(client, path))["model_id"] == "own/further"
+        assert (await get_info(client, path))["model_id"] == "own/further"

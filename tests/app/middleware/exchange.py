@@ -1,4 +1,4 @@
-"""One request through middleware, in process."""
+"""Send one request through a middleware, in process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Inner:
-    """The app inside: reads the body, and answers 200; keeps the scope and what it read."""
+    """An app that reads the body and answers 200; it keeps the scope and the body."""
 
     def __init__(self) -> None:
         self.scope: Any = None
@@ -32,9 +32,9 @@ class Inner:
         await send({"type": "http.response.body", "body": b"ok"})
 
 
-def part_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """A message of a body, without the fields that ASGI lets a server leave out."""
-    return {"type": "http.request"} | {name: each for name, each in fields.items() if each}
+def body_message(fields: dict[str, Any]) -> dict[str, Any]:
+    """Build an http.request message without falsy fields, which ASGI servers may leave out."""
+    return {"type": "http.request"} | {name: value for name, value in fields.items() if value}
 
 
 async def exchange(
@@ -47,21 +47,21 @@ async def exchange(
     proxies: Sequence[Any] = (),
     **scope: Any,
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The context of the request, and the messages of its answer."""
-    left, sent = list(body or [b""]), list[dict[str, Any]]()
+    """Send a request; return its context and the messages of its response."""
+    parts, sent = list(body or [b""]), list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:
-        return part_of({"body": left.pop(0), "more_body": bool(left)})
+        return body_message({"body": parts.pop(0), "more_body": bool(parts)})
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    whole = {"type": "http", "method": method, "path": path, "headers": list(headers)}
-    whole |= {"client": (peer, 1), **scope}
-    await ProvideContext(app, proxies, PATHS.find)(whole, receive, send)
-    return whole["state"]["context"], sent
+    scope |= {"type": "http", "method": method, "path": path, "headers": list(headers)}
+    scope["client"] = (peer, 1)
+    await ProvideContext(app, proxies, PATHS.find)(scope, receive, send)
+    return scope["state"]["context"], sent
 
 
 def header(sent: list[dict[str, Any]], name: bytes) -> bytes | None:
-    """A header of an answer."""
+    """Return a header of the response."""
     return dict(sent[0]["headers"]).get(name)

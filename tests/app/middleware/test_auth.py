@@ -21,13 +21,13 @@ def tokens(tmp_path) -> ApiTokens:
 
 
 class App:
-    """An app that answers 200 to who has a token, `burst` times for each client."""
+    """An app behind the middleware: each client may send `burst` requests."""
 
     def __init__(
         self, tokens: ApiTokens | None = None, *, burst: int = 1, protect_metrics: bool = True
     ) -> None:
         self.inner = Inner()
-        self.checked = RequireTokenAndLimitRate(
+        self.middleware = RequireTokenAndLimitRate(
             self.inner,
             tokens or ApiTokens(None, None),
             TokenBuckets(1, burst),
@@ -37,12 +37,12 @@ class App:
         )
 
     async def ask(self, client: str = "203.0.113.1", token: bytes | None = None, **request: Any):
-        """The context of the request, and the messages of its answer."""
+        """Send a request; return its context and the messages of its response."""
         headers = [*request.pop("headers", ())]
         headers += [] if token is None else [(b"authorization", token)]
         self.inner.scope = None
         return await exchange(
-            self.checked, headers=headers, peer=client, proxies=[PROXY], **request
+            self.middleware, headers=headers, peer=client, proxies=[PROXY], **request
         )
 
     async def status(self, *args: Any, **request: Any) -> int:
@@ -65,7 +65,7 @@ METRICS = [("GET", "/stats"), ("GET", "/metrics")]
 
 @pytest.mark.parametrize(("method", "path"), [*PUBLIC, *PROTECTED, *METRICS])
 @pytest.mark.parametrize("protect_metrics", [False, True])
-async def test_what_is_no_public_page_needs_the_token(method, path, protect_metrics) -> None:
+async def test_paths_that_are_not_public_need_a_token(method, path, protect_metrics) -> None:
     public = [*PUBLIC, *([] if protect_metrics else METRICS)]
     app = App(ApiTokens("own", None), burst=100, protect_metrics=protect_metrics)
     for token, known in ((None, False), (b"Bearer own", True), (b"bearer  own ", True)):
@@ -78,7 +78,7 @@ async def test_what_is_no_public_page_needs_the_token(method, path, protect_metr
             assert context.error_code == "unauthorized"
 
 
-async def test_without_a_token_in_the_settings_nothing_is_asked_nor_of_what_is_no_http() -> None:
+async def test_no_token_is_needed_without_one_in_the_settings_nor_outside_http() -> None:
     context, sent = await App().ask(token=b"Bearer x")
     assert (sent[0]["status"], context.token_name) == (200, None)
     seen = []
@@ -86,14 +86,14 @@ async def test_without_a_token_in_the_settings_nothing_is_asked_nor_of_what_is_n
     async def inner(scope: Any, _receive: Any, _send: Any) -> None:
         seen.append(scope)
 
-    app = App(ApiTokens("own", None)).checked
+    app = App(ApiTokens("own", None)).middleware
     app.app = inner
     await app({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
     assert seen == [{"type": "lifespan"}]
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "reason"),
     [
         *((value, None) for value in (b"Bearer own", b"BEARER own", b"own")),
         *((value, "No token was sent") for value in (None, b"")),
@@ -103,15 +103,15 @@ async def test_without_a_token_in_the_settings_nothing_is_asked_nor_of_what_is_n
         (b"Bearer hush", "The token is unknown"),
     ],
 )
-async def test_a_token_is_read_after_bearer_or_alone_and_a_refusal_says_what_was_sent(
-    tokens: ApiTokens, value: bytes | None, said: str | None
+async def test_a_token_is_read_after_bearer_or_alone_and_a_401_gives_the_reason(
+    tokens: ApiTokens, value: bytes | None, reason: str | None
 ) -> None:
     context, sent = await App(tokens).ask(token=value)
-    assert (sent[0]["status"] == 200) == (said is None)
-    assert context.token_name == ("default" if said is None else None)
-    if said is not None:
+    assert (sent[0]["status"] == 200) == (reason is None)
+    assert context.token_name == ("default" if reason is None else None)
+    if reason is not None:
         detail = orjson.loads(sent[1]["body"])["detail"]
-        assert detail.startswith(f"{said}: send Authorization: Bearer <token>")
+        assert detail.startswith(f"{reason}: send Authorization: Bearer <token>")
         assert "hush" not in detail
 
 
@@ -125,7 +125,7 @@ async def test_a_token_is_read_after_bearer_or_alone_and_a_refusal_says_what_was
         ("POST", "/nowhere", False),
     ],
 )
-async def test_every_spelling_of_an_endpoint_that_does_work_is_limited_and_nothing_else(
+async def test_the_rate_limit_counts_every_spelling_of_a_path_for_work_and_no_other_path(
     method: str, path: str, is_limited: bool
 ) -> None:
     app = App()
@@ -143,7 +143,7 @@ async def test_every_spelling_of_an_endpoint_that_does_work_is_limited_and_nothi
         )
 
 
-async def test_each_address_has_its_own_budget_and_an_ipv6_64_is_one() -> None:
+async def test_the_rate_limit_counts_by_address_and_by_the_64_of_ipv6() -> None:
     app = App()
     clients = ["203.0.113.1", "203.0.113.2", "2001:db8::1", "2001:db8::2", "::ffff:203.0.113.1"]
     assert [await app.status(client) for client in clients] == [200, 200, 200, 429, 429]
@@ -153,14 +153,14 @@ async def test_each_address_has_its_own_budget_and_an_ipv6_64_is_one() -> None:
     assert await app.status("198.51.100.1") == 429, "the same client without the proxy"
 
 
-async def test_a_named_token_counts_by_its_name_and_the_one_token_by_address(tokens) -> None:
+async def test_the_rate_limit_counts_a_named_token_by_name_and_api_token_by_address(tokens) -> None:
     app = App(tokens)
     assert await app.status("203.0.113.1", b"Bearer alices") == 200
     assert await app.status("203.0.113.2", b"Bearer alices") == 429
     assert await app.status("203.0.113.1", b"Bearer bobs") == 200
     clients = ["203.0.113.1", "203.0.113.1", "203.0.113.2"]
     assert [await app.status(client, b"Bearer own") for client in clients] == [200, 429, 200]
-    # Much work stops no scrape with the right token.
+    # Scrapes with the correct token pass.
     assert await app.status("203.0.113.1", b"Bearer own", method="GET", path="/metrics") == 200
 
 
@@ -173,8 +173,8 @@ async def test_wrong_tokens_are_401_until_the_address_is_limited(tokens: ApiToke
     assert await app.status("203.0.113.9", GUESS) == 401
 
 
-async def test_who_has_used_up_its_work_has_no_tries_for_a_token_either(tokens) -> None:
-    """And the other way round: the longer of both waits is told."""
+async def test_a_client_over_its_rate_limit_gets_429_for_a_wrong_token_too(tokens) -> None:
+    """Retry-After is the longer of both waits."""
     app = App(tokens)
     assert await app.status(token=b"Bearer own") == 200
     context, sent = await app.ask(token=GUESS)
@@ -188,27 +188,27 @@ async def test_who_has_used_up_its_work_has_no_tries_for_a_token_either(tokens) 
         *((method, "/nowhere", 429) for method in ("GET", "POST")),
         ("GET", "/embeddings/", 429),
         ("OPTIONS", "/rerank", 429),
-        # What an operator's programs ask for again and again.
+        # Paths that an operator's programs poll.
         *(("GET", path, 200) for path in ("/metrics", "/stats")),
     ],
 )
-async def test_a_failed_token_counts_everywhere_and_then_the_right_one_is_not_told(
+async def test_after_too_many_wrong_tokens_a_correct_one_gets_429_as_well(
     tokens: ApiTokens, method: str, path: str, named: int
 ) -> None:
-    app, there = App(tokens, burst=3), {"method": method, "path": path}
-    assert await app.status(token=b"Bearer own", **there) == 200
-    statuses = [await app.status(token=b"Bearer guess %d" % i, **there) for i in range(5)]
+    app, request = App(tokens, burst=3), {"method": method, "path": path}
+    assert await app.status(token=b"Bearer own", **request) == 200
+    statuses = [await app.status(token=b"Bearer guess %d" % i, **request) for i in range(5)]
     assert statuses == [401, 401, 401, 429, 429]
-    assert await app.status(token=GUESS) == 429, "one budget for all paths"
-    assert await app.status(**there) == 429, "no token at all is a failure too"
-    assert await app.status(token=b"Bearer own", **there) == 429
-    assert await app.status(token=b"Bearer alices", **there) == named, "where it opens something"
+    assert await app.status(token=GUESS) == 429, "one bucket for all paths"
+    assert await app.status(**request) == 429, "a missing token counts as a failure"
+    assert await app.status(token=b"Bearer own", **request) == 429
+    assert await app.status(token=b"Bearer alices", **request) == named
     for token, status in ((b"Bearer own", 200), (GUESS, 401)):
-        assert await app.status("203.0.113.9", token, **there) == status
+        assert await app.status("203.0.113.9", token, **request) == status
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/docs", "/openapi.json"])
-async def test_public_paths_stay_public_after_any_number_of_guesses(tokens, path: str) -> None:
+async def test_public_paths_stay_public_after_any_number_of_wrong_tokens(tokens, path: str) -> None:
     app = App(tokens)
     for _ in range(3):
         await app.ask(token=GUESS)

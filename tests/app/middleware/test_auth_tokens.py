@@ -1,4 +1,4 @@
-"""Access tokens: their names, a file that changes, and nothing that reveals a token."""
+"""Access tokens: their names, and a file that changes."""
 
 import os
 from pathlib import Path
@@ -13,15 +13,15 @@ from smart_embedder.errors import StartupError
 
 
 def rewrite(file: Path, text: str) -> None:
-    """Replace a file by a new one, as editors do."""
-    fresh = file.with_suffix(".new")
-    fresh.write_text(text)
-    fresh.replace(file)
+    """Replace the file by a new one, as editors do."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.replace(file)
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """With one token."""
+    """A file with one token."""
     file = tmp_path / "tokens"
     file.write_text("alice:one\n")
     return file
@@ -44,14 +44,11 @@ def test_a_token_is_known_by_its_name(file: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["alice\n", ":token\n", "alice:\n", "a:1\na:2\n", "default:xyz\n", " default :xyz\n"]
 )
-def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(file: Path, text: str) -> None:
+def test_an_invalid_file_leaves_the_tokens_as_they_were(file: Path, text: str) -> None:
     tokens = ApiTokens("own", file)
     rewrite(file, text)
-    assert [tokens.find_name(each) for each in (b"own", b"one", b"xyz")] == [
-        "default",
-        "alice",
-        None,
-    ]
+    for token, name in ((b"own", "default"), (b"one", "alice"), (b"xyz", None)):
+        assert tokens.find_name(token) == name
     file.unlink()
     assert tokens.find_name(b"one") == "alice"
     rewrite(file, "alice:three\n")
@@ -59,7 +56,7 @@ def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(file: Path, text:
 
 
 @pytest.mark.parametrize(
-    ("own", "content", "said"),
+    ("own", "content", "message"),
     [
         (None, b"hidden-token\n", r"line 1 is not name:token"),
         (None, b"a:1\nhidden-token\n", r"line 2 is not name:token"),
@@ -72,14 +69,14 @@ def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(file: Path, text:
         (" \n", b"", "API_TOKEN holds only white space"),
     ],
 )
-def test_what_holds_no_tokens_stops_the_start_and_is_not_quoted(
-    file: Path, own: str | None, content: bytes | None, said: str
+def test_an_invalid_file_or_token_stops_the_start_and_is_not_quoted(
+    file: Path, own: str | None, content: bytes | None, message: str
 ) -> None:
     if content is None:
         file.unlink()
     else:
         file.write_bytes(content)
-    with pytest.raises(StartupError, match=said) as caught:
+    with pytest.raises(StartupError, match=message) as caught:
         ApiTokens(own, file)
     assert "hidden" not in str(caught.value)
 
@@ -91,10 +88,10 @@ TOKEN = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).fi
 
 
 @given(TOKEN, WHITE, WHITE, WHITE)
-def test_white_space_around_a_token_counts_nowhere(
+def test_white_space_around_a_token_is_ignored(
     tmp_path_factory, token: str, before: str, after: str, sent: str
 ) -> None:
-    """In the file or in a request; every other byte counts."""
+    """In the file and in a request; every other byte counts."""
     presented = f"{sent}{token}{sent}".encode()
     assert ApiTokens(f"{before}{token}{after}", None).find_name(presented) == "default"
     file = tmp_path_factory.mktemp("white") / "tokens"
@@ -103,7 +100,7 @@ def test_white_space_around_a_token_counts_nowhere(
 
 
 def test_a_change_while_the_file_is_being_read_is_not_missed(file: Path, monkeypatch) -> None:
-    """The version is taken before the content: a later write is read next time."""
+    """The version is read before the content, so that the next call reads the file again."""
     file.write_text("alice:one\nbob:two\n")
     real = os.fstat
 
@@ -119,7 +116,7 @@ def test_a_change_while_the_file_is_being_read_is_not_missed(file: Path, monkeyp
 
 
 def test_a_change_within_one_tick_of_the_clock_is_not_missed(file: Path) -> None:
-    """A new token of the same length, at the same time, in the same file."""
+    """The new token has the same length, and the file the same time and inode."""
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     tokens = ApiTokens(None, file)
     file.write_text("alice:two\n")
@@ -127,7 +124,7 @@ def test_a_change_within_one_tick_of_the_clock_is_not_missed(file: Path) -> None
     assert tokens.find_name(b"two") == "alice"
 
 
-def test_a_missing_file_is_told_of_once_until_it_is_back(file: Path) -> None:
+def test_a_missing_file_is_logged_once_until_it_is_back(file: Path) -> None:
     tokens = ApiTokens(None, file)
     for _ in range(2):
         away = file.rename(file.with_name("away"))
@@ -146,9 +143,7 @@ def test_a_missing_file_is_told_of_once_until_it_is_back(file: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o602, True)]
 )
-def test_a_file_that_every_user_can_open_is_warned_about(
-    file: Path, mode: int, warned: bool
-) -> None:
+def test_a_file_that_every_user_can_open_is_a_warning(file: Path, mode: int, warned: bool) -> None:
     file.chmod(mode)
     with capture_logs() as logs:
         ApiTokens(None, file)
@@ -163,7 +158,7 @@ def test_a_file_that_every_user_can_open_is_warned_about(
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root gives files away")
-def test_the_advice_for_a_file_of_another_user_leaves_it_readable_for_the_service(
+def test_the_advice_for_a_file_of_another_user_keeps_it_readable_for_the_service(
     file: Path, monkeypatch
 ) -> None:
     os.chown(file, 1234, -1)

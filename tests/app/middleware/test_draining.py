@@ -20,12 +20,12 @@ from tests.support.skipped_time import in_skipped_time, turns
         ("POST", "/nowhere", False),
     ],
 )
-async def test_once_it_has_begun_work_is_refused_and_nothing_else(method, path, refused) -> None:
+async def test_once_the_drain_has_begun_only_work_is_503(method, path, refused) -> None:
     drain, inner = Drain(), Inner()
     app = RefuseWhileDraining(inner, drain)
     drain.announced = True
     _, sent = await exchange(app, method=method, path=path)
-    assert sent[0]["status"] == 200, "with SHUTDOWN_DELAY it is served until the drain begins"
+    assert sent[0]["status"] == 200, "requests pass during SHUTDOWN_DELAY"
     inner.scope = None
     drain.begin()
     context, sent = await exchange(app, b"a", b"b", method=method, path=path)
@@ -37,7 +37,7 @@ async def test_once_it_has_begun_work_is_refused_and_nothing_else(method, path, 
 
 
 @in_skipped_time
-async def test_the_shutdown_waits_for_the_work_that_was_accepted() -> None:
+async def test_the_drain_waits_for_accepted_work_and_not_for_health_checks() -> None:
     drain, go = Drain(), asyncio.Event()
 
     async def work(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -46,20 +46,20 @@ async def test_the_shutdown_waits_for_the_work_that_was_accepted() -> None:
     app = RefuseWhileDraining(work, drain)
     accepted = asyncio.create_task(exchange(app))
     await turns()
-    waits = asyncio.create_task(drain.wait_for_none())
+    waiting = asyncio.create_task(drain.wait_for_none())
     await turns()
-    assert not waits.done()
+    assert not waiting.done()
     go.set()
-    await asyncio.gather(waits, accepted)
+    await asyncio.gather(waiting, accepted)
     go.clear()
-    checked = asyncio.create_task(exchange(app, method="GET", path="/health"))
+    health_check = asyncio.create_task(exchange(app, method="GET", path="/health"))
     await turns()
     async with asyncio.timeout(1):
-        await drain.wait_for_none()  # Nobody waits for a health check.
-    checked.cancel()
+        await drain.wait_for_none()
+    health_check.cancel()
 
 
-async def test_from_then_on_every_response_announces_that_its_connection_closes() -> None:
+async def test_responses_have_connection_close_once_the_drain_has_begun() -> None:
     drain = Drain()
 
     async def work(_scope: Any, _receive: Any, send: Any) -> None:

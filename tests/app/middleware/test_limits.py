@@ -1,4 +1,4 @@
-"""What requests may hold of the memory, and how slowly a body may come."""
+"""Limits of requests: memory, the speed of a body, and its size."""
 
 import asyncio
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from app.middleware.limits import (
 )
 from smart_embedder.errors import InvalidRequestError, QueueFullError
 from smart_embedder.requests import ANSWER_BYTES
-from tests.app.middleware.exchange import Inner, exchange, part_of
+from tests.app.middleware.exchange import Inner, body_message, exchange
 from tests.support.skipped_time import in_skipped_time, now
 
 MIB = 1 << 20
@@ -33,7 +33,7 @@ Parts = Iterable[tuple[float, int]]
 
 
 def held(budget: MemoryBudget, client: str = "a", *, body: int = 0, answer: int = 0) -> HeldMemory:
-    """A request that holds a body, and then what its texts and its answer need."""
+    """A request that holds memory for a body, then for its texts and its answer."""
     request = HeldMemory(budget, client)
     if body:
         request.add_body(body)
@@ -55,7 +55,9 @@ def test_bodies_hold_half_of_the_budget_and_answers_all_of_it() -> None:
     assert (budget.held, budget.bodies.held) == (3 * BUDGET // 4, BUDGET // 2)
 
 
-def test_a_client_holds_three_times_what_is_free_so_that_a_newcomer_finds_room() -> None:
+def test_a_client_holds_at_most_three_times_what_is_free_so_that_a_new_client_finds_memory() -> (
+    None
+):
     budget = MemoryBudget(BUDGET)
     requests = [held(budget, "a", answer=MIB) for _ in range(48)]
     with pytest.raises(QueueFullError, match="three times|3 times what is free") as refused:
@@ -73,7 +75,7 @@ def test_a_client_holds_three_times_what_is_free_so_that_a_newcomer_finds_room()
     held(budget, "g", answer=MIB)
 
 
-def test_a_request_swaps_its_body_for_what_its_texts_and_its_answer_need() -> None:
+def test_a_request_releases_its_body_when_it_reserves_memory_for_its_answer() -> None:
     budget = MemoryBudget(BUDGET)
     request = held(budget, body=10 * MIB)
     assert (budget.held, budget.bodies.held) == (10 * MIB, 10 * MIB)
@@ -81,13 +83,13 @@ def test_a_request_swaps_its_body_for_what_its_texts_and_its_answer_need() -> No
     assert (budget.held, budget.bodies.held) == (30 * MIB, 0)
     for size in (5, 25):
         request.need(size * MIB, *ADVICE)
-    assert budget.held == 35 * MIB, "the most of what it ever needed"
+    assert budget.held == 35 * MIB, "the maximum that it has needed"
     request.release()
     request.release()
     assert (budget.held, budget.bodies.held) == (0, 0)
 
 
-def test_a_request_that_finds_no_room_for_its_answer_is_refused_and_frees_its_body() -> None:
+def test_a_request_without_memory_for_its_answer_is_refused_and_frees_its_body() -> None:
     budget = MemoryBudget(BUDGET)
     others = held(budget, "b", answer=30 * MIB)
     request = held(budget, body=4 * MIB)
@@ -99,14 +101,14 @@ def test_a_request_that_finds_no_room_for_its_answer_is_refused_and_frees_its_bo
     held(budget, body=4 * MIB).need(26 * MIB, *ADVICE)
 
 
-def test_what_a_client_holds_already_is_never_refused_again() -> None:
+def test_memory_that_a_client_holds_already_is_never_refused() -> None:
     budget = MemoryBudget(BUDGET)
     request = held(budget, answer=40 * MIB // 2)
     held(budget, "b", answer=30 * MIB)
     request.need(20 * MIB, *ADVICE)
 
 
-def test_an_answer_may_hold_more_where_its_body_is_large() -> None:
+def test_an_answer_to_a_large_body_may_hold_more() -> None:
     budget = MemoryBudget(1 << 30)
     request = held(budget, answer=ANSWER_BYTES)
     with pytest.raises(InvalidRequestError, match="need 37748737 bytes, and this answer may hold"):
@@ -117,7 +119,7 @@ def test_an_answer_may_hold_more_where_its_body_is_large() -> None:
         request.need_more(1, *ADVICE)
 
 
-def test_what_never_fits_a_small_memory_is_no_case_for_retries() -> None:
+def test_a_body_that_never_fits_is_413_and_not_503() -> None:
     budget = MemoryBudget(16 * MIB)
     with pytest.raises(BodyTooLargeError, match=f"more than {6 * MIB} bytes"):
         held(budget, body=6 * MIB + 1)
@@ -127,7 +129,7 @@ def test_what_never_fits_a_small_memory_is_no_case_for_retries() -> None:
     request.need(8 * MIB, *ADVICE)
 
 
-def test_the_budget_follows_from_the_largest_body_and_the_memory_that_is_left() -> None:
+def test_the_budget_follows_from_the_largest_body_and_the_free_memory() -> None:
     assert MemoryBudget.for_bodies_of(1000).max_bytes == 512 * MIB
     budget = MemoryBudget.for_bodies_of(32 * MIB)
     assert (budget.max_bytes, budget.bodies.max_bytes) == (1024 * MIB, 512 * MIB)
@@ -137,7 +139,7 @@ def test_the_budget_follows_from_the_largest_body_and_the_memory_that_is_left() 
     assert (budget.max_bytes, budget.bodies.max_bytes) == (10 * MIB, 5 * MIB)
 
 
-def test_nothing_is_kept_of_a_client_that_holds_nothing() -> None:
+def test_clients_that_hold_no_memory_are_forgotten() -> None:
     budget = MemoryBudget(BUDGET)
     for number in range(3):
         request = held(budget, f"client {number}", body=100, answer=100)
@@ -147,7 +149,7 @@ def test_nothing_is_kept_of_a_client_that_holds_nothing() -> None:
     assert not budget.bodies._by_client
 
 
-# A request.
+# The middleware.
 
 
 def scope() -> dict[str, Any]:
@@ -161,17 +163,17 @@ async def send(_message) -> None:
 
 def receiving(*sizes: int):
     """A body of parts of these sizes."""
-    left = list(sizes)
+    remaining = list(sizes)
 
     async def receive():
-        size = left.pop(0)
-        return part_of({"body": b"x" * size, "more_body": bool(left)})
+        size = remaining.pop(0)
+        return body_message({"body": b"x" * size, "more_body": bool(remaining)})
 
     return receive
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_request_holds_its_body_and_its_answer_to_its_end(fails: bool) -> None:
+async def test_a_request_holds_the_memory_of_its_body_and_answer_until_it_ends(fails: bool) -> None:
     seen = []
 
     async def app(scope, receive, send) -> None:
@@ -204,18 +206,18 @@ async def test_a_request_without_a_body_is_never_refused() -> None:
         await limit(scope(), receiving(1), send)
 
 
-# How slowly a body may come.
+# Slow bodies.
 
 
 def body_of(parts: Parts, *, whole: bool = False) -> TimedBody:
-    """A body whose parts come after so many seconds each; then nothing, or what follows it."""
-    left = list(parts)
+    """A body of parts (seconds to wait, bytes); after them it stalls, or ends if it is `whole`."""
+    delayed = list(parts)
     inbox = asyncio.Queue[dict[str, Any]]()
 
     async def arrive() -> None:
-        for number, (seconds, size) in enumerate(left):
+        for number, (seconds, size) in enumerate(delayed):
             await asyncio.sleep(seconds)
-            more = not whole or number + 1 < len(left)
+            more = not whole or number + 1 < len(delayed)
             inbox.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": more})
 
     inbox.arriving = asyncio.create_task(arrive())  # type: ignore[attr-defined]
@@ -227,15 +229,15 @@ def body_of(parts: Parts, *, whole: bool = False) -> TimedBody:
     [
         pytest.param([], WINDOW, id="nothing"),
         pytest.param([(1, ENOUGH - 1)], WINDOW, id="a byte too few"),
-        # The first message after the end of a window ends it: it may bring what was missing.
+        # The first message after the end of a window still counts for that window.
         pytest.param([(0.5, ENOUGH // 20)] * 60, 40, id="enough for three windows"),
         pytest.param([(1.0, ENOUGH // 20)] * 60, WINDOW, id="half of what is enough"),
-        # What one window has too much is not there for the next.
+        # Surplus bytes of one window do not count for the next.
         pytest.param([(9.9, 5 * ENOUGH), (0.2, 1)], 20.2, id="all at the end of a window"),
     ],
 )
 @in_skipped_time
-async def test_each_window_must_bring_its_bytes_or_the_body_is_refused(parts, seconds) -> None:
+async def test_a_slow_body_is_408_at_the_end_of_a_window(parts, seconds) -> None:
     began, body = now(), body_of(parts)
 
     async def read() -> None:
@@ -248,18 +250,18 @@ async def test_each_window_must_bring_its_bytes_or_the_body_is_refused(parts, se
 
 
 @in_skipped_time
-async def test_the_rest_of_a_body_is_enough_however_small_and_what_follows_has_all_time() -> None:
+async def test_a_small_rest_of_a_body_is_enough_and_later_messages_have_no_time_limit() -> None:
     body = body_of([(9.9, 1), (0.2, 1)], whole=True)
     for _ in range(2):
         assert (await body.receive())["body"] == b"x"
-    follows = asyncio.create_task(body.receive())
+    next_message = asyncio.create_task(body.receive())
     await asyncio.sleep(1000)
-    assert not follows.done()
-    follows.cancel()
+    assert not next_message.done()
+    next_message.cancel()
 
 
 @in_skipped_time
-async def test_what_has_arrived_while_the_process_was_stopped_is_read() -> None:
+async def test_a_body_that_arrived_while_the_process_was_stopped_is_read() -> None:
     body = body_of([(WINDOW + 0.2, ENOUGH)])
     assert len((await body.receive())["body"]) == ENOUGH
     body = body_of([(WINDOW + 0.3, ENOUGH)])
@@ -267,20 +269,20 @@ async def test_what_has_arrived_while_the_process_was_stopped_is_read() -> None:
         await body.receive()
 
 
-# How large a body may be.
+# Large bodies.
 
 
 @pytest.mark.parametrize(
     ("parts", "announced", "outcome"),
     [
         pytest.param([b"a"], b"100", 200, id="announced"),
-        pytest.param([b"a"], b"x", 200, id="announced badly"),
+        pytest.param([b"a"], b"x", 200, id="no number announced"),
         pytest.param([b"a"], b"101", 413, id="announced too large"),
         pytest.param([b"a" * 60, b"a" * 40], None, 200, id="sent"),
         pytest.param([b"a" * 60, b"a" * 41, b"no"], None, None, id="sent too large"),
     ],
 )
-async def test_a_body_too_large_is_refused_before_it_is_read_or_at_the_byte_too_many(
+async def test_a_body_that_is_too_large_is_413_before_it_is_read_or_at_the_first_byte_too_many(
     parts, announced, outcome
 ) -> None:
     inner = Inner()

@@ -34,7 +34,7 @@ SITE = "https://app.example"
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_a_page_may_ask_if_it_came_from_here_or_is_named(origin, host, passes, method):
+async def test_an_origin_passes_if_it_is_the_services_own_or_allowed(origin, host, passes, method):
     inner, headers = Inner(), [(b"host", host.encode())]
     if origin is not None:
         headers.append((b"origin", origin.encode()))
@@ -49,17 +49,17 @@ async def test_a_page_may_ask_if_it_came_from_here_or_is_named(origin, host, pas
 @pytest.mark.parametrize(
     ("allowed", "more", "status", "shown"),
     [
-        pytest.param([], [], 403, None, id="strange"),
-        pytest.param([], [(b"sec-fetch-site", b"same-origin")], 200, None, id="a browser knows"),
+        pytest.param([], [], 403, None, id="foreign"),
+        pytest.param([], [(b"sec-fetch-site", b"same-origin")], 200, None, id="same-origin"),
         pytest.param(["*"], [], 200, b"*", id="any is allowed"),
-        pytest.param([SITE], [(b"origin", SITE.encode())], 403, None, id="several"),
+        pytest.param([SITE], [(b"origin", SITE.encode())], 403, None, id="two headers"),
     ],
 )
-async def test_a_strange_origin_is_believed_from_a_browser_or_where_any_is_allowed(
+async def test_a_foreign_origin_is_403_unless_all_are_allowed_or_the_browser_says_same_origin(
     allowed, more, status, shown
 ) -> None:
-    strange = [(b"host", b"internal"), (b"origin", b"https://public.example")]
-    _, sent = await exchange(CheckOrigin(Inner(), allowed), headers=[*strange, *more])
+    foreign = [(b"host", b"internal"), (b"origin", b"https://public.example")]
+    _, sent = await exchange(CheckOrigin(Inner(), allowed), headers=[*foreign, *more])
     assert sent[0]["status"] == status
     assert header(sent, b"access-control-allow-origin") == shown
     if status == 403:
@@ -68,15 +68,15 @@ async def test_a_strange_origin_is_believed_from_a_browser_or_where_any_is_allow
         assert detail.startswith(f"A web page of {named} may not call this service: CORS_ORIGINS")
 
 
-async def test_a_page_that_is_allowed_may_send_any_header_and_read_the_ids() -> None:
+async def test_cors_allows_any_request_header_and_exposes_ids_to_an_allowed_page() -> None:
     inner, origin = Inner(), (b"origin", SITE.encode())
-    asks = [
+    preflight = [
         origin,
         (b"access-control-request-method", b"POST"),
         (b"access-control-request-headers", b"authorization,x-request-id"),
         (b"access-control-request-private-network", b"true"),
     ]
-    _, sent = await exchange(CheckOrigin(inner, [SITE]), method="OPTIONS", headers=asks)
+    _, sent = await exchange(CheckOrigin(inner, [SITE]), method="OPTIONS", headers=preflight)
     assert (sent[0]["status"], inner.called) == (200, False)
     assert b"POST" in header(sent, b"access-control-allow-methods")
     assert header(sent, b"access-control-allow-headers") == b"authorization,x-request-id"

@@ -14,15 +14,12 @@ from app.middleware.rate_limit import TokenBuckets
 
 @dataclass
 class Clock:
-    """Stands in for the machine's clock, in nanoseconds."""
+    """A fake clock, in nanoseconds."""
 
     now: int = 1000 * 10**9
 
     def read(self) -> int:
         return self.now
-
-    def go_on(self, seconds: float) -> None:
-        self.now += round(seconds * 10**9)
 
 
 @contextmanager
@@ -58,7 +55,7 @@ class ReferenceBucket:
     start=st.integers(0, 2**62),
     steps=st.lists(st.integers(0, 10 * 10**9), max_size=60),
 )
-def test_every_answer_is_that_of_the_textbook_bucket(
+def test_every_wait_is_that_of_a_textbook_token_bucket(
     requests_per_minute: int, burst: int, start: int, steps: list[int]
 ) -> None:
     buckets = TokenBuckets(requests_per_minute, burst)
@@ -71,13 +68,13 @@ def test_every_answer_is_that_of_the_textbook_bucket(
             assert buckets.take("key") == float(expected / 10**9)
 
 
-# Where a clock stands still, as a coarse one does, sums of rounded intervals are one too large.
+# With a coarse clock, which stands still, sums of rounded intervals are one too large.
 @given(
     requests_per_minute=st.integers(1, 10_000),
     burst=st.integers(1, 200),
     now=st.integers(0, 2**62),
 )
-def test_a_burst_is_exactly_that_many_whatever_the_clock_says(
+def test_a_burst_has_exactly_that_many_requests_at_any_time(
     requests_per_minute: int, burst: int, now: int
 ) -> None:
     buckets = TokenBuckets(requests_per_minute, burst)
@@ -91,21 +88,21 @@ def test_a_burst_is_exactly_that_many_whatever_the_clock_says(
         assert buckets.take("key") > 0
 
 
-def test_ever_new_addresses_leave_no_more_than_may_be_kept() -> None:
+def test_at_most_100_000_clients_are_remembered() -> None:
     buckets = TokenBuckets(3600, 120)
     for number in range(150_000):
         buckets.take(f"address:{number}")
     assert len(buckets) == 100_000
 
 
-def test_the_client_not_seen_for_longest_is_forgotten() -> None:
+def test_the_least_recently_seen_client_is_forgotten() -> None:
     buckets = TokenBuckets(1, 1, max_clients=3)
     assert [buckets.peek(key) for key in "abc"] == [0, 0, 0]
-    assert len(buckets) == 0, "a look leaves no trace"
+    assert len(buckets) == 0, "peek stores nothing"
     for key in "abc":
         assert buckets.take(key) == 0
     assert buckets.take("a") > 0
     assert buckets.take("d") == 0
-    assert buckets.take("a") > 0, "a was seen a moment ago, although it was refused"
-    assert buckets.take("b") == 0, "b had to go"
+    assert buckets.take("a") > 0, "a was seen last, although it was refused"
+    assert buckets.take("b") == 0, "b was forgotten"
     assert len(buckets) == 3

@@ -1,4 +1,4 @@
-"""What is known of a request before anything else looks at it, and what is told at its end."""
+"""The context of a request, and its log line."""
 
 from ipaddress import ip_network
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from app.context import NATIVE_EMBEDDINGS, RERANK, context_of
 from app.http_metrics import Metrics
-from app.middleware import request_log as observe
+from app.middleware import request_log
 from app.middleware.request_log import LogRequests, ProvideContext
 from app.middleware.request_metrics import MeasureRequests
 from tests.app.middleware.exchange import Inner, exchange, header
@@ -30,7 +30,7 @@ PROXIES = [ip_network("::ffff:10.0.0.0/104")]
         ("POST", "/nowhere/", None, "/nowhere"),
     ],
 )
-async def test_an_endpoint_is_known_by_any_spelling_of_its_path(method, path, endpoint, route):
+async def test_an_endpoint_is_found_by_any_spelling_of_its_path(method, path, endpoint, route):
     inner = Inner()
     context, _ = await exchange(inner, method=method, path=path)
     assert (context.endpoint, context.route) == (endpoint, route)
@@ -39,12 +39,12 @@ async def test_an_endpoint_is_known_by_any_spelling_of_its_path(method, path, en
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("sent_id", "kept"),
     [(b"mine-1", True), (b"a" * 128, True), (b"a" * 129, False), (b"a b", False), (b"", False)],
 )
-async def test_an_id_that_can_be_printed_is_the_clients_own(given: bytes, kept: bool) -> None:
-    context, sent = await exchange(Inner(), headers=[(b"x-request-id", given)])
-    assert (context.request_id.encode() == given) == kept
+async def test_a_printable_request_id_of_the_client_is_kept(sent_id: bytes, kept: bool) -> None:
+    context, sent = await exchange(Inner(), headers=[(b"x-request-id", sent_id)])
+    assert (context.request_id.encode() == sent_id) == kept
     assert header(sent, b"x-request-id") == context.request_id.encode()
     assert context.request_id
 
@@ -53,7 +53,7 @@ async def test_an_id_that_can_be_printed_is_the_clients_own(given: bytes, kept: 
     ("peer", "address"),
     [("10.0.0.7", "198.51.100.1"), ("192.0.2.9", "192.0.2.9"), ("", "unknown")],
 )
-async def test_only_a_trusted_proxy_names_the_client_and_the_path_above(peer, address) -> None:
+async def test_only_a_trusted_proxy_sets_the_clients_address_and_the_prefix(peer, address) -> None:
     headers = [
         (b"x-forwarded-for", b"203.0.113.5"),
         (b"x-forwarded-for", b"198.51.100.1"),
@@ -78,14 +78,14 @@ async def test_only_a_trusted_proxy_names_the_client_and_the_path_above(peer, ad
         ("/base", "/basement", "/basement"),
     ],
 )
-async def test_a_path_that_the_server_names_is_taken_off_once(root, path, route) -> None:
+async def test_the_root_path_of_the_server_is_removed_once(root, path, route) -> None:
     inner = Inner()
     context, _ = await exchange(inner, path=path, root_path=root)
     assert (context.route, context.prefix) == (route, "/base")
     assert inner.scope["path"] == f"/base{route}"
 
 
-async def test_the_query_is_left_to_whoever_reads_one_and_cookies_to_nobody() -> None:
+async def test_the_query_string_moves_to_the_context_and_cookies_are_dropped() -> None:
     inner = Inner()
     headers = [(b"cookie", b"a=b"), (b"accept", b"*/*"), (b"cookie", b"c")]
     context, sent = await exchange(inner, b"abc", b"", b"de", query_string=b"a=b", headers=headers)
@@ -97,7 +97,9 @@ async def test_the_query_is_left_to_whoever_reads_one_and_cookies_to_nobody() ->
 # The line of a request.
 
 
-def ending(status: int | None, error: Exception | None = None) -> Any:
+def app_of(status: int | None, error: Exception | None = None) -> Any:
+    """An app that sends a response with `status`, then raises `error`."""
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
         context_of(scope).counts["sentences"] = 3
         await receive()
@@ -108,10 +110,6 @@ def ending(status: int | None, error: Exception | None = None) -> Any:
             raise error
 
     return app
-
-
-def logged(app: Any) -> LogRequests:
-    return LogRequests(app)
 
 
 @pytest.mark.parametrize(
@@ -128,23 +126,25 @@ def logged(app: Any) -> LogRequests:
         ("GET", 500, "debug"),
     ],
 )
-async def test_checks_and_scrapes_are_shown_only_where_their_sender_made_a_mistake(
+async def test_health_checks_and_scrapes_are_logged_at_debug_unless_they_are_4xx(
     method, status, level
 ) -> None:
     with capture_logs() as log:
-        await exchange(logged(ending(status)), b"xy", method=method)
+        await exchange(LogRequests(app_of(status)), b"xy", method=method)
     (line,) = log
     assert (line["event"], line["log_level"], line["status"]) == ("request", level, status)
 
 
-async def test_the_line_begins_with_the_status_and_holds_what_is_known_and_no_text(
+async def test_the_log_line_begins_with_the_status_and_holds_no_text(
     monkeypatch,
 ) -> None:
     times = iter([100.0, 100.2504])
-    monkeypatch.setattr(observe.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(request_log.time, "perf_counter", lambda: next(times))
     with capture_logs() as log:
         route = SimpleNamespace(path="/rerank")
-        context, _ = await exchange(logged(ending(200)), b"secret", path="/rerank", route=route)
+        context, _ = await exchange(
+            LogRequests(app_of(200)), b"secret", path="/rerank", route=route
+        )
     (line,) = log
     assert list(line.items()) == [
         ("status", 200),
@@ -162,25 +162,25 @@ async def test_the_line_begins_with_the_status_and_holds_what_is_known_and_no_te
     ]
 
 
-@pytest.mark.parametrize(("begun", "answers"), [(None, [500]), (200, [200])])
-async def test_an_error_that_nobody_foresaw_is_answered_unless_an_answer_has_begun(begun, answers):
+@pytest.mark.parametrize(("started", "statuses"), [(None, [500]), (200, [200])])
+async def test_an_unexpected_error_is_500_unless_a_response_has_started(started, statuses):
     with capture_logs() as log:
-        app = logged(ending(begun, ZeroDivisionError("secret")))
+        app = LogRequests(app_of(started, ZeroDivisionError("secret")))
         context, sent = await exchange(app)
-    assert [each["status"] for each in sent if "status" in each] == answers
-    assert [each["event"] for each in log] == ["request_failed", "request"]
+    assert [message["status"] for message in sent if "status" in message] == statuses
+    assert [line["event"] for line in log] == ["request_failed", "request"]
     assert log[0]["request_id"] == context.request_id
-    assert log[1].get("code") == (None if begun else "internal_error")
+    assert log[1].get("code") == (None if started else "internal_error")
     assert b"secret" not in sent[-1]["body"]
 
 
-async def test_what_ends_the_process_is_no_error_of_a_request_but_is_logged() -> None:
+async def test_a_keyboard_interrupt_is_logged_as_a_request_and_not_as_an_error() -> None:
     with capture_logs() as log, pytest.raises(KeyboardInterrupt):
-        await exchange(logged(ending(None, KeyboardInterrupt())))  # type: ignore[arg-type]
-    assert [each["event"] for each in log] == ["request"]
+        await exchange(LogRequests(app_of(None, KeyboardInterrupt())))  # type: ignore[arg-type]
+    assert [line["event"] for line in log] == ["request"]
 
 
-async def test_what_is_no_http_passes_untouched_and_is_not_logged() -> None:
+async def test_messages_other_than_http_pass_unchanged_and_are_not_logged() -> None:
     seen = []
 
     async def inner(*call: Any) -> None:
@@ -189,5 +189,5 @@ async def test_what_is_no_http_passes_untouched_and_is_not_logged() -> None:
     app = MeasureRequests(inner, Metrics(), PATHS.endpoints)
     call = ({"type": "lifespan"}, object(), object())
     with capture_logs() as log:
-        await ProvideContext(logged(app), [], PATHS.find)(*call)  # type: ignore[arg-type]
+        await ProvideContext(LogRequests(app), [], PATHS.find)(*call)  # type: ignore[arg-type]
     assert (seen, log) == ([call], [])

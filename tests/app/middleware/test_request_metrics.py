@@ -54,8 +54,8 @@ async def ask(metrics: Metrics, path: str, error: type[errors.SmartEmbedderError
     await exchange(MeasureRequests(refuse, metrics, PATHS.endpoints), path=path)
 
 
-def moved(metrics: Metrics) -> dict[str, float]:
-    """Every count of requests that is not zero, and the counts of the duration histograms."""
+def nonzero_counts(metrics: Metrics) -> dict[str, float]:
+    """The counters of requests that are not zero, and the counts of the duration histograms."""
     return {
         f"{sample.name} {sample.labels.get('status', sample.labels.get('reason', ''))}".strip(): (
             sample.value
@@ -77,7 +77,7 @@ def moved(metrics: Metrics) -> dict[str, float]:
     ],
 )
 @pytest.mark.parametrize(("error", "series", "label"), COUNTED)
-async def test_an_error_counts_on_the_endpoint_it_hit_and_its_time_where_work_was_done(
+async def test_an_error_counts_on_its_endpoint_and_in_the_durations_if_work_was_done(
     path, prefix, error, series, label
 ) -> None:
     metrics = Metrics()
@@ -85,20 +85,20 @@ async def test_an_error_counts_on_the_endpoint_it_hit_and_its_time_where_work_wa
     expected: dict[str, float] = {f"{prefix}_{series} {label}": 1}
     if series == ANSWER and label != "client_error":
         expected[f"{prefix}_request_duration_seconds_count"] = 1
-    assert moved(metrics) == expected
+    assert nonzero_counts(metrics) == expected
     stats = sum_totals(metrics)
     counts = (stats["total_requests"], stats["rejected_requests"])
-    if path == "/tokenize":  # It is counted apart.
+    if path == "/tokenize":  # Counted separately.
         assert counts == (0, 0)
     else:
         assert counts == ((1, 0) if series == ANSWER else (0, 1))
 
 
-async def test_a_request_whose_client_left_is_neither_answered_nor_rejected() -> None:
+async def test_a_request_whose_client_left_counts_only_as_abandoned() -> None:
     metrics = Metrics()
     await ask(metrics, "/rerank", ClientGoneError)
-    assert moved(metrics) == {"embedder_abandoned_requests_total": 1}
+    assert nonzero_counts(metrics) == {"embedder_abandoned_requests_total": 1}
 
 
-def test_every_reason_that_there_is_can_be_counted() -> None:
+def test_every_rejection_reason_has_an_error() -> None:
     assert set(REJECTED.values()) == set(REJECTION_REASONS)

@@ -1,4 +1,4 @@
-"""Traces of the whole service, as an OTLP receiver gets them."""
+"""Traces of the service, as an OTLP receiver gets them."""
 
 import asyncio
 import os
@@ -36,10 +36,10 @@ STAGES = ["tokenize", "queue", "forward", "render"]
 
 @asynccontextmanager
 async def traced(endpoint: str, model: FakeModel | None = None) -> AsyncIterator[AsyncClient]:
-    """A client of a service that sends all spans until the block ends."""
+    """A client of a service that sends its spans to `endpoint`, the last ones at the end."""
     ready, models = asyncio.Event(), replace(loaded(model or FakeModel()), late_interaction=True)
-    told = {"otlp_endpoint": endpoint, "api_token": "hush-hush"}
-    settings, load = settings_of(models, **told), loading(models)
+    options = {"otlp_endpoint": endpoint, "api_token": "hush-hush"}
+    settings, load = settings_of(models, **options), loading(models)
     with patch.dict(os.environ, OTEL_SERVICE_NAME="search"):
         app = create_app(settings, loader=load, on_ready=lambda _: ready.set())
     client = AsyncClient(transport=ASGITransport(app), base_url="http://service")
@@ -51,12 +51,12 @@ async def traced(endpoint: str, model: FakeModel | None = None) -> AsyncIterator
 
 def attributes(span: Any) -> dict[str, Any]:
     return {
-        each.key: getattr(each.value, str(each.value.WhichOneof("value")))
-        for each in span.attributes
+        attribute.key: getattr(attribute.value, str(attribute.value.WhichOneof("value")))
+        for attribute in span.attributes
     }
 
 
-async def test_a_request_is_five_spans_in_the_clients_own_trace() -> None:
+async def test_a_request_has_five_spans_in_the_clients_trace() -> None:
     before = time.time_ns()
     with run_collector() as collector:
         async with traced(collector.url) as client:
@@ -83,20 +83,20 @@ async def test_a_request_is_five_spans_in_the_clients_own_trace() -> None:
     assert __version__.encode() in collector.raw
     assert before <= request.start_time_unix_nano
     for span in stages:
-        # Two clocks are read after each other.
+        # Two clocks are read one after the other.
         assert request.start_time_unix_nano - 1_000_000 <= span.start_time_unix_nano
         assert span.start_time_unix_nano <= span.end_time_unix_nano <= request.end_time_unix_nano
     facts = {span.name: attributes(span) for span in stages}
     assert (facts["queue"], facts["render"]) == ({"smart_embedder.model": "fake"}, {})
     assert facts["forward"]["smart_embedder.model"] == "fake"
-    # The span also holds the ways to the device's thread and back, which have no limit.
+    # The span includes the time to and from the device's thread, which has no limit.
     on_device = facts["forward"]["smart_embedder.device_s"]
     assert on_device * 1e3 == pytest.approx(answer.json()["timings_ms"]["inference"], abs=0.001)
     forward = next(span for span in stages if span.name == "forward")
     assert on_device * 1e9 <= forward.end_time_unix_nano - forward.start_time_unix_nano + 1000
 
 
-async def test_what_fails_and_what_is_refused_is_traced_and_no_text_or_token_ever() -> None:
+async def test_failed_and_refused_requests_are_traced_without_texts_or_tokens() -> None:
     model = FakeModel()
     with run_collector() as collector:
         async with traced(collector.url, model) as client:
@@ -105,7 +105,7 @@ async def test_what_fails_and_what_is_refused_is_traced_and_no_text_or_token_eve
             await client.post("/embeddings/", json={"sentences": [SECRET, 1], SECRET: 1})
             await client.post("/rerank", json={"query": SECRET, "passages": [SECRET] * 3})
             model.failures = [ValueError(f"cannot compute {SECRET}")]
-            # This dialect has another status for it.
+            # This dialect answers 424.
             await client.post("/embed", json={"inputs": SECRET})
             await client.post(f"/{SECRET}", json=EMBED)
             await client.get("/health")
@@ -118,7 +118,7 @@ async def test_what_fails_and_what_is_refused_is_traced_and_no_text_or_token_eve
     assert [span.status.message for span in requests] == ["", "", "", "inference_failed"]
     assert requests[3].status.code == Status.STATUS_CODE_ERROR
     assert attributes(requests[2])["smart_embedder.passages"] == 3
-    # Late interaction runs the query first, and then the passages.
+    # Late interaction runs the query, then the passages.
     rerank = [span.name for span in spans if span.parent_span_id == requests[2].span_id]
     assert rerank == ["tokenize", "queue", "forward", "queue", "forward", "render"]
     assert SECRET.encode() not in collector.raw
@@ -126,7 +126,7 @@ async def test_what_fails_and_what_is_refused_is_traced_and_no_text_or_token_eve
 
 
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces", "/v1/traces/"])
-async def test_spans_are_sent_below_the_address_unless_the_client_leaves_them_unsampled(
+async def test_spans_are_sent_to_v1_traces_unless_the_clients_trace_is_unsampled(
     path: str,
 ) -> None:
     with run_collector() as collector:
@@ -143,11 +143,11 @@ async def test_spans_are_sent_below_the_address_unless_the_client_leaves_them_un
     assert collector.paths == {"/v1/traces"}
 
 
-# A receiver that takes no spans.
+# A receiver that accepts no spans.
 
 
-def test_lost_spans_are_told_once_and_so_is_that_they_are_delivered_again(caplog) -> None:
-    """The log names the host alone: the path may hold a key."""
+def test_lost_spans_are_logged_once_and_so_is_that_they_are_delivered_again(caplog) -> None:
+    """The log names only the host, because the path may hold a key."""
     answers = iter([200, 400, 400, 200, 200, 400])
 
     class Receiver(Handler):
@@ -162,16 +162,16 @@ def test_lost_spans_are_told_once_and_so_is_that_they_are_delivered_again(caplog
             results = [exporter.export([]) is SpanExportResult.SUCCESS for _ in range(6)]
         exporter.shutdown()
     assert results == [True, False, False, True, True, False]
-    assert [(each["event"], each["log_level"], each["receiver"]) for each in log] == [
+    assert [(line["event"], line["log_level"], line["receiver"]) for line in log] == [
         ("traces_not_delivered", "warning", url),
         ("traces_delivered_again", "info", url),
         ("traces_not_delivered", "warning", url),
     ]
-    assert not [each for each in caplog.records if each.name.startswith("opentelemetry.exporter")]
+    assert not [log for log in caplog.records if log.name.startswith("opentelemetry.exporter")]
 
 
-def test_a_receiver_that_never_answers_does_not_hold_up_the_end(monkeypatch) -> None:
-    """Not even where many batches are left."""
+def test_a_receiver_that_never_answers_does_not_delay_the_shutdown(monkeypatch) -> None:
+    """Not even with many batches left."""
     monkeypatch.setattr(tracing, "_EXPORT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, capture_logs() as log:
         silent.setblocking(False)
@@ -179,13 +179,13 @@ def test_a_receiver_that_never_answers_does_not_hold_up_the_end(monkeypatch) -> 
         for _ in range(8000):
             traces.tracer.start_span("a").end()
         traces.close()
-        tries = 0
+        attempts = 0
         with suppress(BlockingIOError):
-            while tries < 100:
+            while attempts < 100:
                 silent.accept()[0].close()
-                tries += 1
-    assert [each["event"] for each in log] == ["traces_not_delivered"]
-    assert 0 < tries < 8  # Of 16 batches.
+                attempts += 1
+    assert [line["event"] for line in log] == ["traces_not_delivered"]
+    assert 0 < attempts < 8  # Of 16 batches.
 
 
 SERVE = """
@@ -210,15 +210,12 @@ print(*sys.modules)
 """
 
 
-def test_without_an_endpoint_nothing_is_sent_and_no_tracing_library_imported() -> None:
-    """Whatever OpenTelemetry's own variables say.
-
-    FastAPI imports its API.
-    """
-    told = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_BSP_SCHEDULE_DELAY": "1"}
+def test_without_an_endpoint_no_span_is_sent_and_no_tracing_library_is_imported() -> None:
+    """Even with OpenTelemetry's own variables set. FastAPI imports only OpenTelemetry's API."""
+    variables = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_BSP_SCHEDULE_DELAY": "1"}
     with run_collector() as collector:
-        told["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
-        served = run_script(SERVE, SAMPLED["traceparent"], **told)
+        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
+        served = run_script(SERVE, SAMPLED["traceparent"], **variables)
     assert served.returncode == 0, served.stderr
     assert "app.middleware.request_log" in served.stdout.split()
     assert not {*served.stdout.split()} & {
