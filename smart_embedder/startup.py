@@ -52,9 +52,9 @@ def load_models(settings: EngineSettings, status: DownloadStatus | None = None) 
     # The weights come from the disk, and tokenizers are parsed, while Python imports PyTorch.
     folders = list(model_folders(settings))
     read_ahead(folders)
-    from smart_embedder.models.tokenizer import parsed_ahead  # noqa: PLC0415 - see above
+    from smart_embedder.models.tokenizer import parse_ahead  # noqa: PLC0415 - see above
 
-    with parsed_ahead(folder / "tokenizer.json" for folder in folders):
+    with parse_ahead(folder / "tokenizer.json" for folder in folders):
         from smart_embedder.models.loader import EntryLoader  # noqa: PLC0415 - see above
 
         return EntryLoader(settings, status).load_defaults()

@@ -1,5 +1,5 @@
-"""Everything that touches tensors: packing, attention, checkpoints, heads and the forward pass.
+"""Models: the files of a checkpoint, its tokenizer, its layers, and its heads.
 
-Import only `smart_embedder.startup` from outside: it imports torch, which takes seconds, when
+Other packages import `smart_embedder.startup`, which imports torch, and so takes seconds, only when
 it is called.
 """

@@ -1,9 +1,9 @@
-"""Forwards of small batches as CUDA graphs: hundreds of launches captured once, repeated as one.
+"""Runs small batches as CUDA graphs: hundreds of launches are captured once, and repeated as one.
 
 A graph always computes the bucket that it was captured for: a number of tokens in a number of
 sequences. A smaller batch is copied to the memory that the graph reads, and its states from the
-memory that it writes; the rest of the bucket belongs to no sequence. All copies are in the order of
-one stream, so that several batches may be in flight.
+memory that it writes; the rest of the bucket belongs to no sequence. All copies run in one stream,
+so several batches may be in flight.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -27,13 +27,13 @@ from smart_embedder.kernels.proof import try_path
 from smart_embedder.kernels.target import Proof, log_refused_paths
 from smart_embedder.tokens import TokenIds
 
-# Each computes at most half as much again as the smallest batch that it takes, or the weights cost
-# more than the tokens; larger forwards take longer than their launches on every GPU.
+# Close enough that padding a batch to its bucket costs at most half of the batch, or is hidden
+# behind the time to read the weights. Above the last, every GPU computes longer than the launches.
 _TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 _TOKENS_OF_A_SEQUENCE = 8
-# The rounding errors of all layers, which are random, as a multiple of one operation's.
+# The tolerance of a whole forward, as a multiple of one operation's: rounding errors are random.
 _LAYERS = 4
-# Ids that every vocabulary has.
+# The range of random token ids; every vocabulary has them.
 _RANDOM_IDS = (5, 100)
 
 LAUNCH, GRAPHS, PLAIN = "launch", "graphs", "eager"
@@ -50,7 +50,7 @@ class Bucket:
     longest: int
 
     def holds(self, packed: PackedBatch) -> bool:
-        """Whether the batch fits the bucket."""
+        """Return whether the batch fits the bucket."""
         return (
             packed.tokens <= self.tokens
             and len(packed.lengths) <= self.sequences
@@ -59,23 +59,23 @@ class Bucket:
 
 
 def make_buckets() -> Iterator[Bucket]:
-    """For each number of tokens a bucket for few long sequences and one for many short ones.
+    """Yield, for each number of tokens, a bucket for few long sequences and one for many short.
 
-    Attention starts as many blocks for each sequence as for the longest one of the bucket.
+    Attention starts as many blocks for each sequence as for the longest of the bucket.
     """
-    for count in _TOKENS:
-        most = max(1, count // _TOKENS_OF_A_SEQUENCE)
-        found = -1
-        for longest in (count, min(count, QUERIES_PER_BLOCK)):
+    for tokens in _TOKENS:
+        most = max(1, tokens // _TOKENS_OF_A_SEQUENCE)
+        previous = -1
+        for longest in (tokens, min(tokens, QUERIES_PER_BLOCK)):
             sequences = min(most, CALL_COST * QUERIES_PER_BLOCK // longest)
-            if sequences > found:
-                yield Bucket(count, sequences, longest)
-            found = sequences
+            if sequences > previous:
+                yield Bucket(tokens, sequences, longest)
+            previous = sequences
 
 
 @dataclass(frozen=True)
 class _StaticBatch(PackedBatch):
-    """The memory that a graph reads; the lengths of its sequences are on the device alone."""
+    """The memory that a graph reads; the lengths of its sequences are only on the device."""
 
     longest: int = 0
 
@@ -89,10 +89,10 @@ class _StaticBatch(PackedBatch):
 
 
 class GraphedForward:
-    """A forward, captured for a bucket; raises PyTorch's errors of the capture.
+    """A forward captured for a bucket; raises PyTorch's errors if the capture fails.
 
-    The graph allocates in `pool`, which other graphs on the device share: none needs the contents
-    before it begins or after it ends.
+    The graph allocates in `pool`, which graphs on the device share: none needs its contents before
+    it begins or after it ends.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class GraphedForward:
             longest=bucket.longest,
         )
         self._graph = torch.cuda.CUDAGraph()
-        # Not on the current stream: an error in a capture makes its stream unusable.
+        # A stream of its own, because an error in a capture makes the stream unusable.
         current = torch.cuda.current_stream(device)
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):
-                # A first call, in which libraries allocate the memory that they keep.
+                # In a first call libraries allocate the memory that they keep.
                 forward(self._batch)
                 with capture_lock:
                     self._states = self._capture(forward, stream, pool)
@@ -123,14 +123,14 @@ class GraphedForward:
 
     def _capture(self, forward: Forward, stream: torch.cuda.Stream, pool: Any) -> Tensor:
         try:
-            # Other threads, which wait for results, must not be affected.
+            # Thread-local, because other threads wait for results meanwhile.
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 return forward(self._batch)
             finally:
                 self._graph.capture_end()
         except RuntimeError:
-            # CUDA may have ended the capture by itself. PyTorch's allocator has to know, or it
+            # CUDA may have ended the capture by itself. PyTorch's allocator must be notified, or it
             # would never again reuse memory that two streams have used, such as results.
             device = stream.device.index
             with suppress(RuntimeError):  # It knows already.
@@ -139,33 +139,36 @@ class GraphedForward:
             raise
 
     def __call__(self, packed: PackedBatch) -> Tensor:
-        """`[T, hidden]`: the states of a batch that the bucket holds."""
+        """Compute the states `[T, hidden]` of a batch that fits the bucket."""
         batch, tokens, bounds = self._batch, packed.tokens, len(packed.offsets)
         batch.input_ids[:, :tokens].copy_(packed.input_ids)
         batch.position_ids[:, :tokens].copy_(packed.position_ids)
         batch.cu_seqlens[:bounds].copy_(packed.cu_seqlens)
-        # The sequences that are missing have no tokens.
+        # The unused sequences of the bucket are empty.
         batch.cu_seqlens[bounds:].fill_(tokens)
         self._graph.replay()
-        # The next batch may be computed before these are back.
+        # A copy, because the next batch may be computed before these states are read.
         return self._states[:tokens].clone()
 
 
 @dataclass(frozen=True, slots=True)
 class GraphedForwards:
-    """Graphs in ascending order; none if the proof of one failed, which is then `proof`."""
+    """Graphs in ascending order of size; empty if the `proof` of one failed."""
 
     forwards: tuple[GraphedForward, ...]
     proof: Proof
 
     def find(self, packed: PackedBatch) -> GraphedForward | None:
-        """The smallest graph that the batch fits."""
-        return next((each for each in self.forwards if each.bucket.holds(packed)), None)
+        """Return the smallest graph that the batch fits, if there is one."""
+        return next((graph for graph in self.forwards if graph.bucket.holds(packed)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphTrial:
-    """Captures graphs of a forward, and compares their states, by one operation's `tolerance`."""
+    """Captures graphs of a forward, and compares their states with those of the plain forward.
+
+    `tolerance` is that of one operation.
+    """
 
     forward: Forward
     pack: Callable[[list[TokenIds]], PackedBatch]
@@ -176,34 +179,37 @@ class GraphTrial:
     def capture(
         self, buckets: Sequence[Bucket], device: torch.device
     ) -> Generator[None, None, GraphedForwards]:
-        """Graphs for buckets whose smallest batch is faster so; yields between other work."""
+        """Return the graphs of buckets whose smallest batch they make faster.
+
+        Yields wherever the device may do other work.
+        """
         stream, pool = _capture_stream(device), torch.cuda.graph_pool_handle()
         captured: list[GraphedForward] = []
         faster: list[GraphedForward] = []
         # The largest first, whose memory the others share. All are kept until the last is captured.
         for bucket in reversed(buckets):
-            smaller = (each.tokens for each in buckets if each.tokens < bucket.tokens)
-            smallest = self._draw(bucket, 1 + max(smaller, default=0), bucket.longest // 3)
-            batches = self._draw(bucket, bucket.tokens, bucket.longest), smallest
+            sizes = (smaller.tokens for smaller in buckets if smaller.tokens < bucket.tokens)
+            smallest = self._draw_batch(bucket, 1 + max(sizes, default=0), bucket.longest // 3)
+            batches = self._draw_batch(bucket, bucket.tokens, bucket.longest), smallest
             make = partial(GraphedForward, self.forward, bucket, stream, pool)
             proof = self._prove(make, batches, captured)
             yield
             if not proof.holds:
                 log_refused_paths([proof], PLAIN)
                 return GraphedForwards((), proof)
-            graphed = _seconds(captured[-1], smallest)
+            graphed = _time_forward(captured[-1], smallest)
             yield
-            if graphed < _seconds(self.forward, smallest):
+            if graphed < _time_forward(self.forward, smallest):
                 faster.append(captured[-1])
             yield
         return GraphedForwards(tuple(reversed(faster)), proof)
 
-    def _draw(self, bucket: Bucket, tokens: int, longest: int) -> PackedBatch:
-        """A random batch of `tokens`, or of fewer if the bucket holds no more."""
+    def _draw_batch(self, bucket: Bucket, tokens: int, longest: int) -> PackedBatch:
+        """Draw a random batch of `tokens`, or of as many as the bucket holds."""
         longest = min(longest, self.max_length)
         count = min(tokens, longest * bucket.sequences)
-        drawn = np.random.default_rng(0).integers(*_RANDOM_IDS, count)
-        return self.pack(np.split(drawn, range(longest, count, longest)))
+        ids = np.random.default_rng(0).integers(*_RANDOM_IDS, count)
+        return self.pack(np.split(ids, range(longest, count, longest)))
 
     def _prove(
         self,
@@ -212,24 +218,25 @@ class GraphTrial:
         captured: list[GraphedForward],
     ) -> Proof:
         """Capture a graph, and compare its states of the batches, token by token."""
-        states = [self.forward(each).float() for each in batches]
-        largest = [each.abs().amax(dim=1, keepdim=True) for each in states]
+        states = [self.forward(batch).float() for batch in batches]
+        scales = [state.abs().amax(dim=1, keepdim=True) for state in states]
 
         def compute() -> list[Tensor]:
             captured.append(make())
-            return [captured[-1](batch) / by for batch, by in zip(batches, largest, strict=True)]
+            graph = captured[-1]
+            return [graph(batch) / scale for batch, scale in zip(batches, scales, strict=True)]
 
-        expected = [each / by for each, by in zip(states, largest, strict=True)]
+        expected = [state / scale for state, scale in zip(states, scales, strict=True)]
         return try_path(LAUNCH, GRAPHS, compute, expected, _LAYERS * self.tolerance)
 
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all models, because cuBLAS keeps memory for each stream."""
+    """Return one stream for all models, because cuBLAS keeps memory for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _seconds(forward: Forward, packed: PackedBatch) -> float:
+def _time_forward(forward: Forward, packed: PackedBatch) -> float:
     def run() -> None:
         forward(packed)
         torch.cuda.synchronize(packed.device)

@@ -1,7 +1,7 @@
-"""From an entry to a model: its folder is found, and it is loaded on its devices.
+"""Finds the folder of a configured model, and loads the model on its devices.
 
-It is loaded as what its files say it is for. When that happens, and when its token budget is
-measured, is the engine's affair.
+The files of a model decide which class loads it. The engine decides when a model is loaded and when
+its token budget is measured.
 """
 
 import gc
@@ -18,7 +18,7 @@ import structlog
 import torch
 
 from smart_embedder.errors import StartupError
-from smart_embedder.hardware import device as choose
+from smart_embedder.hardware import device as hardware
 from smart_embedder.hardware.cpu import (
     CpuShare,
     available_threads,
@@ -45,8 +45,8 @@ from smart_embedder.models.families.registry import (
     overflows_float16,
 )
 from smart_embedder.models.files import config
-from smart_embedder.models.files.digest import noting
-from smart_embedder.models.files.reading import reading, trim_heap
+from smart_embedder.models.files.digest import record_content
+from smart_embedder.models.files.reading import refuse_changed_files, trim_heap
 from smart_embedder.models.files.weights import count_parameters
 from smart_embedder.models.heads import embedder as embedders
 from smart_embedder.models.heads.colbert import ColbertEmbedder, is_colbert
@@ -56,7 +56,7 @@ from smart_embedder.models.heads.splade import SpladeEmbedder
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, is_classifier
 from smart_embedder.models.rerankers.llm import QwenReranker
 from smart_embedder.models.runner import DeviceModel
-from smart_embedder.models.warmup import named_or_chosen, probe
+from smart_embedder.models.warmup import apply_budget_setting, probe_budget
 from smart_embedder.settings import (
     FLOAT8,
     INT8,
@@ -67,21 +67,21 @@ from smart_embedder.settings import (
 
 log = structlog.get_logger(__name__)
 
-# What a model takes beside its weights.
+# The memory of a model, as a multiple of its weights.
 _OVERHEAD = 1.05
-# Bytes that are taken while models are loaded, beside them: tokenizers, threads, the proof.
+# Bytes that loading takes besides the models: tokenizers, threads, the proof.
 _BESIDE_WEIGHTS = 2**25
-# Seconds of a forward that is measured while the device serves other models.
+# The longest measured forward, in seconds, while the device serves other models.
 _LONGEST_RUN = 0.1
-# Modules that make sparse vectors in ways that are not computed here.
-_SPARSE_ALONE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
+# Modules of sentence-transformers that make sparse vectors, and are not supported.
+_UNSUPPORTED_SPARSE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """A device for a model, by its worker's name; a CPU's has a share where `workers` share it."""
+    """A device for a model, and the name of its worker; `workers` share the cores of a CPU."""
 
     name: str
     device: torch.device
@@ -90,12 +90,12 @@ class _Placement:
 
     @property
     def memory(self) -> str:
-        """The name of its memory."""
+        """The name of the device's memory."""
         return "cpu" if self.device.type == "cpu" else self.name
 
     @property
     def node(self) -> tuple[str, int]:
-        """Where workers share one copy."""
+        """The memory node, on which workers share one copy of a model."""
         return self.memory, self.share.node if self.share is not None else 0
 
     def run(self, call: Callable[[], Result]) -> Result:
@@ -105,15 +105,15 @@ class _Placement:
         return self.share.run(partial(copy_context().run, call))
 
 
-def _workers(settings: EngineSettings) -> Iterator[_Placement]:
-    """Those that DEVICE names."""
+def _read_workers(settings: EngineSettings) -> Iterator[_Placement]:
+    """Yield a placement for each worker that DEVICE names."""
     if settings.device.startswith("cpu:") and len(settings.devices) > 1:
         cpu = torch.device("cpu")
         shares = share_cpus(settings.devices)
         yield from (_Placement(share.name, cpu, share, len(shares)) for share in shares)
         return
     for name in settings.devices:
-        device = choose.choose_device(name)
+        device = hardware.choose_device(name)
         yield _Placement(str(device), device)
 
 
@@ -125,8 +125,8 @@ def load_embedder(
     overrides: config.SentenceOverrides = config.NO_OVERRIDES,
 ) -> embedders.EmbeddingModel:
     """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
-    _warn_of_code(name, folder)
-    with noting(folder) as content:
+    _warn_of_ignored_code(name, folder)
+    with record_content(folder) as content:
         model = _make_embedder(name, folder, max_length, target, overrides)
     model.prompts = {**model.prompts, **overrides.prompts}
     model.identify(content)
@@ -141,21 +141,20 @@ def _make_embedder(
     overrides: config.SentenceOverrides,
 ) -> embedders.EmbeddingModel:
     for module in config.read_modules(folder):
-        if module.kind in _SPARSE_ALONE:
+        if module.kind in _UNSUPPORTED_SPARSE:
             raise StartupError(
-                f"{folder} makes sparse vectors by {module.kind}, which is not computed here; "
+                f"{folder} makes sparse vectors by {module.kind}, which is not supported; "
                 "SpladePooling is"
             )
         if module.kind == "SpladePooling":
             overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
             return SpladeEmbedder(name, folder, max_length, target, pooling=module.folder)
     if is_colbert(folder):
-        every = ("pooling", "normalize", "query_prompt", "document_prompt")
-        overrides.refuse(*every, for_model=f"{name}, a ColBERT model")
+        settings = ("pooling", "normalize", "query_prompt", "document_prompt")
+        overrides.refuse(*settings, for_model=f"{name}, a ColBERT model")
         return ColbertEmbedder(name, folder, max_length, target)
     if any((folder / head).is_file() for head in HEADS):
-        kind = f"{name}, which is of bge-m3's kind"
-        overrides.refuse("pooling", "normalize", for_model=kind)
+        overrides.refuse("pooling", "normalize", for_model=f"{name}, which is of bge-m3's kind")
         return M3Embedder(name, folder, max_length, target)
     return DenseEmbedder(name, folder, max_length, target, overrides)
 
@@ -163,10 +162,10 @@ def _make_embedder(
 def load_reranker(
     name: str, folder: Path, max_length: int, target: Target, *, max_qwen_pairs: int
 ) -> CrossEncoder | QwenReranker:
-    """Load a reranker; one of Qwen3's kind has at most `max_qwen_pairs` pairs in a forward."""
-    _warn_of_code(name, folder)
+    """Load a reranker; a Qwen3 one has at most `max_qwen_pairs` pairs in a forward."""
+    _warn_of_ignored_code(name, folder)
     model: CrossEncoder | QwenReranker
-    with noting(folder) as content:
+    with record_content(folder) as content:
         if is_qwen3(folder) and not is_classifier(folder):
             model = QwenReranker(name, folder, max_length, max_qwen_pairs, target)
         else:
@@ -175,27 +174,27 @@ def load_reranker(
     return model
 
 
-def _warn_of_code(name: str, folder: Path) -> None:
-    """Log that a model names code of its own, where a class of transformers takes its place."""
+def _warn_of_ignored_code(name: str, folder: Path) -> None:
+    """Log that a checkpoint names code of its own, which a class of transformers replaces."""
     for file in ("config.json", "tokenizer_config.json"):
         if "auto_map" in config.read_optional(folder / file):
             log.warning(
                 "checkpoint_code_ignored",
                 model=name,
                 detail=f"{file} names code of its own (auto_map), which is never run: the class of "
-                "transformers is computed, which may differ",
+                "transformers is used instead, which may compute other results",
             )
 
 
-def overrides_in(entry: ModelEntry) -> config.SentenceOverrides:
-    """What an entry says of its model."""
-    names = (each.name for each in fields(config.SentenceOverrides))
+def overrides_of(entry: ModelEntry) -> config.SentenceOverrides:
+    """Copy the fields of `entry` that override a model's own configuration."""
+    names = (field.name for field in fields(config.SentenceOverrides))
     return config.SentenceOverrides(**{name: getattr(entry, name) for name in names})
 
 
-def _described(placement: _Placement, model: ModelInfo) -> DeviceInfo:
-    """The hardware, with the number format and the attention of a model on it."""
-    device, description = placement.device, choose.describe_device(placement.device)
+def _describe_device(placement: _Placement, model: ModelInfo) -> DeviceInfo:
+    """Describe a device, with the number format and the attention of the model on it."""
+    device, description = placement.device, hardware.describe_device(placement.device)
     if placement.share is not None:
         description = f"{description}, shared by {placement.workers} workers"
     return DeviceInfo(
@@ -205,35 +204,35 @@ def _described(placement: _Placement, model: ModelInfo) -> DeviceInfo:
         attention=model.paths[ATTENTION],
         gpu_available=device.type != "cpu",
         device_count=torch.cuda.device_count(),
-        memory_bytes=choose.memory_bytes(device),
-        read_memory=choose.make_memory_reader(device),
-        host_memory_left=choose.host_memory_left,
+        memory_bytes=hardware.memory_bytes(device),
+        read_memory=hardware.make_memory_reader(device),
+        host_memory_left=hardware.host_memory_left,
     )
 
 
 class EntryLoader:
-    """Implements `smart_embedder.interface.ModelLoader`; `status` shows a download."""
+    """Implements `smart_embedder.interface.ModelLoader`; `status` shows a running download."""
 
     def __init__(self, settings: EngineSettings, status: DownloadStatus | None = None) -> None:
         self._settings = settings
         self._status = status or DownloadStatus()
-        self._workers = list(_workers(settings))
-        available_threads()  # Of the process, before `prepare_thread` gives one thread fewer.
+        self._workers = list(_read_workers(settings))
+        available_threads()  # Counts them before `prepare_thread` leaves its thread only one.
 
     def prepare_thread(self) -> None:
-        """Make the calling thread leave the processor to others."""
+        """Let other threads go before the calling one, which gets a single thread of PyTorch."""
         lower_thread_priority()
         torch.set_num_threads(1)
 
     def read_memory(self, name: str) -> MemoryUsage:
-        """The usage of a device's memory."""
-        return choose.memory_usage(torch.device(name))
+        """Return the usage of a device's memory."""
+        return hardware.memory_usage(torch.device(name))
 
     def free_memory(self) -> None:
-        """Give back what models that were unloaded have left."""
+        """Return the memory of unloaded models to the system."""
         gc.collect()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            choose.empty_cuda_cache()
+            hardware.empty_cuda_cache()
         trim_heap()
 
     def load_defaults(self) -> DefaultModels:
@@ -248,18 +247,19 @@ class EntryLoader:
             model = loaded[-1].models[0].model
             if entry is entries.dense and not cast(Embedder, model).kinds.dense:
                 raise StartupError(f"DENSE_EMBEDDING_MODEL={model.name} makes no dense vectors")
-        # Before a budget is measured: graphs take of the memory that batches of all models have.
-        for copy in (copy for each in loaded for copy in each.models):
-            cast(DeviceModel[Any], copy.model).capture_graphs()
+        # Before a budget is measured, because graphs and batches share the memory.
+        for placed_models in loaded:
+            for placed in placed_models.models:
+                cast(DeviceModel[Any], placed.model).capture_graphs()
         return DefaultModels(tuple(loaded), self)
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
-        """Find the model's files, and say how much memory they take."""
+        """Find the model's files, and compute how much memory it takes."""
         folder = locate_model(entry.name, entry.revision, self._settings, self._status)
         placements = list(_placements_of(entry, self._workers))
         needs = self._needs(entry, folder, placements)
         load = partial(self._load, entry, folder, placements)
-        # A text that changes when files of the model are replaced; none of them is read.
+        # A string that changes when files of the model are replaced; none of them is read.
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
         state = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
@@ -268,22 +268,22 @@ class EntryLoader:
     def _needs(
         self, entry: ModelEntry, folder: Path, placements: Sequence[_Placement]
     ) -> dict[str, int]:
-        """The bytes that the weights take of each memory."""
+        """Compute the bytes that the model takes of each memory."""
         needs: dict[str, int] = {}
-        for each in {placement.node: placement for placement in placements}.values():
-            target = self._target_of(entry, folder, each)
+        for placement in {placement.node: placement for placement in placements}.values():
+            target = self._target_of(entry, folder, placement)
             size = target.dtype.itemsize
             if target.quantized:
                 size = 1 if is_quantized_by_layers(folder) else torch.float32.itemsize
             bytes_ = int(_OVERHEAD * size * count_parameters(folder))
-            needs[each.memory] = needs.get(each.memory, 0) + bytes_
+            needs[placement.memory] = needs.get(placement.memory, 0) + bytes_
         return needs
 
     def _require_memory(self, models: Iterable[tuple[ModelEntry, Path]]) -> None:
         """Raise `StartupError` where the system would kill the process for loading its models."""
         needs = (self._needs(entry, folder, self._workers) for entry, folder in models)
-        needed = sum(each.get("cpu", 0) for each in needs) + _BESIDE_WEIGHTS
-        left = choose.host_memory_left()
+        needed = sum(by_memory.get("cpu", 0) for by_memory in needs) + _BESIDE_WEIGHTS
+        left = hardware.host_memory_left()
         if needed > left:
             raise StartupError(
                 f"the memory has no room for the models: they take {human_size(needed)}, "
@@ -294,17 +294,20 @@ class EntryLoader:
     def _load(
         self, entry: ModelEntry, folder: Path, placements: Sequence[_Placement]
     ) -> PlacedModels:
-        """Load it on each device; those on one memory node share a copy."""
+        """Load the model on each device; devices on one memory node share a copy."""
         copies: dict[tuple[str, int], DeviceModel[Any]] = {}
         measured: dict[tuple[str, int], Measured] = {}
-        with reading():
-            for each in placements:
-                if each.node not in copies:
-                    copies[each.node] = each.run(partial(self._load_on, each, entry, folder))
+        with refuse_changed_files():
+            for placement in placements:
+                if placement.node not in copies:
+                    load = partial(self._load_on, placement, entry, folder)
+                    copies[placement.node] = placement.run(load)
         trim_heap()
         first = copies[placements[0].node]
         return PlacedModels(
-            tuple(self._placed(each, copies[each.node], measured) for each in placements),
+            tuple(
+                self._place(placement, copies[placement.node], measured) for placement in placements
+            ),
             lambda: first.info,
             config.read_config(folder).get(config.DEMO_KEY),
         )
@@ -314,24 +317,24 @@ class EntryLoader:
         target = self._target_of(entry, folder, placement)
         model: DeviceModel[Any]
         if entry.task == "embed":
-            usual = settings.qwen_embed_max_length if is_qwen else settings.embed_max_length
-            length = entry.max_length or usual
-            model = load_embedder(entry.public_name, folder, length, target, overrides_in(entry))
+            default = settings.qwen_embed_max_length if is_qwen else settings.embed_max_length
+            length = entry.max_length or default
+            model = load_embedder(entry.public_name, folder, length, target, overrides_of(entry))
         else:
-            usual = settings.qwen_rerank_max_length if is_qwen else settings.bge_rerank_max_length
-            length, pairs = entry.max_length or usual, settings.qwen_rerank_batch_size
+            default = settings.qwen_rerank_max_length if is_qwen else settings.bge_rerank_max_length
+            length, pairs = entry.max_length or default, settings.qwen_rerank_batch_size
             model = load_reranker(entry.public_name, folder, length, target, max_qwen_pairs=pairs)
         if settings.reproducible:
-            model.run_alone()
+            model.make_reproducible()
         return model
 
     def _target_of(self, entry: ModelEntry, folder: Path, placement: _Placement) -> Target:
-        """What the model computes on; the dtype depends on the model."""
+        """Return the device, number format and kernels for the model."""
         device, share = placement.device, placement.share
-        choose.ensure_allocates(device)
+        hardware.ensure_allocates(device)
         named = entry.dtype or self._settings.dtype
-        dtype = choose.choose_dtype(named, device, qwen=overflows_float16(folder))
-        # Another device than DEVICE may not have the attention that was named.
+        dtype = hardware.choose_dtype(named, device, qwen=overflows_float16(folder))
+        # A device that DEVICE does not name may lack the attention of ATTENTION.
         attention = self._settings.attention if entry.device is None else "auto"
         return Target(
             device,
@@ -343,23 +346,23 @@ class EntryLoader:
             cpu_threads=None if share is None else share.threads,
         )
 
-    def _placed(
+    def _place(
         self,
         placement: _Placement,
         model: DeviceModel[Any],
         measured: dict[tuple[str, int], Measured],
     ) -> PlacedModel:
-        """The model on a device; each copy of it is `measured` once, by its node."""
+        """Join a model with its device; the budget of each copy, by its node, is measured once."""
 
         def measure(thoroughly: bool) -> Iterator[Measured | None]:
             if placement.node not in measured:
                 yield from model.capture_graphs_in_steps()
                 longest_run = math.inf if thoroughly else _LONGEST_RUN
-                for found in probe(model, placement.device, longest_run, placement.workers):
-                    if found is None:
+                for probed in probe_budget(model, placement.device, longest_run, placement.workers):
+                    if probed is None:
                         yield None
                         continue
-                    budget = named_or_chosen(found, self._settings.max_batch_tokens)
+                    budget = apply_budget_setting(probed, self._settings.max_batch_tokens)
                     measured[placement.node] = Measured(budget.tokens, budget.seconds_per_token)
                     log.info(
                         "token_budget",
@@ -370,33 +373,32 @@ class EntryLoader:
                     )
             yield measured[placement.node]
 
-        free, share = choose.make_memory_freer(placement.device), placement.share
+        free, share = hardware.make_memory_freer(placement.device), placement.share
         bind_thread = None if share is None else share.bind_thread
-        device = _described(placement, model.info)
+        device = _describe_device(placement, model.info)
         return PlacedModel(model, device, measure, free, bind_thread)
 
 
 def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
-    """Where a model is to be: on every worker, or on the devices that it names."""
+    """Yield the placements of a model: every worker, or the devices that its entry names."""
     if entry.device is None:
         yield from workers
         return
     for name in map(str.strip, entry.device.split(",")):
-        device = choose.choose_device(name)
-        # Without a number it is the first of its kind.
+        device = hardware.choose_device(name)
+        # A device without a number is the first of its kind.
+        key = device.type, device.index or 0
         same = [
-            each
-            for each in workers
-            if each.device.type == device.type and (each.device.index or 0) == (device.index or 0)
+            worker for worker in workers if (worker.device.type, worker.device.index or 0) == key
         ]
-        named = [each for each in same if each.name == name]
+        named = [worker for worker in same if worker.name == name]
         if device.type == "cpu" and ":" in name and same and not named:
             raise StartupError(f"{entry.location}: device={name} is none of DEVICE's workers")
         yield from named or same or [_Placement(str(device), device)]
 
 
 class ModelFolders(NamedTuple):
-    """The folders of the models; None for a model that is not separate."""
+    """The folders of the default models; None for one that is not a model of its own."""
 
     embedding: Path
     dense: Path | None
@@ -404,7 +406,7 @@ class ModelFolders(NamedTuple):
 
 
 def locate_models(settings: EngineSettings, status: DownloadStatus | None = None) -> ModelFolders:
-    """Find the default models, each in its own revision; download those that are not there."""
+    """Find the default models on the disk, each in its own revision, or download them."""
     status = status or DownloadStatus()
     embedder, dense, reranker = settings.default_entries
 
@@ -425,15 +427,16 @@ def locate_model(
     name: str, revision: str | None, settings: EngineSettings, status: DownloadStatus
 ) -> Path:
     """Find a model by its name in a setting; download it if it is not on the disk."""
-    # Unlike pathlib's, this one does not raise where there is no home folder.
+    # Path.expanduser would raise where there is no home folder.
     folder = Path(os.path.expanduser(name))  # noqa: PTH111
     if folder.is_dir():
         _warn_of_revision(name, revision)
         return folder
-    # Only here: a local folder needs no library of the hub, and without a home there is no cache.
-    from smart_embedder.models.files.hub import Hub, locate  # noqa: PLC0415
+    # Imported only here: a local folder needs neither the hub's library nor a cache folder.
+    from smart_embedder.models.files.hub import Hub, find_or_download  # noqa: PLC0415
 
-    return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline, status))
+    hub = Hub(settings.hub_cache, revision, settings.hf_hub_offline, status)
+    return find_or_download(name, hub)
 
 
 def _warn_of_revision(name: str, revision: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A model on its device: one packed forward, and what is copied back of it."""
+"""A model on its device: runs one packed forward, and copies its results back."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start
 from smart_embedder.interface import ModelInfo
 from smart_embedder.kernels.packed_batch import End, PackedBatch
 from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.files.digest import Content, short
+from smart_embedder.models.files.digest import Content, encode_short
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import CUT_AT_END, Outputs, TruncationOptions
 from smart_embedder.results import FloatArray
@@ -25,11 +25,12 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """How one kind of results is made of states, as a `VectorSpace` tells it.
+class OutputSpec:
+    """How one kind of results is computed from hidden states, for the id of its `VectorSpace`.
 
-    Names of tensors that are for this kind alone begin with `head`; `steps` is what else is
-    computed. `reading` is what is read beside a text, by default the prompts of the model.
+    Names of tensors that only this kind uses begin with `head`; `steps` describes other layers.
+    `reading` describes what is read besides a text, by default the prompts of the model. Their
+    representations (`repr`) are hashed: a renamed class or field in them would change the id.
     """
 
     pooling: str
@@ -41,15 +42,15 @@ class Made:
 
 
 class DeviceModel(ABC, Generic[Result]):
-    """Implements `smart_embedder.interface.Model` but for `launch`.
+    """Implements `smart_embedder.interface.Model` except `launch`.
 
-    Subclasses set in `_made` how each kind of their results is made. Only embedders have prompts.
+    Subclasses set an `OutputSpec` for each kind of their results. Only embedders have prompts.
     """
 
     max_batch_sequences: int | None = None
     prompts: Mapping[str, str] = {}
     default_prompt = ""
-    _made: Mapping[str, Made]
+    _output_specs: Mapping[str, OutputSpec]
 
     def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
         self.name = name
@@ -62,7 +63,7 @@ class DeviceModel(ABC, Generic[Result]):
 
     @property
     def info(self) -> ModelInfo:
-        """How it is computed."""
+        """The number format, kernels and vector spaces of the model."""
         return replace(
             self._backbone.target.describe(self.name),
             reproducible=self.reproducible,
@@ -74,44 +75,44 @@ class DeviceModel(ABC, Generic[Result]):
         """Implement `smart_embedder.interface.Model`."""
         return self._backbone.reproducible or self.max_batch_sequences == 1
 
-    def run_alone(self) -> None:
-        """Give each sequence a forward of its own, if its numbers depend on the batch otherwise."""
+    def make_reproducible(self) -> None:
+        """Run one sequence per forward where results would depend on the rest of the batch."""
         if not self.reproducible:
             self.max_batch_sequences = 1
 
     def identify(self, content: Content) -> None:
-        """Set the spaces of its results, by what was read while it was loaded."""
-        heads = tuple(each.head for each in self._made.values() if each.head)
-        # Those of modules behind the transformer lie in folders of their own.
-        own = {name for name in content.tensors if "/" in name or name.startswith(heads)}
-        weights = content.digest(content.tensors.keys() - own, self._backbone.configuration)
+        """Set the vector space of each kind from what was read while the model was loaded."""
+        prefixes = tuple(spec.head for spec in self._output_specs.values() if spec.head)
+        # Modules behind the transformer lie in folders of their own.
+        heads = {name for name in content.tensors if "/" in name or name.startswith(prefixes)}
+        weights = content.digest(content.tensors.keys() - heads, self._backbone.configuration)
         spaces = {}
-        for kind, each in self._made.items():
-            reading = each.reading or self._prompts_read
-            head = {name for name in own if "/" in name or name.startswith(each.head or "/")}
+        for kind, spec in self._output_specs.items():
+            reading = spec.reading or self._prompts_read
+            head = {name for name in heads if "/" in name or name.startswith(spec.head or "/")}
             spaces[kind] = VectorSpace(
                 kind,
-                weights=short(weights, 12),
-                tokenizer=short(self._tokenizer.digest, 8),
-                pooling=each.pooling,
-                projection=short(content.digest(head, each.steps), 8)
-                if head or each.steps
+                weights=encode_short(weights, 12),
+                tokenizer=encode_short(self._tokenizer.digest, 8),
+                pooling=spec.pooling,
+                projection=encode_short(content.digest(head, spec.steps), 8)
+                if head or spec.steps
                 else NONE,
-                normalisation=UNIT if each.unit_length else RAW,
-                prompts=short(content.digest((), reading), 8) if reading else NONE,
+                normalisation=UNIT if spec.unit_length else RAW,
+                prompts=encode_short(content.digest((), reading), 8) if reading else NONE,
                 truncation=f"{self.max_length}end",
-                dimensions=str(each.dimensions),
+                dimensions=str(spec.dimensions),
             )
         self.spaces = spaces
 
     @property
     def _prompts_read(self) -> object:
-        """The prompts, for `Made`; None where there are none."""
+        """The prompts, for `OutputSpec.reading`; None if there are none."""
         named = sorted((name, text) for name, text in self.prompts.items() if text)
         return (named, self.default_prompt) if named or self.default_prompt else None
 
     def capture_graphs(self) -> None:
-        """Launch small batches as CUDA graphs from now on, where those can be used."""
+        """Launch small batches as CUDA graphs from now on, where the device supports it."""
         for _ in self.capture_graphs_in_steps():
             pass
 
@@ -120,10 +121,10 @@ class DeviceModel(ABC, Generic[Result]):
         return self._backbone.capture_graphs_in_steps()
 
     def with_fewer_layers(self) -> tuple[Self, float]:
-        """A copy with fewer layers, for measurements only, and by what factor this one has more."""
+        """Return a copy with fewer layers, for measurements, and the factor to multiply them by."""
         fewer = copy(self)
-        fewer._backbone, times = self._backbone.with_fewer_layers()  # noqa: SLF001 - its own
-        return fewer, times
+        fewer._backbone, factor = self._backbone.with_fewer_layers()  # noqa: SLF001 - of the copy
+        return fewer, factor
 
     @abstractmethod
     def launch(
@@ -132,14 +133,14 @@ class DeviceModel(ABC, Generic[Result]):
         """Implement `smart_embedder.interface.Model`."""
 
     def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:
-        """Launch with the same kinds for every sequence, and wait."""
+        """Compute the same kinds for every sequence, and wait for the results."""
         return self.launch(sequences, [outputs] * len(sequences))()
 
 
 class RerankingModel(DeviceModel[float]):
-    """Implements `DeviceModel.launch` by the logits of sequences and the scores that they mean.
+    """Implements `DeviceModel.launch`: computes logits, and turns them into scores.
 
-    `_end` is the only token of a sequence that the logits are made of, if there is one.
+    `_end` is the token of a sequence whose state the logits are computed from; None if several are.
     """
 
     _end: End | None
@@ -156,11 +157,11 @@ class RerankingModel(DeviceModel[float]):
 
     @abstractmethod
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
-        """`[N]` or `[N, labels]` float32, in packed order, from the states `[T, hidden]`."""
+        """Compute `[N]` or `[N, labels]` float32, in packed order, from states `[T, hidden]`."""
 
     @abstractmethod
     def _scores(self, logits: FloatArray) -> list[float]:
-        """The score of each row of logits."""
+        """Compute the score of each row of logits."""
 
     @torch.inference_mode()
     def launch(

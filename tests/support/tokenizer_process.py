@@ -28,7 +28,7 @@ def load(model: str, folder: str) -> Callable[[list[str]], object]:
     call: Callable[[list[str]], object] = tokenizer.encode
     if model == "reranker":
         template = QwenTemplate(tokenizer)
-        call = lambda texts: template.pairs(texts[0], texts[1:], DEFAULT_INSTRUCTION)  # noqa: E731
+        call = lambda texts: template.fill(texts[0], texts[1:], DEFAULT_INSTRUCTION)  # noqa: E731
     call(["warm", "up"])
     return call
 

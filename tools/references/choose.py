@@ -17,7 +17,7 @@ from smart_embedder.models.files.config import (
 )
 from smart_embedder.models.heads.colbert import is_colbert
 from smart_embedder.models.heads.m3 import HEADS
-from smart_embedder.models.loader import locate_models, overrides_in
+from smart_embedder.models.loader import locate_models, overrides_of
 from smart_embedder.models.rerankers.cross_encoder import is_classifier
 from smart_embedder.pipelines.reranking import fuse, score
 from smart_embedder.requests import EmbeddingOptions, FusionWeights
@@ -82,7 +82,7 @@ class References:
             return sentence.Sparse(folder, limit, device)
         if is_colbert(folder):
             return sentence.MultiVector(folder, limit, device)
-        overrides = overrides_in(entry)
+        overrides = overrides_of(entry)
         if is_qwen3(folder) and overrides.normalize is None:  # The service's vectors are raw.
             overrides = replace(overrides, normalize=False)
         return sentence.Dense(folder, limit, device, overrides)

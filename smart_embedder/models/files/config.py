@@ -1,7 +1,7 @@
-"""What a model's files of JSON say: numbers, modules, poolings, prompts, how texts are read.
+"""Reads the JSON files of a model: numbers, modules, poolings, prompts, options for texts.
 
-Those are `config.json` and the files of sentence-transformers. Whatever is wrong in them, or is not
-computed here, is a `StartupError`. What a task makes of them is not known here.
+These are `config.json` and the files of sentence-transformers. Invalid and unsupported values raise
+`StartupError`. Heads and rerankers decide what they do with the values.
 """
 
 import json
@@ -12,13 +12,13 @@ from typing import Any
 from smart_embedder.errors import StartupError
 from smart_embedder.models.files.reading import read_file
 
-# In the config.json of a demo model: what to tell whoever serves it.
+# A member of a demo model's config.json: a note for those who serve it.
 DEMO_KEY = "smart_embedder_demo"
-# No size of a model and no number of its positions is larger.
+# An upper bound of every size of a model, and of its number of positions.
 _LARGEST = 2**31
-# The packages of known classes, none of which is imported.
+# Packages whose classes modules.json may name; none is imported.
 _PACKAGES = ("sentence_transformers", "pylate")
-# Names in the configuration of a pooling: `pooling_mode` since version 5.4, before that flags.
+# Values of `pooling_mode`, since version 5.4 of sentence-transformers, by our names.
 POOLINGS = {
     "cls": "cls",
     "max": "max",
@@ -27,36 +27,36 @@ POOLINGS = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last_token",
 }
+# Flags of older versions, in the order of `POOLINGS`.
 _OLD_FLAGS = (
     "cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens",
     "lasttoken",
 )  # fmt: skip
-# Older versions named the file by the family; of several the first one counts.
+# Older versions named the file by the family; the first that exists counts.
 _TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-# What is given to tokenizers, configurations and models of transformers, by its older and newer
-# name.
+# Arguments for tokenizers, configurations and models of transformers, by older and newer names.
 _UNREAD_OPTIONS = (
     "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
     "model_kwargs", "model_args",
 )  # fmt: skip
-# Number formats and kernels are for settings to choose.
+# Arguments without effect on the vectors, or which settings choose.
 _HARMLESS = {
     "add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage",
     "padding_side", "torch_dtype", "trust_remote_code", "use_fast", "use_safetensors",
 }  # fmt: skip
-# What transformers computes for a task: sentence-transformers' name of it, and of its result.
+# The names of sentence-transformers for the task of a transformer, and for its result.
 STATES = ("feature-extraction", "last_hidden_state")
 MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", "logits")
-# Of ColBERT models alone.
+# Options that only ColBERT models have.
 _OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
 POOLING_FOLDER = "1_Pooling"
-_OWN_CONFIG = "config_sentence_transformers.json"
-# In a tokenizer's configuration a much larger number stands for no limit.
+_SENTENCE_CONFIG = "config_sentence_transformers.json"
+# A tokenizer's configuration states no limit as a much larger number.
 _NO_LIMIT = 1_000_000_000
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The model's `config.json`."""
+    """Read the model's `config.json`."""
     path = folder / "config.json"
     if not path.is_file():
         raise StartupError(f"{folder} is not a model: it holds no config.json")
@@ -64,7 +64,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_optional(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no such file."""
+    """Read the JSON object in a file; empty if there is no such file."""
     config = _read_json(path) if path.is_file() else {}
     if not isinstance(config, dict):
         raise StartupError(f"{path} is not a JSON object")
@@ -83,7 +83,7 @@ def _read_json(path: Path) -> Any:
 def whole_number(
     folder: Path, config: dict[str, Any], key: str, default: int | None = None, *, least: int = 1
 ) -> int:
-    """The number under `key`; raises `StartupError` for any other value, or one out of range."""
+    """Read the integer under `key`; raises `StartupError` for any other value or range."""
     value = config.get(key, default)
     if type(value) is not int or not least <= value <= _LARGEST:
         raise unusable(folder, key, value)
@@ -91,7 +91,7 @@ def whole_number(
 
 
 def number(folder: Path, config: dict[str, Any], key: str, default: float) -> float:
-    """The number under `key`; raises `StartupError` for all others, `NaN` included."""
+    """Read the positive number under `key`; raises `StartupError` for any other value."""
     value = config.get(key, default)
     if type(value) not in {int, float} or not 0 < value <= _LARGEST:
         raise unusable(folder, key, value)
@@ -99,20 +99,20 @@ def number(folder: Path, config: dict[str, Any], key: str, default: float) -> fl
 
 
 def unusable(folder: Path, key: str, value: Any) -> StartupError:
-    """The error for a value that cannot be used."""
+    """Return the error for a value that cannot be used."""
     return StartupError(f"{folder / 'config.json'} has no usable {key}: {value!s:.60}")
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The class that an entry names, without its package, and the folder of its files."""
+    """A module of sentence-transformers: its class, without the package, and its folder."""
 
     kind: str
     folder: Path
 
 
 def read_modules(folder: Path) -> list[Module]:
-    """All modules, if any; raises `StartupError` for malformed ones and a checkpoint's own code."""
+    """Read modules.json; raises `StartupError` if it is malformed or names unknown code."""
     path = folder / "modules.json"
     entries = _read_json(path) if path.is_file() else []
     if not isinstance(entries, list):
@@ -132,72 +132,76 @@ def read_modules(folder: Path) -> list[Module]:
 
 
 def require_known_modules(folder: Path, *kinds: str) -> None:
-    """Raise `StartupError` for a module of another kind, which would not be computed."""
+    """Raise `StartupError` for a module of another kind, which would be ignored."""
     for module in read_modules(folder):
         if module.kind not in kinds:
             raise StartupError(
-                f"{folder / 'modules.json'} names the module {module.kind}; known here: "
+                f"{folder / 'modules.json'} names the module {module.kind}; supported: "
                 f"{', '.join(kinds)}"
             )
 
 
 def has_modules(folder: Path) -> bool:
-    """Whether the folder has a configuration of modules."""
+    """Return whether the folder has modules of sentence-transformers."""
     return (folder / "modules.json").is_file() or (folder / POOLING_FOLDER).is_dir()
 
 
 def read_poolings(folder: Path) -> tuple[str, ...]:
-    """The poolings in a configuration; the vectors of several are concatenated."""
+    """Read the poolings of a module; the vectors of several are concatenated."""
     config, path = read_config(folder), folder / "config.json"
     if config.get("include_prompt", True) is not True:
-        raise StartupError(f"{path} leaves the prompt out of the pooling, which is not done here")
+        raise StartupError(f"{path} leaves the prompt out of the pooling, which is not supported")
     named = config.get("pooling_mode")
     if named is None:
         flags = zip(_OLD_FLAGS, POOLINGS.values(), strict=True)
         found = [name for flag, name in flags if config.get(f"pooling_mode_{flag}")] or ["mean"]
     else:
         names = named if isinstance(named, list) else [named]
-        found = [POOLINGS.get(str(each), "") for each in names]
+        found = [POOLINGS.get(str(name), "") for name in names]
     if not all(found):
-        raise StartupError(f"{path} names no pooling that is known here: {', '.join(POOLINGS)}")
+        raise StartupError(f"{path} names no supported pooling: {', '.join(POOLINGS)}")
     return tuple(found)
 
 
 def read_pooling(folder: Path) -> str:
-    """`cls` or `mean`, the poolings of bge-m3's kind; `cls` where there is no configuration."""
+    """Read the pooling of a model of bge-m3's kind, `cls` (the default) or `mean`."""
     path = folder / POOLING_FOLDER
     if not (path / "config.json").is_file():
         return "cls"
     poolings = read_poolings(path)
     if poolings not in {("cls",), ("mean",)}:
         raise StartupError(
-            f"{path / 'config.json'} names no pooling that is known for this kind: use cls or mean"
+            f"{path / 'config.json'} names a pooling that is not supported for models of bge-m3's "
+            "kind: use cls or mean"
         )
     return poolings[0]
 
 
 def read_prompts(folder: Path) -> dict[str, str]:
-    """The prompts by name in sentence-transformers' configuration; empty if all prompts are."""
-    path = folder / _OWN_CONFIG
+    """Read sentence-transformers' prompts by name; empty if all prompts are empty."""
+    path = folder / _SENTENCE_CONFIG
     prompts = read_optional(path).get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+    is_usable = isinstance(prompts, dict) and all(
+        isinstance(prompt, str) for prompt in prompts.values()
+    )
+    if not is_usable:
         raise StartupError(f"{path} has no usable prompts: each is a string under its name")
     return prompts if any(prompts.values()) else {}
 
 
 def read_default_prompt(folder: Path) -> str:
-    """The prompt that `default_prompt_name` names; empty if it names none."""
-    path = folder / _OWN_CONFIG
+    """Read the prompt that `default_prompt_name` names; empty if it names none."""
+    path = folder / _SENTENCE_CONFIG
     config = read_optional(path)
     name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
     if name is not None and (not isinstance(name, str) or name not in prompts):
-        raise StartupError(f"{path} has no prompt of its default_prompt_name: {name}")
+        raise StartupError(f"{path} has no prompt with its default_prompt_name: {name}")
     return "" if name is None else str(prompts[name])
 
 
 def read_vector_limit(folder: Path, name: str) -> int | None:
-    """A limit of vectors in sentence-transformers' configuration; None if it names none."""
-    path = folder / _OWN_CONFIG
+    """Read a limit of vectors, such as `truncate_dim`; None if it is not set."""
+    path = folder / _SENTENCE_CONFIG
     value = read_optional(path).get(name)
     if value is not None and (type(value) is not int or value < 1):
         raise StartupError(f"{path} has no usable {name}: {value}")
@@ -206,7 +210,7 @@ def read_vector_limit(folder: Path, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class SentenceOverrides:
-    """What settings say of a model, in place of its configuration; None leaves that as it is."""
+    """Settings that override a model's configuration; None leaves it as it is."""
 
     pooling: str | None = None
     normalize: bool | None = None
@@ -233,9 +237,9 @@ NO_OVERRIDES = SentenceOverrides()
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How a model of any task reads texts, by sentence-transformers' configuration.
+    """How a model reads texts, by the configuration of sentence-transformers.
 
-    They are cut to `max_length` tokens, if it is set, and converted to lower case with
+    Texts are cut to `max_length` tokens, if it is set, and converted to lower case with
     `lower_case`.
     """
 
@@ -246,11 +250,11 @@ class TextOptions:
     def read(
         cls, folder: Path, task: tuple[str, str] = STATES, *, by_type: bool = False
     ) -> "TextOptions":
-        """Read them; those of a folder without such a configuration are its tokenizer's.
+        """Read the options; a tokenizer's limit is the default of `max_length`.
 
-        With `by_type`, queries and documents have options of their own, which are read elsewhere.
-        Raises `StartupError` for options that would change what is read, and are not known here,
-        and where the texts are for something else than `task`.
+        With `by_type`, queries and documents may have options of their own, which the caller reads.
+        Raises `StartupError` for unsupported options that would change tokens, and for a model of
+        another task than `task`.
         """
         texts = read_text_config(folder)
         _require_task(folder, texts, *task)
@@ -260,7 +264,7 @@ class TextOptions:
             if not isinstance(options, dict) or options.keys() - _HARMLESS:
                 unread.append(name)
         if not by_type:
-            unread += [each for each in _OPTIONS_BY_TYPE if texts.get(each) is not None]
+            unread += [name for name in _OPTIONS_BY_TYPE if texts.get(name) is not None]
         if unread:
             raise StartupError(
                 f"{folder} has {unread[0]} for its texts, which is not applied to this model"
@@ -276,27 +280,29 @@ class TextOptions:
 
 
 def _require_task(folder: Path, texts: dict[str, Any], task: str, result: str) -> None:
-    """Raise `StartupError` where another task, or another result of it, is configured."""
+    """Raise `StartupError` if another task, or another result of it, is configured."""
     modalities = texts.get("modality_config")
     if isinstance(modalities, dict | list) and "message" in modalities:
         raise StartupError(
-            f"{folder} reads texts as messages of a chat template, which is not done here"
+            f"{folder} reads texts as messages of a chat template, which is not supported"
         )
-    how = modalities.get("text") if isinstance(modalities, dict) else None
-    how = how if isinstance(how, dict) else {}
-    for found, known in (
+    text_options = modalities.get("text") if isinstance(modalities, dict) else None
+    text_options = text_options if isinstance(text_options, dict) else {}
+    for configured, supported in (
         (texts.get("transformer_task"), task),
-        (how.get("method"), "forward"),
-        (how.get("method_output_name"), result),
+        (text_options.get("method"), "forward"),
+        (text_options.get("method_output_name"), result),
     ):
-        if found is not None and found != known:
+        if configured is not None and configured != supported:
             raise StartupError(
-                f"{folder} makes {found!s:.60} of texts (transformer_task or modality_config), "
-                f"which is not done here: {known} is"
+                f"{folder} makes {configured!s:.60} of texts (transformer_task or "
+                f"modality_config), which is not supported: {supported} is"
             )
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
-    """`sentence_bert_config.json`, or, from older versions, a file with the family's name."""
-    configs = (read_optional(folder / f"sentence_{each}_config.json") for each in _TEXT_FAMILIES)
+    """Read `sentence_bert_config.json`, or the file of older versions with the family's name."""
+    configs = (
+        read_optional(folder / f"sentence_{family}_config.json") for family in _TEXT_FAMILIES
+    )
     return next(filter(None, configs), {})

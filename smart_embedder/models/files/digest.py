@@ -1,8 +1,8 @@
-"""Identifies what was read of a model: the numbers of its tensors, whatever format they lie in.
+"""Identifies the weights of a model by a digest of the numbers in its tensors.
 
-A tensor's digest is made while it is read, of its numbers in float32, so that another container, a
-wider format, other shards or another folder change nothing. It is no protection against people who
-make two checkpoints alike on purpose.
+The digest of a tensor is computed while it is read, from its numbers in float32, so that it is the
+same in another container, a wider format, other shards or another folder. It does not protect
+against checkpoints that were made to collide.
 """
 
 from base64 import b32encode
@@ -18,81 +18,81 @@ from xxhash import xxh3_128_digest
 
 # Numbers of a tensor that are hashed together.
 _BLOCK = 2**17
-# Numbers that PyTorch converts without its pool of threads. To set their number would set it for
-# every thread that begins meanwhile, too.
-_CONVERTED_BY_ONE = 2**15 - 1
+# The most numbers that PyTorch converts without its thread pool. Its setting for the number of
+# threads would also apply to threads that start meanwhile.
+_CONVERTED_BY_ONE_THREAD = 2**15 - 1
 
-_noted: ContextVar["Content | None"] = ContextVar("content", default=None)
+_recorded: ContextVar["Content | None"] = ContextVar("content", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The digests of the tensors that were read of the model in `folder`, by name.
+    """The digests of the tensors that were read from the model in `folder`, by name.
 
-    The name of a tensor in a folder below that of the model begins with it.
+    The name of a tensor in a subfolder begins with the subfolder's name.
     """
 
     folder: Path
     tensors: dict[str, bytes] = field(default_factory=dict)
 
     def name(self, folder: Path, name: str) -> str:
-        """The name of a tensor of a file in that folder."""
+        """Return the name of a tensor of a file in `folder`."""
         if folder == self.folder:
             return name
-        # One may be absolute in modules.json, and the other not.
+        # Resolved, because modules.json may have an absolute path.
         below = folder.resolve().relative_to(self.folder.resolve())
         return (below / name).as_posix()
 
     def digest(self, names: Iterable[str], *others: object) -> bytes:
-        """Of these tensors, and of what represents `others`."""
+        """Compute the digest of these tensors, and of the `repr` of `others`."""
         lines = [f"{name!r} {self.tensors[name].hex()}" for name in sorted(names)]
         return xxh3_128_digest("\n".join([*lines, *map(repr, others)]).encode())
 
 
 @contextmanager
-def noting(folder: Path) -> Iterator[Content]:
-    """Note the tensors that are found within the block, and read there or later."""
+def record_content(folder: Path) -> Iterator[Content]:
+    """Record the tensors that are found in the block, and read there or later."""
     content = Content(folder)
-    token = _noted.set(content)
+    token = _recorded.set(content)
     try:
         yield content
     finally:
-        _noted.reset(token)
+        _recorded.reset(token)
 
 
-def noted() -> Content | None:
-    """The content that is noted at present, if any is."""
-    return _noted.get()
+def recorded_content() -> Content | None:
+    """Return the content of the enclosing `record_content`, if there is one."""
+    return _recorded.get()
 
 
 class TensorDigest:
-    """Of the numbers of one tensor, which may be added part by part by several threads."""
+    """Computes the digest of one tensor; several threads may add parts of it."""
 
     def __init__(self, shape: torch.Size) -> None:
         self._shape = [*shape]
         self._blocks = [b""] * -(-shape.numel() // _BLOCK)
 
     def add(self, start: int, values: Tensor) -> None:
-        """Add the numbers from `start` on, which is where a block begins; a part ends one."""
+        """Add the numbers from `start` on; parts begin and end with a block."""
         for number, block in enumerate(torch.split(values, _BLOCK), start // _BLOCK):
             exact = block
             if block.dtype is not torch.float32:
                 exact = torch.empty(len(block), dtype=torch.float32)
-                copy_by_one(exact, block)
+                copy_in_this_thread(exact, block)
             self._blocks[number] = xxh3_128_digest(exact.numpy())  # type: ignore[arg-type]
 
     def finish(self) -> bytes:
-        """The digest."""
+        """Return the digest."""
         return xxh3_128_digest(b"".join([repr(self._shape).encode(), *self._blocks]))
 
 
-def copy_by_one(target: Tensor, source: Tensor) -> None:
-    """Copy and convert numbers, `[n]`, in the calling thread alone."""
-    parts = (torch.split(each, _CONVERTED_BY_ONE) for each in (target, source))
+def copy_in_this_thread(target: Tensor, source: Tensor) -> None:
+    """Copy and convert numbers `[n]` without the thread pool of PyTorch."""
+    parts = (torch.split(tensor, _CONVERTED_BY_ONE_THREAD) for tensor in (target, source))
     for converted, exact in zip(*parts, strict=True):
         converted.copy_(exact)
 
 
-def short(digest: bytes, length: int) -> str:
-    """The first letters and digits of a digest as text."""
+def encode_short(digest: bytes, length: int) -> str:
+    """Encode a digest in base 32, and return its first `length` characters."""
     return b32encode(digest).decode().lower()[:length]

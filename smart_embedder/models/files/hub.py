@@ -1,6 +1,6 @@
 """Finds a model in the hub's cache, or downloads it from the hub.
 
-Every failure becomes a `StartupError` of one sentence that says what to do.
+Every failure becomes a `StartupError` that says in one sentence what to do.
 """
 
 import hashlib
@@ -47,24 +47,22 @@ from smart_embedder.models.files.reading import AT_ONCE
 
 log = structlog.get_logger(__name__)
 
-# The hub library's names of its progress bars for bytes from the network and bytes on the disk. For
-# files that the hub stores in chunks the disk lags behind, and chunks on the disk are not sent.
+# The progress bars of the hub's library for bytes from the network and bytes on the disk. For files
+# that the hub stores in chunks, the disk lags behind, and chunks on the disk are not sent.
 _BYTE_BARS = {"huggingface_hub.snapshot_download.transfer", "huggingface_hub.snapshot_download"}
 _SECONDS_BETWEEN_LINES = 5.0
-_SECONDS_TO_LEFTOVER = 3600.0
-_SECONDS_FOR_THE_HUB = 10.0
-_SECONDS_BETWEEN_TRIES = 1.0
-_GIT_DIGEST = 20  # Bytes.
-_WANTED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
-_UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
+# The age at which an incomplete file belongs to no running download.
+_LEFTOVER_SECONDS = 3600.0
+_HUB_TIMEOUT = 10.0
+_RETRY_SECONDS = 1.0
+_GIT_DIGEST_BYTES = 20
+_INCLUDED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
+_EXCLUDED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """How models are fetched: cache folder, revision, and whether the network may be used.
-
-    `status` shows a running download.
-    """
+    """How a model is fetched; `offline` allows no network, `status` shows a running download."""
 
     cache: Path
     revision: str | None
@@ -72,9 +70,9 @@ class Hub:
     status: DownloadStatus = field(default_factory=DownloadStatus)
 
 
-def locate(name: str, hub: Hub) -> Path:
-    """The folder of the model `name`, a hub id: it is downloaded if it is not on the disk."""
-    # The library would log every retry; a failure becomes one `StartupError`.
+def find_or_download(name: str, hub: Hub) -> Path:
+    """Return the folder of the model with the hub id `name`; download it if it is not on disk."""
+    # The library would log every retry.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
     warnings.filterwarnings("ignore", module="huggingface_hub")
@@ -96,7 +94,7 @@ def locate(name: str, hub: Hub) -> Path:
             f"there is no model {name} on the hub or on disk; a private one needs HF_TOKEN"
         ) from error
     except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError) as error:
-        # An earlier download serves as well.
+        # An earlier download is used if the hub cannot be reached.
         try:
             return _from_hub(name, replace(hub, offline=True))
         except LocalEntryNotFoundError:
@@ -109,7 +107,7 @@ def locate(name: str, hub: Hub) -> Path:
 
 
 def _not_on_disk(name: str, hub: Hub, failure: BaseException | None) -> StartupError:
-    """The error of a model that is not here; `failure` is that of the hub, if it was asked."""
+    """Return the error for a model that is not on disk; `failure` is that of the hub, if any."""
     revision = f" --revision {hub.revision}" if hub.revision else ""
     return StartupError(
         f"{'' if failure is None else _not_reached(failure)}The model {name} is not on this "
@@ -119,7 +117,7 @@ def _not_on_disk(name: str, hub: Hub, failure: BaseException | None) -> StartupE
 
 
 def _not_reached(failure: BaseException) -> str:
-    """A sentence that names the proxy, without its user and password, and what it answered."""
+    """Return a sentence that names the proxy, without its password, and its response."""
     hub, proxies = urlsplit(constants.ENDPOINT), getproxies()
     proxy = proxies.get(hub.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(hub.hostname or ""):
@@ -127,7 +125,7 @@ def _not_reached(failure: BaseException) -> str:
     if isinstance(failure, HfHubHTTPError):
         reason = f"{failure.response.status_code} {failure.response.reason_phrase}"
     elif isinstance(failure, JSONDecodeError):
-        reason = "its answer is not the hub's"
+        reason = "its response is not that of the hub"
     else:
         reason = str(failure).partition("\n")[0] or type(failure).__name__
     address = proxy.rpartition("@")[2].rpartition("//")[2].rstrip("/")
@@ -140,34 +138,34 @@ def _from_hub(name: str, hub: Hub) -> Path:
         name,
         revision=hub.revision,
         cache_dir=hub.cache,
-        allow_patterns=_WANTED_FILES,
+        allow_patterns=_INCLUDED_FILES,
     )
     if hub.offline:
-        return Path(find(local_files_only=True, ignore_patterns=_UNWANTED_FOLDERS))
-    info = _ask_hub(name, hub)
-    unwanted = [*_UNWANTED_FOLDERS]
+        return Path(find(local_files_only=True, ignore_patterns=_EXCLUDED_FOLDERS))
+    info = _fetch_info(name, hub)
+    excluded = [*_EXCLUDED_FOLDERS]
     files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     if any(file.endswith(".safetensors") and "/" not in file for file in files):
-        # Those in subfolders are projections, of which there is no other copy.
-        unwanted += [file for file in files if file.endswith(".bin") and "/" not in file]
-    wanted = filter_repo_objects(files, allow_patterns=_WANTED_FILES, ignore_patterns=unwanted)
-    sizes = {file: files[file] for file in wanted}
+        # Files in subfolders are projections, which have no other copy.
+        excluded += [file for file in files if file.endswith(".bin") and "/" not in file]
+    included = filter_repo_objects(files, allow_patterns=_INCLUDED_FILES, ignore_patterns=excluded)
+    sizes = {file: files[file] for file in included}
     cached = partial(try_to_load_from_cache, name, cache_dir=hub.cache, revision=info.sha)
     on_disk = {file for file in sizes if isinstance(cached(file), str)}
     with follow_download(name, hub.status, sizes, on_disk) as bar:
-        snapshot = Path(find(ignore_patterns=unwanted, tqdm_class=bar))
-    _require_whole(name, snapshot, set(sizes) - on_disk)
-    # Left by processes that ended: the hub's library begins each download in a new file and never
-    # continues one. A running one writes every few seconds, so an old file belongs to none.
-    for left in (snapshot.parents[1] / "blobs").glob("*.incomplete"):
-        with suppress(OSError):  # Another start was faster, or the cache is read-only.
-            if time.time() - left.stat().st_mtime > _SECONDS_TO_LEFTOVER:
-                left.unlink()
+        snapshot = Path(find(ignore_patterns=excluded, tqdm_class=bar))
+    _verify_digests(name, snapshot, set(sizes) - on_disk)
+    # Processes that ended left these: the hub's library begins each download in a new file, and
+    # writes to it every few seconds.
+    for leftover in (snapshot.parents[1] / "blobs").glob("*.incomplete"):
+        with suppress(OSError):  # Another process was faster, or the cache is read-only.
+            if time.time() - leftover.stat().st_mtime > _LEFTOVER_SECONDS:
+                leftover.unlink()
     return snapshot
 
 
-def _ask_hub(name: str, hub: Hub) -> ModelInfo:
-    """The model's files; asked twice, where other functions of the hub's library ask six times."""
+def _fetch_info(name: str, hub: Hub) -> ModelInfo:
+    """Fetch the list of a model's files; tries twice, not six times as `snapshot_download` does."""
     try:
         hooks = get_session().event_hooks["request"]
     except (ImportError, ValueError, httpx2.InvalidURL) as error:
@@ -175,45 +173,43 @@ def _ask_hub(name: str, hub: Hub) -> ModelInfo:
             "the proxy of HTTPS_PROXY, HTTP_PROXY or ALL_PROXY cannot be used: its address must "
             "begin with http:// or https://"
         ) from error
-    if _limit_waiting not in hooks:
-        hooks.append(_limit_waiting)
-    ask = partial(HfApi().model_info, name, revision=hub.revision, files_metadata=True)
+    if _set_timeouts not in hooks:
+        hooks.append(_set_timeouts)
+    fetch = partial(HfApi().model_info, name, revision=hub.revision, files_metadata=True)
     try:
-        return ask()
+        return fetch()
     except httpx2.TransportError:
-        time.sleep(_SECONDS_BETWEEN_TRIES)
-        return ask()
+        time.sleep(_RETRY_SECONDS)
+        return fetch()
 
 
-def _limit_waiting(request: httpx2.Request) -> None:
-    """Set a time limit, without which the hub's library might wait for ever."""
-    limits = request.extensions.get("timeout", {})
+def _set_timeouts(request: httpx2.Request) -> None:
+    """Set timeouts that are missing, without which the hub's library might wait forever."""
+    timeouts = request.extensions.get("timeout", {})
     kinds = ("connect", "read", "write", "pool")
-    request.extensions["timeout"] = {
-        kind: limits.get(kind) or _SECONDS_FOR_THE_HUB for kind in kinds
-    }
+    request.extensions["timeout"] = {kind: timeouts.get(kind) or _HUB_TIMEOUT for kind in kinds}
 
 
-def _require_whole(name: str, snapshot: Path, files: Iterable[str]) -> None:
-    """Raise `StartupError` if a file is not what the hub has announced, and remove it.
+def _verify_digests(name: str, snapshot: Path, files: Iterable[str]) -> None:
+    """Remove a downloaded file that is damaged, and raise `StartupError`.
 
-    The cache calls a file by its ETag, which is a digest: git's of a small file, else SHA-256. The
-    hub's library compares sizes alone.
+    The cache names a file after its ETag, which is a digest: that of git for a small file, else
+    SHA-256. The hub's library compares only sizes.
     """
     for file in sorted(files):
         path = (snapshot / file).resolve()
         digest = {40: hashlib.sha1, 64: hashlib.sha256}.get(len(path.name))
         if digest is None or set(path.name) - set(string.hexdigits) or not path.is_file():
             continue
-        found = digest(usedforsecurity=False)
-        if found.digest_size == _GIT_DIGEST:
-            found.update(f"blob {path.stat().st_size}\0".encode())
+        actual = digest(usedforsecurity=False)
+        if actual.digest_size == _GIT_DIGEST_BYTES:
+            actual.update(f"blob {path.stat().st_size}\0".encode())
         with path.open("rb") as opened:
             while part := opened.read(AT_ONCE):
-                found.update(part)
-        if found.hexdigest() != path.name.lower():
+                actual.update(part)
+        if actual.hexdigest() != path.name.lower():
             (snapshot / file).unlink()
-            path.unlink(missing_ok=True)  # On systems without links it is the same file.
+            path.unlink(missing_ok=True)  # Without symbolic links it is the same file.
             raise StartupError(
                 f"{file} of the model {name} did not arrive as the hub has it, and was removed: "
                 "start again to download it"
@@ -224,11 +220,11 @@ def _require_whole(name: str, snapshot: Path, files: Iterable[str]) -> None:
 def follow_download(
     model: str, status: DownloadStatus, sizes: dict[str, int], on_disk: set[str]
 ) -> Iterator[type[tqdm] | None]:
-    """Report the download of the files that are not on the disk, within the block.
+    """Report a download within the block, in `status` and every few seconds in the log.
 
-    It is shown in `status`, and every few seconds in the log. `sizes` holds the bytes of each of
-    the model's files. Yields the `tqdm_class` for the hub's library, whose bars are not drawn, or
-    None if no file is missing, when nothing is reported.
+    `sizes` holds the bytes of all files of the model, `on_disk` the files that are not downloaded.
+    Yields the `tqdm_class` for the hub's library, whose bars are not drawn, or None if no file is
+    missing.
     """
     total = sum(sizes.values())
     present = sum(size for file, size in sizes.items() if file in on_disk)

@@ -1,7 +1,7 @@
-"""Reads the files of models by ordinary reads.
+"""Reads the files of models, without mapping them into memory.
 
-Nothing of a file stays mapped or open: once a model is loaded, its files may be written over, cut
-short or removed. While one is being read, a change of it ends the loading.
+Once a model is loaded, its files may be overwritten, truncated or removed. A file that changes
+while the model is being loaded ends the loading.
 """
 
 import ctypes
@@ -19,25 +19,23 @@ from pathlib import Path
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import EngineSettings
 
-# Bytes that are read at once: a larger number is no faster, and these are rounded in the cache.
+# Bytes per read. More are no faster, and so many stay in the processor's cache to be rounded.
 AT_ONCE = 2**22
 # The most bytes of a file that is read as a whole. The largest are tokenizers, of some 30 MB.
 _LARGEST = 2**29
-# Bytes of weights after which the allocator gives back what is left of those that were laid out
-# anew, which is a tenth of them.
+# Bytes of weights after which the heap is trimmed: laying them out anew leaves a tenth unused.
 _TRIM_AFTER = 2**28
-# What is read ahead.
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Large, because after each the thread may wait for Python's lock.
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+# Bytes per read ahead: many, because after each read the thread may wait for the GIL.
 _AHEAD_AT_ONCE = 2**25
 
-# The states of the files that were read, within `reading`.
+# The states of the files that were read, within `refuse_changed_files`.
 _states: ContextVar[dict[Path, tuple[int, ...]] | None] = ContextVar("states", default=None)
 
 
-def _state(found: os.stat_result) -> tuple[int, ...]:
-    """Identifies one state of a file; writing changes the last three."""
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _state_of(stat: os.stat_result) -> tuple[int, ...]:
+    """Identify the state of a file; writing to it changes the last three numbers."""
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _changed(path: Path) -> StartupError:
@@ -45,10 +43,10 @@ def _changed(path: Path) -> StartupError:
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """Note what is read of models within the block; raises `StartupError` if a file was changed.
+def refuse_changed_files() -> Iterator[None]:
+    """Raise `StartupError` if a file of a model that is read within the block changes meanwhile.
 
-    A model may be loaded for several devices, and its configuration is read more than once.
+    Files are read more than once: a model may be loaded for several devices.
     """
     states: dict[Path, tuple[int, ...]] = {}
     token = _states.set(states)
@@ -58,7 +56,7 @@ def reading() -> Iterator[None]:
         _states.reset(token)
     for path, state in states.items():
         try:
-            now = _state(path.stat())
+            now = _state_of(path.stat())
         except OSError as error:
             raise _changed(path) from error
         if now != state:
@@ -66,25 +64,25 @@ def reading() -> Iterator[None]:
 
 
 class ModelFile:
-    """A file of a model, `opened` as long as this object exists; threads may read from it."""
+    """A file of a model, open as long as this object exists; threads may read it concurrently."""
 
     def __init__(self, path: Path) -> None:
-        """Open it; raises `OSError`, and `StartupError` if it was changed since an earlier time."""
+        """Open the file; raises `OSError`, and `StartupError` if it changed since it was read."""
         self.path = path
         self.opened = path.open("rb", buffering=0)
         weakref.finalize(self, self.opened.close)
-        found = os.fstat(self.opened.fileno())
-        self.size = found.st_size
+        stat = os.fstat(self.opened.fileno())
+        self.size = stat.st_size
         self._lock = threading.Lock()
         self._read_since_trim = 0
-        states, state = _states.get(), _state(found)
+        states, state = _states.get(), _state_of(stat)
         if states is not None and states.setdefault(path, state) != state:
             raise _changed(path)
 
     def read_into(self, buffer: memoryview, start: int) -> None:
-        """Fill the buffer from the byte `start` on; raises `StartupError` if the file ends there.
+        """Fill the buffer from the byte `start` on.
 
-        It is longer when it is opened, or such a read is not begun.
+        Raises `StartupError` if the file is shorter than when it was opened.
         """
         done = 0
         while done < len(buffer):
@@ -107,7 +105,7 @@ class ModelFile:
             trim_heap()
 
     def read(self, start: int, length: int) -> bytes:
-        """So many bytes; raises `EOFError` where the file has fewer."""
+        """Read `length` bytes; raises `EOFError` if the file has fewer."""
         if start + length > self.size:
             raise EOFError(f"{self.path.name} is cut short")
         content = bytearray(length)
@@ -116,7 +114,7 @@ class ModelFile:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file; raises `OSError`, also where it is too large for what it should be."""
+    """Read a whole file; raises `OSError`, also if it is too large."""
     file = ModelFile(path)
     if file.size > _LARGEST:
         raise OSError(f"it has {file.size:,} bytes, and at most {_LARGEST:,} are read")
@@ -124,7 +122,7 @@ def read_file(path: Path) -> bytes:
 
 
 def model_folders(settings: EngineSettings) -> Iterator[Path]:
-    """The folders of the models that lie on the disk, each once, in the order of their loading."""
+    """Yield the folders of the default models that are on disk, in the order of loading."""
     for name in dict.fromkeys(
         (settings.embedding_model, settings.dense_model, settings.reranker_model)
     ):
@@ -138,15 +136,17 @@ def model_folders(settings: EngineSettings) -> Iterator[Path]:
 
 
 def read_ahead(folders: Iterable[Path]) -> threading.Thread:
-    """Read, on a thread of its own, the weights in these folders.
+    """Read the weights in these folders into the system's cache, on another thread.
 
-    It only fills the system's cache: errors are raised when the weights are loaded. posix_fadvise,
-    which only announces the reads, gained nothing.
+    Errors are ignored here, and raised when the weights are loaded. posix_fadvise, which only
+    announces reads, was no faster.
     """
-    paths = [path for folder in folders for each in _WEIGHTS for path in folder.glob(each)]
+    paths = [
+        path for folder in folders for pattern in _WEIGHT_FILES for path in folder.glob(pattern)
+    ]
 
     def read_all() -> None:
-        # Not a bytearray, which would be filled with zeros under Python's lock.
+        # Not a bytearray, which would be filled with zeros while the GIL is held.
         with mmap(-1, _AHEAD_AT_ONCE) as buffer:
             for path in paths:
                 with suppress(OSError), path.open("rb", buffering=0) as file:
@@ -161,7 +161,7 @@ def read_ahead(folders: Iterable[Path]) -> threading.Thread:
 
 
 def _is_cached(file: io.FileIO, offset: int) -> bool:
-    """Whether a file's content at `offset` is in the system's cache; False where none can tell."""
+    """Return whether the content at `offset` is in the system's cache; False if unknown."""
     try:
         return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) > 0
     except (AttributeError, OSError):
@@ -169,7 +169,7 @@ def _is_cached(file: io.FileIO, offset: int) -> bool:
 
 
 def trim_heap() -> None:
-    """Return memory that the allocator keeps after it was freed, if the allocator can."""
+    """Return freed memory that the allocator keeps to the system, if the allocator can."""
     if sys.platform == "linux":
-        with suppress(AttributeError):  # glibc alone has it.
+        with suppress(AttributeError):  # Only glibc has it.
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint by name: safetensors or PyTorch's files, whole or in shards.
+"""Reads the tensors of a checkpoint by name, from safetensors or PyTorch files, also in shards.
 
-Opening a checkpoint reads only what describes its tensors. Each is read when it is asked for, into
+Opening a checkpoint reads only the descriptions of its tensors. `Weights.get` reads a tensor into
 memory of its own; see `smart_embedder.models.files.reading`.
 """
 
@@ -22,7 +22,12 @@ from torch import Tensor, nn
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import make_linear, parameter_dict
 from smart_embedder.models.files.config import read_optional
-from smart_embedder.models.files.digest import Content, TensorDigest, copy_by_one, noted
+from smart_embedder.models.files.digest import (
+    Content,
+    TensorDigest,
+    copy_in_this_thread,
+    recorded_content,
+)
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
 
 _FILE_ERRORS = (
@@ -31,27 +36,28 @@ _FILE_ERRORS = (
 )  # fmt: skip
 _DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _FILES = ("model.safetensors", "pytorch_model.bin")
-# By their names in safetensors. Those that are not in `_DTYPES` are only named in errors.
+# By their names in safetensors. Types that are not in `_DTYPES` are only named in errors.
 _STORED_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U8": torch.uint8, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
 }  # fmt: skip
-# Those that transformers gives the tensors of a model with a head.
+# The prefixes of transformers for the tensors of a model with a head.
 _PREFIXES = ("", "bert.", "roberta.", "model.", "distilbert.", "mpnet.")
 _CPU = torch.device("cpu")
+# The bytes of the header's length, at the beginning of a safetensors file.
 _BYTES_OF_LENGTH = 8
-_LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
-# That read one tensor. More gain little: they share what the memory takes.
+_LONGEST_HEADER = 100_000_000  # The limit of the safetensors library.
+# The most threads that read one tensor. More gain little: the memory is the limit.
 _THREADS = 4
-# Bytes that are read and then rounded: what a core's own cache holds.
+# Bytes that are read before they are rounded: they fit the cache of a core.
 _ROUNDED_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadFile:
-    """The bytes of a tensor of a file that can be read as a whole alone, in place of that file."""
+    """The bytes of a tensor in memory, in place of a file that can only be read as a whole."""
 
     path: Path
     content: memoryview
@@ -63,9 +69,9 @@ class _ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor that lies in a file, from the byte `start` on.
+    """A tensor in a file, from the byte `start` on.
 
-    `content` notes it under its `name` when it is read.
+    Its digest is recorded in `content`, under its `name`, when it is read.
     """
 
     file: ModelFile | _ReadFile
@@ -76,18 +82,18 @@ class StoredTensor:
     content: Content | None = None
 
     def __getitem__(self, index: Any) -> Tensor:
-        """As of a tensor, which transformers expects; `...` reads all of it."""
+        """Index it like a tensor, as transformers does; `...` reads all of it."""
         return self.read(self.dtype)[index]
 
     def row(self, index: int) -> Tensor:
-        """One row of it; the others are not read."""
+        """Read one row; the others are not read."""
         shape = self.shape[1:]
         start = self.start + index * math.prod(shape) * self.dtype.itemsize
         row = replace(self, start=start, shape=shape, name=f"{self.name}[{index}]")
         return row.read(self.dtype)
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Read it, rounded to `dtype` part by part: it is never in memory twice."""
+        """Read the tensor, and round it to `dtype` part by part: it is never in memory twice."""
         tensor = torch.empty(self.shape, dtype=dtype)
         rounds, flat = dtype is not self.dtype, tensor.view(-1)
         at_once = (_ROUNDED_AT_ONCE if rounds else AT_ONCE) // self.dtype.itemsize
@@ -95,7 +101,7 @@ class StoredTensor:
         digest = TensorDigest(self.shape)
 
         def read_every(step: int, number: int) -> None:
-            """Read of each `step` parts the one of that number."""
+            """Read every `step`-th part, beginning with part `number`."""
             exact = torch.empty(min(len(flat), at_once) if rounds else 0, dtype=self.dtype)
             for first in parts[number::step]:
                 part = flat[first : first + at_once]
@@ -106,9 +112,9 @@ class StoredTensor:
                     if self.content is not None:
                         digest.add(first, stored)
                     if rounds:
-                        copy_by_one(part, stored)
+                        copy_in_this_thread(part, stored)
 
-        # A thread copies less than memory takes.
+        # One thread copies less than the memory's bandwidth allows.
         threads = max(1, min(_THREADS, torch.get_num_threads(), len(parts)))
         if threads == 1:
             read_every(1, 0)
@@ -125,8 +131,8 @@ class StoredTensor:
 class Weights:
     """The tensors of the checkpoint in `folder`; names in methods do not include `prefix`.
 
-    They are read to `device` and rounded to `dtype`, by default that of the file, and each once if
-    they are `kept`.
+    Tensors are read to `device` and rounded to `dtype`, by default that of the file. With `kept`,
+    a tensor is read only once.
     """
 
     folder: Path
@@ -138,9 +144,9 @@ class Weights:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Find all tensors; raise `StartupError` for files that are absent or damaged.
+        """Find all tensors; raises `StartupError` for missing or damaged files.
 
-        Also where transformers would compute with something else than these tensors.
+        It is also raised if transformers would compute with other weights than these tensors.
         """
         _require_plain(folder)
         try:
@@ -154,14 +160,14 @@ class Weights:
         return self.prefix + name in self.tensors
 
     def before(self, name: str) -> Self:
-        """The same tensors with the prefix that `name` has here; all but a head's have one.
+        """Return the same tensors, with the prefix that stands before `name` in the checkpoint.
 
-        A file may hold other models' tensors, too: a prefix of transformers goes before all others.
-        Raises `StartupError` where several may be meant.
+        Tensors of heads have no prefix. A file may hold tensors of several models: the prefixes of
+        transformers are preferred. Raises `StartupError` if several remain.
         """
-        ends = (known for known in self.tensors if f".{known}".endswith(f".{name}"))
-        found = [known.removesuffix(name) for known in ends]
-        found = [each for each in found if each in _PREFIXES] or found
+        matches = (tensor for tensor in self.tensors if f".{tensor}".endswith(f".{name}"))
+        found = [match.removesuffix(name) for match in matches]
+        found = [prefix for prefix in found if prefix in _PREFIXES] or found
         if len(found) > 1:
             raise StartupError(
                 f"the checkpoint in {self.folder} has several tensors {name}, and nothing says "
@@ -170,26 +176,25 @@ class Weights:
         return replace(self, prefix=found[0] if found else self.prefix)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """The same tensors, as they are read to a device."""
+        """Return the same tensors, to be read to a device in a number format."""
         return replace(self, device=device, dtype=dtype)
 
     def keeping(self) -> Self:
-        """The same tensors, which this object keeps once they are read."""
+        """Return the same tensors; the new object keeps each once it is read."""
         return replace(self, kept={})
 
     def unread(self) -> Self:
-        """The same tensors on the device `meta`: none is read, only its shape is compared.
+        """Return the same tensors on the device `meta`: only shapes are compared, none is read.
 
-        Nothing may be computed with such tensors: PyTorch would import its compiler for it, which
-        takes a second.
+        Do not compute with such tensors: PyTorch would import its compiler, which takes a second.
         """
         return replace(self, device=torch.device("meta"))
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, of that shape, in its own memory, and in `dtype` if that is given.
+        """Read the tensor of that shape into memory of its own, in `dtype` if that is given.
 
-        Raises `StartupError` where it is missing, another's, or not in a known dtype, before it is
-        read, and where its file ends too early.
+        Raises `StartupError` if it is missing, has another shape or an unsupported dtype, or if its
+        file ends too early.
         """
         stored = self._find(name, *shape)
         dtype = dtype or self.dtype or stored.dtype
@@ -203,18 +208,18 @@ class Weights:
         return tensor
 
     def row(self, name: str, index: int, *shape: int) -> Tensor:
-        """One row of the tensor of that shape, as in the file; the others are not read."""
+        """Read one row of the tensor of that shape, as in the file; the others are not read."""
         return replace(self._find(name, *shape), name=name).row(index)
 
     def linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True
     ) -> nn.Linear:
-        """The linear layer of that name."""
+        """Read the linear layer of that name."""
         weight = self.get(f"{name}.weight", out_features, in_features)
         return make_linear(weight, self.get(f"{name}.bias", out_features) if bias else None)
 
     def norm(self, name: str, width: int, epsilon: float) -> nn.LayerNorm:
-        """The layer norm of that name, with a bias if there is one."""
+        """Read the layer norm of that name, with a bias if there is one."""
         bias = self.get(f"{name}.bias", width) if f"{name}.bias" in self else None
         norm = nn.LayerNorm(width, epsilon, bias=bias is not None, device="meta")
         weight = self.get(f"{name}.weight", width)
@@ -224,7 +229,7 @@ class Weights:
     def _find(self, name: str, *shape: int) -> StoredTensor:
         full_name = self.prefix + name
         tensor = self.tensors.get(full_name)
-        # A random tensor in its place would make random results.
+        # A random tensor instead would compute random results.
         if tensor is None:
             raise StartupError(f"the checkpoint in {self.folder} lacks the tensor {full_name}")
         if tensor.shape != shape:
@@ -236,13 +241,13 @@ class Weights:
         return tensor
 
     def require_numbers(self) -> None:
-        """Raise `StartupError` where the weight of any layer is not in a known dtype."""
+        """Raise `StartupError` if the weight of any layer has an unsupported dtype."""
         for full_name in self.tensors:
             if full_name.endswith(".weight"):
                 self._require_numbers(full_name)
 
     def _require_numbers(self, full_name: str) -> None:
-        # Other dtypes are those of quantized weights, which mean nothing without their scales.
+        # Other dtypes are those of quantized weights, whose scales are not read.
         dtype = self.tensors[full_name].dtype
         if dtype not in _DTYPES:
             raise StartupError(
@@ -252,10 +257,10 @@ class Weights:
 
 
 def _require_plain(folder: Path) -> None:
-    """Raise `StartupError` where a folder's weights are not all that its model computes with."""
+    """Raise `StartupError` for adapters, quantized weights, and weights under another name."""
     if (folder / "adapter_config.json").is_file():
         raise StartupError(
-            f"{folder} holds an adapter (adapter_config.json), which is not applied here: merge it "
+            f"{folder} holds an adapter (adapter_config.json), which is not supported: merge it "
             "into the weights, or remove it"
         )
     config = read_optional(folder / "config.json")
@@ -264,20 +269,20 @@ def _require_plain(folder: Path) -> None:
         kind = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise StartupError(
             f"{folder} is quantized by {kind!s:.60} (quantization_config in config.json), which is "
-            "not computed here: take one in float32, float16 or bfloat16"
+            "not supported: take one in float32, float16 or bfloat16"
         )
     if config.get("transformers_weights"):
         raise StartupError(
             f"{folder / 'config.json'} names a file of weights (transformers_weights), which is "
-            f"not read here: call it {_FILES[0]}"
+            f"not supported: rename the file to {_FILES[0]}"
         )
 
 
 def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
     for path in _weight_files(folder):
-        found = _in_safetensors if path.suffix == ".safetensors" else _in_pytorch_file
-        for stored_name, tensor in found(path):
-            # In checkpoints from TensorFlow the parameters of norms have other names.
+        list_tensors = _in_safetensors if path.suffix == ".safetensors" else _in_pytorch_file
+        for stored_name, tensor in list_tensors(path):
+            # Checkpoints from TensorFlow have other names for the parameters of norms.
             name = stored_name.replace("LayerNorm.gamma", "LayerNorm.weight")
             yield name.replace("LayerNorm.beta", "LayerNorm.bias"), tensor
 
@@ -294,44 +299,45 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def count_parameters(folder: Path) -> int:
-    """The number of parameters, none of which is read; 0 where loading will raise an error."""
+    """Count the parameters without reading them; 0 for a folder that cannot be loaded."""
     with suppress(StartupError):
-        return sum(math.prod(each.shape) for each in Weights.read(folder).tensors.values())
+        return sum(math.prod(tensor.shape) for tensor in Weights.read(folder).tensors.values())
     return 0
 
 
 def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors that the file's header describes; raises `ValueError` where it cannot be so."""
+    """Yield the tensors that the header describes; raises `ValueError` if it is invalid."""
     file = ModelFile(path)
     length = int.from_bytes(file.read(0, _BYTES_OF_LENGTH), "little")
     if length > _LONGEST_HEADER:
-        raise ValueError(f"{path.name} is no file of safetensors")
+        raise ValueError(f"{path.name} is not a safetensors file")
     header = json.loads(file.read(_BYTES_OF_LENGTH, length))
     content = end_of_last = _BYTES_OF_LENGTH + length
     tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    # As the format demands, each byte is of one tensor.
+    # The format demands that each byte belongs to one tensor.
     for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
         dtype = _STORED_DTYPES.get(entry["dtype"])
         if dtype is None:
-            raise ValueError(f"{path.name} has {name} in {entry['dtype']}, which is not known here")
-        is_whole = all(type(each) is int for each in (*entry["shape"], *entry["data_offsets"]))
+            raise ValueError(f"{path.name} has {name} in {entry['dtype']}, which is not supported")
+        numbers = (*entry["shape"], *entry["data_offsets"])
+        is_whole = all(type(number) is int for number in numbers)
         shape = torch.Size(entry["shape"])
-        start, end = (content + each for each in entry["data_offsets"])
+        start, end = (content + offset for offset in entry["data_offsets"])
         size = math.prod(shape) * dtype.itemsize
         if not is_whole or min(shape, default=0) < 0 or (start, end - start) != (end_of_last, size):
-            raise ValueError(f"{path.name} describes {name} in a way that cannot be")
+            raise ValueError(f"{path.name} has an invalid shape or offset for its tensor {name}")
         if end > file.size:
             raise ValueError(f"{path.name} ends before its tensor {name} does")
         end_of_last = end
-        yield name, StoredTensor(file, start, shape, dtype, name, noted())
+        yield name, StoredTensor(file, start, shape, dtype, name, recorded_content())
     if end_of_last != file.size:
         raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
 
 def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors of a state dict."""
+    """Yield the tensors of a state dict."""
     file = ModelFile(path)
-    # As written before PyTorch 1.6, all tensors are read at once.
+    # The tensors of a file from before PyTorch 1.6 can only be read at once.
     device = "meta" if zipfile.is_zipfile(file.opened) else "cpu"
     file.opened.seek(0)
     for name, tensor in torch.load(file.opened, map_location=device, weights_only=True).items():
@@ -340,25 +346,26 @@ def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
-    """Where a tensor lies: on the device `meta` in its file, if it is not scattered there."""
-    # One row may stand for any number of equal ones.
+    """Locate a tensor: on the device `meta` it lies in its file, otherwise in memory."""
+    # A stride of 0 would repeat a row any number of times.
     if not tensor.is_contiguous() and tensor.nbytes > file.size:
-        raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
+        raise ValueError(f"{file.path.name} has an invalid shape or offset for its tensor {name}")
     if not tensor.is_meta:
         numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
         read = _ReadFile(file.path, memoryview(numbers))  # type: ignore[arg-type]
-        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, noted())
+        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, recorded_content())
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
-        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, noted())
+        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, recorded_content())
+    # Read the region that holds a tensor with gaps, and copy the tensor out of it.
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)
     return _stored(name, file, region[...].as_strided(tensor.shape, tensor.stride()))
 
 
 def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:
-    """A linear head from a state dict; raises `StartupError` where it is damaged or another's."""
+    """Read a linear head from a state dict; raises `StartupError` if it is damaged or misfits."""
     if not path.is_file():
         raise StartupError(f"the head {path.name} is missing in {path.parent}")
     try:
@@ -374,8 +381,8 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
             f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
             f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
         )
-    read = (replace(each, name=f"{path.stem}.{each.name}") for each in (weight, bias))
-    return make_linear(*(each.read(each.dtype) for each in read))
+    named = (replace(tensor, name=f"{path.stem}.{tensor.name}") for tensor in (weight, bias))
+    return make_linear(*(tensor.read(tensor.dtype) for tensor in named))
 
 
 def _first_line(error: BaseException) -> str:

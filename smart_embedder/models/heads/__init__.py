@@ -1,1 +1,1 @@
-"""What a transformer's hidden states are used for: vectors and scores."""
+"""Heads: compute vectors from the hidden states of a transformer."""

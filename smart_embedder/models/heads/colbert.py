@@ -29,20 +29,25 @@ from smart_embedder.models.files.config import (
 )
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.embedder import HeadsEmbedder, token_vectors
-from smart_embedder.models.heads.pooling import load_token_projection, require_vector, steps_of
-from smart_embedder.models.runner import Made
+from smart_embedder.models.heads.pooling import (
+    describe_layers,
+    load_token_projection,
+    require_vector,
+)
+from smart_embedder.models.runner import OutputSpec
 from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer
 from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOptions
 from smart_embedder.tokens import TokenIds, TokenizedText
 
 _LONGEST = 2**31
-# Those of PyLate, for what its configuration leaves out.
+# The defaults of PyLate.
 _QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180
 
 
+# The repr of these two is hashed for the vector space: another name would change its id.
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Queries are filled up to `length` tokens with `token`, which is `attended` to or not."""
+    """Fills up queries to `length` tokens with `token`; `attended` says if attention sees it."""
 
     length: int
     attended: bool
@@ -51,7 +56,7 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How texts of one type are read: behind a `marker` token and a `prompt`, cut to `length`."""
+    """How queries, or documents, are read: behind `marker` and `prompt`, cut to `length` tokens."""
 
     marker: str = ""
     prompt: str = ""
@@ -62,8 +67,8 @@ class Reading:
 class ColbertConfig:
     """How queries and documents are read.
 
-    Tokens of documents that are in `skipped` get no vector. With `skips_unknown`, as in PyLate, a
-    word in `skipped` that is no token stands for the unknown token.
+    Tokens of documents in `skipped` get no vector. With `skips_unknown`, as in PyLate, a word in
+    `skipped` that the vocabulary lacks stands for the unknown token.
     """
 
     query: Reading
@@ -74,7 +79,7 @@ class ColbertConfig:
 
 
 def is_colbert(folder: Path) -> bool:
-    """Whether the folder's model makes a vector of each token, and none of a whole text."""
+    """Return whether the model makes a vector for each token, and none for a whole text."""
     modules = read_modules(folder)
     kinds = {module.kind for module in modules}
     if "MultiVectorMask" in kinds:
@@ -85,12 +90,12 @@ def is_colbert(folder: Path) -> bool:
 
 
 def read_colbert_config(folder: Path) -> ColbertConfig:
-    """Read it; raises `StartupError` for options that are not known here."""
+    """Read the configuration; raises `StartupError` for options that are not supported."""
     require_known_modules(folder, "Transformer", "Dense", "MultiVectorMask", "Normalize", "Dropout")
     modules = read_modules(folder)
     mask = next((module for module in modules if module.kind == "MultiVectorMask"), None)
     if mask is not None:
-        steps = [each.kind for each in modules if each.kind in {"Dense", "Normalize"}]
+        steps = [module.kind for module in modules if module.kind in {"Dense", "Normalize"}]
         if "Normalize" not in steps or "Dense" in steps[steps.index("Normalize") :]:
             raise StartupError(
                 f"{folder / 'modules.json'} does not end in Normalize, and vectors of tokens have "
@@ -99,71 +104,69 @@ def read_colbert_config(folder: Path) -> ColbertConfig:
         for module in modules:
             if module.kind == "Normalize":
                 require_vector(module.folder, "token_embeddings")
-        return _by_sentence_transformers(folder, mask)
+        return _read_sentence_transformers(folder, mask)
     punctuation = list(string.punctuation)
-    if not modules:  # Stanford's.
+    if not modules:  # Of Stanford's ColBERT.
         config = read_optional(folder / "artifact.metadata")
         names = ("query_maxlen", "doc_maxlen", "query_token_id", "doc_token_id")
         markers, attends = ("[unused0]", "[unused1]"), "attend_to_mask_tokens"
         expands, skipped = True, punctuation if config.get("mask_punctuation", True) else []
-    else:  # PyLate's.
+    else:  # Of PyLate.
         config = read_optional(folder / "config_sentence_transformers.json")
         names = ("query_length", "document_length", "query_prefix", "document_prefix")
         markers, attends = ("[Q] ", "[D] "), "attend_to_expansion_tokens"
-        expands = _or_default(config, "do_query_expansion", True)
-        skipped = _or_default(config, "skiplist_words", punctuation)
-    query_length = _length(config, names[0], _QUERY_LENGTH)
-    document_length = _length(config, names[1], _DOCUMENT_LENGTH)
+        expands = _get_or_default(config, "do_query_expansion", True)
+        skipped = _get_or_default(config, "skiplist_words", punctuation)
+    query_length = _read_length(config, names[0], _QUERY_LENGTH)
+    document_length = _read_length(config, names[1], _DOCUMENT_LENGTH)
     return ColbertConfig(
-        Reading(_or_default(config, names[2], markers[0]), length=query_length),
-        Reading(_or_default(config, names[3], markers[1]), length=document_length),
+        Reading(_get_or_default(config, names[2], markers[0]), length=query_length),
+        Reading(_get_or_default(config, names[3], markers[1]), length=document_length),
         Expansion(query_length, bool(config.get(attends))) if expands else None,
         skipped,
         skips_unknown=True,
     )
 
 
-def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
-    masks = read_optional(mask.folder / "config.json")
-    tasks = masks.get("skiplist_tasks")
+def _read_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
+    mask_config = read_optional(mask.folder / "config.json")
+    tasks = mask_config.get("skiplist_tasks")
     tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
-    if masks.get("keep_only_token_ids") or "query" in tasks:
+    if mask_config.get("keep_only_token_ids") or "query" in tasks:
         raise StartupError(
-            f"{mask.folder} leaves out other tokens than some of documents, which is not done here"
+            f"{mask.folder} leaves out tokens of queries, or keeps only some tokens "
+            "(keep_only_token_ids), which is not supported"
         )
     texts, longest = read_text_config(folder), TextOptions.read(folder, by_type=True).max_length
     prompts = read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
     documents = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
-    expansion = _expansion(folder, texts.get("query_expansion"))
+    expansion = _read_expansion(folder, texts.get("query_expansion"))
+    query_length = expansion.length if expansion else _read_length(texts, "query_length", 0)
     return ColbertConfig(
-        query=Reading(
-            prompt=prompts.get("query") or "",
-            length=expansion.length if expansion else _length(texts, "query_length", 0) or longest,
-        ),
+        query=Reading(prompt=prompts.get("query") or "", length=query_length or longest),
         document=Reading(
             prompt=next(documents, None) or "",
-            length=_length(texts, "document_length", 0) or longest,
+            length=_read_length(texts, "document_length", 0) or longest,
         ),
         expansion=expansion,
-        skipped=masks.get("skiplist_words") or [] if "document" in tasks else [],
+        skipped=mask_config.get("skiplist_words") or [] if "document" in tasks else [],
         skips_unknown=False,
     )
 
 
-def _expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | None:
+def _read_expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | None:
     if config is None:
         return None
     if config.get("strategy") != "fixed":
         raise StartupError(
-            f"{folder} expands queries by the strategy {config.get('strategy')}; known here: fixed"
+            f"{folder} expands queries by the strategy {config.get('strategy')}; supported: fixed"
         )
-    return Expansion(
-        _length(config, "length", _QUERY_LENGTH), bool(config.get("attend")), config.get("token")
-    )
+    length = _read_length(config, "length", _QUERY_LENGTH)
+    return Expansion(length, bool(config.get("attend")), config.get("token"))
 
 
-def _length(config: Mapping[str, Any], key: str, default: int) -> int:
-    """A number of tokens; raises `StartupError` for any other value."""
+def _read_length(config: Mapping[str, Any], key: str, default: int) -> int:
+    """Read a number of tokens; raises `StartupError` for any other value."""
     value = config.get(key)
     if value is None:
         return default
@@ -172,13 +175,13 @@ def _length(config: Mapping[str, Any], key: str, default: int) -> int:
     return value
 
 
-def _or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:
+def _get_or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:
     value = config.get(key)
     return default if value is None else value
 
 
-def special_token(folder: Path, name: str) -> str | None:
-    """A special token in the tokenizer's configuration, where `name` is such as `mask_token`."""
+def read_special_token(folder: Path, name: str) -> str | None:
+    """Read a special token, such as the `mask_token`, from the tokenizer's configuration."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         value = read_optional(folder / file).get(name)
         content = value.get("content") if isinstance(value, dict) else value
@@ -192,39 +195,40 @@ class TextReader:
 
     def __init__(self, reading: Reading, tokenizer: TextTokenizer) -> None:
         """Raises `StartupError` if the marker is no token, or leaves no room for text."""
-        # At most one id, put after the first token.
+        # At most one id, which is inserted after the first token.
         self._marker = NO_IDS
         if reading.marker:
-            self._marker = np.array([_required(tokenizer, reading.marker, "marker")], np.int64)
-        frame = len(self._marker) + sum(map(len, tokenizer.special_tokens))
+            marker_id = _require_token(tokenizer, reading.marker, "marker")
+            self._marker = np.array([marker_id], np.int64)
+        special_count = len(self._marker) + sum(map(len, tokenizer.special_tokens))
         length = min(tokenizer.max_length, reading.length or tokenizer.max_length)
-        if length <= frame:
+        if length <= special_count:
             raise StartupError(
-                f"a length limit of {length} tokens leaves no room for text beside the {frame} "
-                "special tokens of this model"
+                f"a length limit of {length} tokens leaves no room for text beside the "
+                f"{special_count} special tokens of this model"
             )
         self._tokenizer = tokenizer
         self._prompt = reading.prompt
-        self._max_tokens = length - frame  # Without special tokens.
+        self._max_tokens = length - special_count
 
     def read(
         self, texts: list[str], prompt: str, truncation: TruncationOptions
     ) -> list[TokenizedText]:
-        """Token ids of each text behind its own prompt and `prompt`."""
-        most = self._max_tokens
+        """Tokenise each text behind the prompt of the configuration and `prompt`."""
+        max_tokens = self._max_tokens
         if truncation.max_tokens is not None:
-            most = min(most, truncation.max_tokens)
-        options = replace(truncation, max_tokens=most)
-        read = self._tokenizer.encode(texts, self._prompt + prompt, options)
+            max_tokens = min(max_tokens, truncation.max_tokens)
+        options = replace(truncation, max_tokens=max_tokens)
+        tokenized = self._tokenizer.encode(texts, self._prompt + prompt, options)
         if not len(self._marker):
-            return read
+            return tokenized
         return [
             TokenizedText(
                 np.concatenate((text.ids[:1], self._marker, text.ids[1:])),
                 text.original_tokens + 1,
                 text.exact,
             )
-            for text in read
+            for text in tokenized
         ]
 
 
@@ -237,35 +241,35 @@ class ColbertEmbedder(HeadsEmbedder):
     reads_input_type = True
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
-        """Load it; raises `StartupError` for whatever is wrong with the folder."""
+        """Load the model; raises `StartupError` if the folder cannot be used."""
         config, weights = read_colbert_config(folder), Weights.read(folder)
-        # Its own lengths, of queries and documents, stand in place of the one for every text.
-        longest = max(each.length or max_length for each in (config.query, config.document))
+        # The lengths of queries and documents replace the length for every text.
+        longest = max(reading.length or max_length for reading in (config.query, config.document))
         texts = replace(TextOptions.read(folder, by_type=True), max_length=longest)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-        # The prompts of sentence-transformers are the markers.
-        prompted = config.query.prompt or config.document.prompt
-        super().__init__(name, backbone, tokenizer, {} if prompted else read_prompts(folder))
+        # sentence-transformers has prompts in place of markers: requests cannot choose them.
+        has_prompts = config.query.prompt or config.document.prompt
+        super().__init__(name, backbone, tokenizer, {} if has_prompts else read_prompts(folder))
         projection, self.colbert_width = load_token_projection(
             folder, weights, backbone.hidden_size
         )
-        steps = steps_of(projection)
+        steps = describe_layers(projection)
         layers = backbone.place_head(projection)
         self._token_heads = {"colbert": partial(token_vectors, layers, backbone)}
         self._query = TextReader(config.query, tokenizer)
         self._document = TextReader(config.document, tokenizer)
-        self._filling = _filling(config.expansion, folder, tokenizer)
+        self._expansion_ids = _find_expansion_ids(config.expansion, folder, tokenizer)
         skipped = [tokenizer.token_id(word) for word in config.skipped]
         if config.skips_unknown and None in skipped:
-            unknown = special_token(folder, "unk_token")
+            unknown = read_special_token(folder, "unk_token")
             skipped.append(None if unknown is None else tokenizer.token_id(unknown))
-        self._skipped = np.array([each for each in skipped if each is not None], np.int64)
+        self._skipped = np.array([id_ for id_ in skipped if id_ is not None], np.int64)
         if config.expansion is not None and not config.expansion.attended:
             backbone.exclude_unattended(config.expansion.length)
-        fills, left_out = self._filling[:1].tolist(), self._skipped.tolist()
-        reading = (config.query, config.document, config.expansion, fills, left_out)
-        self._made = {
-            "colbert": Made(
+        expansion_id, skipped_ids = self._expansion_ids[:1].tolist(), self._skipped.tolist()
+        reading = (config.query, config.document, config.expansion, expansion_id, skipped_ids)
+        self._output_specs = {
+            "colbert": OutputSpec(
                 "token",
                 self.colbert_width,
                 unit_length=True,
@@ -281,19 +285,19 @@ class ColbertEmbedder(HeadsEmbedder):
         truncation: TruncationOptions = CUT_AT_END,
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
-        """Token ids of queries, or of documents, the default."""
+        """Tokenise queries, or documents, which are the default."""
         if input_type == "query":
             queries = self._query.read(texts, prompt, truncation)
-            return [*map(self._fill, queries)] if len(self._filling) else queries
+            return [*map(self._expand, queries)] if len(self._expansion_ids) else queries
         documents = self._document.read(texts, prompt, truncation)
         return [
-            replace(each, ids=each.ids | WITHOUT_VECTOR * np.isin(each.ids, self._skipped))
-            for each in documents
+            replace(text, ids=text.ids | WITHOUT_VECTOR * np.isin(text.ids, self._skipped))
+            for text in documents
         ]
 
-    def _fill(self, query: TokenizedText) -> TokenizedText:
-        """The query with as many tokens appended as are missing."""
-        missing = self._filling[len(query.ids) :]
+    def _expand(self, query: TokenizedText) -> TokenizedText:
+        """Append tokens to the query up to the length of the expansion."""
+        missing = self._expansion_ids[len(query.ids) :]
         ids = np.concatenate((query.ids, missing))
         return TokenizedText(ids, query.original_tokens + len(missing), query.exact)
 
@@ -302,26 +306,28 @@ class ColbertEmbedder(HeadsEmbedder):
         return ~without if without.any() else slice(None)
 
 
-def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:
+def _require_token(tokenizer: TextTokenizer, token: str, role: str) -> int:
     token_id = tokenizer.token_id(token)
     if token_id is None:
-        raise StartupError(f"the vocabulary has not the {what} {token!r} of its configuration")
+        raise StartupError(f"the vocabulary lacks the {role} {token!r} of the configuration")
     return token_id
 
 
-def _filling(expansion: Expansion | None, folder: Path, tokenizer: TextTokenizer) -> TokenIds:
-    """The tokens that queries are filled up with; raises `StartupError` if there are none."""
+def _find_expansion_ids(
+    expansion: Expansion | None, folder: Path, tokenizer: TextTokenizer
+) -> TokenIds:
+    """Return the ids that fill up a query; raises `StartupError` if no token is named for it."""
     if expansion is None:
         return NO_IDS
     side = read_optional(folder / "tokenizer_config.json").get("padding_side")
     if side == "left" if side else tokenizer.pads_left:
         raise StartupError(
-            f"the tokenizer in {folder} pads texts on the left, and queries are filled up with "
-            "tokens on the right alone here"
+            f"the tokenizer in {folder} pads texts on the left, and queries can only be filled up "
+            "with tokens on the right"
         )
-    name = expansion.token or special_token(folder, "mask_token")
-    name = name or special_token(folder, "eos_token")
+    name = expansion.token or read_special_token(folder, "mask_token")
+    name = name or read_special_token(folder, "eos_token")
     if name is None:
         raise StartupError(f"{folder} expands queries, and names no mask token to do it with")
-    token = _required(tokenizer, name, "mask token")
+    token = _require_token(tokenizer, name, "mask token")
     return np.full(expansion.length, token if expansion.attended else token | UNATTENDED, np.int64)

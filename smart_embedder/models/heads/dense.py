@@ -1,4 +1,4 @@
-"""Dense vectors of any encoder: by pooling, then projections and scaling to unit length."""
+"""Dense vectors of any encoder: pooling, then projections and scaling to unit length."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,28 +27,28 @@ from smart_embedder.models.heads.pooling import (
     DimensionTruncation,
     SentenceConfig,
     Step,
+    describe_layers,
     normalize,
     pool,
-    steps_of,
 )
-from smart_embedder.models.runner import Made
+from smart_embedder.models.runner import OutputSpec
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs
 
-# As sentence-transformers does for a folder without a configuration.
+# The default of sentence-transformers for a folder without a configuration.
 _DEFAULT_POOLING = "mean"
-# In the names of the published models, whose texts end in one such token.
+# A part of the names of the published models, whose texts end in one `QWEN_END`.
 _PUBLISHED = "qwen3-embedding"
 QWEN_END = "<|endoftext|>"
 _QWEN_MIN_DIMENSIONS = 32
-# What Qwen3 does with a query.
+# The instruction of Qwen3's models for a query.
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# Those of Qwen3-Embedding's own configuration, for a copy of the model without it.
+# The prompts in Qwen3-Embedding's configuration, for a copy of the model without it.
 _QWEN_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
 
 
 class DenseEmbedder(HeadsEmbedder):
-    """Implements `smart_embedder.interface.Embedder` for dense vectors alone."""
+    """Implements `smart_embedder.interface.Embedder` for dense vectors only."""
 
     kinds = Outputs(dense=True)
 
@@ -60,25 +60,26 @@ class DenseEmbedder(HeadsEmbedder):
         target: Target,
         overrides: SentenceOverrides = NO_OVERRIDES,
     ) -> None:
-        """Load any encoder, with pooling and scaling by `overrides` or else by its configuration.
+        """Load any encoder; `overrides` replace the pooling and scaling of its configuration.
 
-        Raises `StartupError` for whatever is wrong with the folder.
+        Raises `StartupError` if the folder cannot be used.
         """
-        config, decoder = SentenceConfig.read(folder), is_qwen3(folder)
+        config, is_decoder = SentenceConfig.read(folder), is_qwen3(folder)
         if overrides.pooling is not None:
             config = replace(config, poolings=(overrides.pooling,))
-        if not (config.poolings or decoder):
+        if not (config.poolings or is_decoder):
             _require_encoder(folder)
             config = replace(config, poolings=(_DEFAULT_POOLING,))
-        # Early revisions of the published tokenizer left this to whoever called it.
-        closing = QWEN_END if decoder and _PUBLISHED in name.lower() else None
+        # Early revisions of the published tokenizer did not append the token themselves.
+        closing = QWEN_END if is_decoder and _PUBLISHED in name.lower() else None
         texts = TextOptions.read(folder)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, closing=closing)
-        if decoder:
-            config = _of_qwen3(folder, config, tokenizer)
+        if is_decoder:
+            config = _complete_qwen3_config(folder, config, tokenizer)
             self.min_dimensions = _QWEN_MIN_DIMENSIONS
         if overrides.normalize is not None:
-            config = replace(config, steps=_scaled(config.steps, unit_length=overrides.normalize))
+            steps = _set_normalize(config.steps, enabled=overrides.normalize)
+            config = replace(config, steps=steps)
         super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
         width = backbone.hidden_size * len(config.poolings)
         for step in config.steps:
@@ -92,18 +93,25 @@ class DenseEmbedder(HeadsEmbedder):
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
         self._dense_end = ENDS.get(self.pooling)
-        steps = " ".join(
-            f"dense {steps_of(each)}"
-            if isinstance(each, DenseLayer)
-            # The function that scales, or a truncation with its width.
-            else getattr(each, "__name__", repr(each))
-            for each in config.steps
+        described = " ".join(
+            f"dense {describe_layers(step)}"
+            if isinstance(step, DenseLayer)
+            # `normalize`, or a `DimensionTruncation`: their names are part of vector space ids.
+            else getattr(step, "__name__", repr(step))
+            for step in config.steps
         )
-        self._made = {"dense": Made(self.pooling, width, self.normalizes, steps=steps)}
+        self._output_specs = {
+            "dense": OutputSpec(self.pooling, width, self.normalizes, steps=described)
+        }
 
 
-def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) -> SentenceConfig:
-    """As it is published, if without modules; only requests scale its states to unit length."""
+def _complete_qwen3_config(
+    folder: Path, config: SentenceConfig, tokenizer: TextTokenizer
+) -> SentenceConfig:
+    """Add what a copy of Qwen3-Embedding without modules lacks, and drop the last `normalize`.
+
+    Qwen3's vectors are scaled to unit length only where a request asks for it.
+    """
     _, after = tokenizer.special_tokens
     is_copy = not has_modules(folder) and bool(after) and after[-1].string == QWEN_END
     if not (config.poolings or is_copy):
@@ -111,13 +119,13 @@ def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) ->
     return replace(
         config,
         poolings=config.poolings or ("last_token" if is_copy else _DEFAULT_POOLING,),
-        steps=_scaled(config.steps, unit_length=False),
+        steps=_set_normalize(config.steps, enabled=False),
         prompts=config.prompts or (_QWEN_PROMPTS if is_copy else {}),
     )
 
 
 def _require_encoder(folder: Path) -> None:
-    """Raise `StartupError` for what was trained for something else, as far as the folder tells."""
+    """Raise `StartupError` if the folder says that its model was trained for another task."""
     named = read_config(folder).get("architectures") or [""]
     if has_modules(folder):
         return
@@ -125,15 +133,15 @@ def _require_encoder(folder: Path) -> None:
         raise StartupError(f"{folder} holds a classifier: name it in RERANKER_MODEL")
     if str(named[0]).endswith(("ForCausalLM", "LMHeadModel")):
         raise StartupError(
-            f"{folder} holds a language model, and nothing says how vectors are made of its "
-            "states: set POOLING"
+            f"{folder} holds a language model, and no configuration says how its vectors are "
+            "pooled: set POOLING"
         )
 
 
-def _scaled(steps: tuple[Step, ...], *, unit_length: bool) -> tuple[Step, ...]:
-    """The steps, with scaling to unit length as their last one or without it there."""
+def _set_normalize(steps: tuple[Step, ...], *, enabled: bool) -> tuple[Step, ...]:
+    """Return the steps with `normalize` as the last one, or without it there."""
     before = steps[:-1] if steps[-1:] == (normalize,) else steps
-    return (*before, normalize) if unit_length else before
+    return (*before, normalize) if enabled else before
 
 
 def pooled_vectors(
@@ -143,7 +151,7 @@ def pooled_vectors(
     packed: PackedBatch,
     sequences: Indices,
 ) -> DeviceRows:
-    """`[S, width]` float32 by `poolings`, then `steps` from vectors to vectors."""
+    """Compute `[S, width]` float32 by `poolings`, then by `steps` from vectors to vectors."""
     vectors = pool(hidden, packed, poolings, sequences)
     for step in steps:
         vectors = step(vectors)

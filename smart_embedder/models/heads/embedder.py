@@ -1,7 +1,7 @@
-"""Embedders, and what models of all tasks share: a forward is launched, and collected later.
+"""Embedders: launch a forward, compute the requested kinds of vectors, and collect them later.
 
-`HeadsEmbedder` computes any of several kinds of vectors of the same states: `M3Embedder`, for the
-kind of bge-m3, dense vectors, lexical weights and ColBERT vectors.
+`HeadsEmbedder` computes several kinds of vectors from the same states. For bge-m3 (`M3Embedder`)
+these are dense vectors, lexical weights and ColBERT vectors.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +39,14 @@ from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOp
 from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.tokens import TokenIds, TokenizedText
 
-# From the states `[R, hidden]` of the tokens that are read to `[R, ...]`.
+# From the states `[R, hidden]` of selected tokens to `[R, ...]`.
 TokenHead = Callable[[Tensor], DeviceRows]
-# From the states `[T, hidden]` of a batch to `[S, width]`, of the sequences at S packed indices.
+# From the states `[T, hidden]` of a batch to `[S, width]`, for the sequences at S packed indices.
 SequenceHead = Callable[[Tensor, PackedBatch, Indices], DeviceRows]
 
 
 class EmbeddingModel(DeviceModel[TextEmbedding]):
-    """Implements `interface.Embedder` but for `launch` and attributes without a value."""
+    """Implements `interface.Embedder` except `launch` and the attributes without a value."""
 
     kinds: Outputs
     pooling: str
@@ -76,26 +76,26 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         truncation: TruncationOptions = CUT_AT_END,
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
-        """Token ids of each text behind `prompt`, cut to `max_length`; special tokens stay."""
-        del input_type  # Most models read queries and documents alike, or have a prompt for each.
+        """Tokenise each text behind `prompt`, cut to `max_length`; special tokens stay."""
+        del input_type  # Most models read queries and documents alike, or by different prompts.
         return self._tokenizer.encode(texts, prompt, truncation)
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
-        """The token of each ColBERT vector."""
+        """Return the token id of each ColBERT vector."""
         return ids[self._with_vector(ids)] & TOKEN_ID
 
     def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
-        """Which tokens have a ColBERT vector: in bge-m3 all but the first, the dense vector's."""
+        """Select the tokens with a ColBERT vector: in bge-m3 all but the first, [CLS]."""
         del ids
         return slice(1, None)
 
 
 class HeadsEmbedder(EmbeddingModel):
-    """Implements `DeviceModel.launch`: each head reads the texts that request its kind.
+    """Implements `DeviceModel.launch`: each head computes one kind, for the texts that request it.
 
-    The names of heads are those of `Outputs`; a kind without a head is left out. Subclasses set the
-    heads. Dense vectors are made of the state of one token of each text, `_dense_end`, or of
-    several. Tokens in `_without_weight` have no lexical weight.
+    Heads are named as in `Outputs`; a kind without a head is left out. Subclasses set the heads.
+    Dense vectors are computed from one token of each text, `_dense_end`, or from several if that is
+    None. Tokens in `_without_weight` have no lexical weight.
     """
 
     _dense_head: SequenceHead | None = None
@@ -108,20 +108,20 @@ class HeadsEmbedder(EmbeddingModel):
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[TextEmbedding | InferenceError]]:
         """Implement `DeviceModel`."""
-        every = any(each.sparse or each.colbert for each in outputs)
+        needs_all = any(requested.sparse or requested.colbert for requested in outputs)
         packed = self._backbone.pack(sequences)
-        hidden, read = self._backbone.forward_of(packed, None if every else self._dense_end)
-        # The rows of each kind on the device, and which of them belong to each sequence.
+        hidden, computed = self._backbone.forward_of(packed, None if needs_all else self._dense_end)
+        # The rows of each kind on the device, and the span of them that belongs to each sequence.
         rows: dict[str, DeviceRows] = {}
         spans: dict[str, Spans] = {}
-        wanted = [each.dense for each in outputs]
-        if self._dense_head is not None and any(wanted):
-            chosen, spans["dense"] = select_sequences(read, wanted)
-            rows["dense"] = self._dense_head(hidden, read, chosen)
-        # The states of the same tokens are gathered only once.
+        wants_dense = [requested.dense for requested in outputs]
+        if self._dense_head is not None and any(wants_dense):
+            chosen, spans["dense"] = select_sequences(computed, wants_dense)
+            rows["dense"] = self._dense_head(hidden, computed, chosen)
+        # Kinds that read the same tokens share their gathered states.
         gathered: dict[tuple[bool, ...], tuple[Tensor, Spans]] = {}
         for kind, head in self._token_heads.items():
-            selected = tuple([getattr(each, kind) for each in outputs])
+            selected = tuple([getattr(requested, kind) for requested in outputs])
             if not any(selected):
                 continue
             if selected not in gathered:
@@ -141,26 +141,28 @@ class HeadsEmbedder(EmbeddingModel):
         sequences: list[TokenIds],
         spans: Mapping[str, Spans],
     ) -> list[TextEmbedding | InferenceError]:
-        """The results; `spans` has the kinds in the order of the copies."""
-        found: list[dict[str, Any]] = [{} for _ in sequences]
+        """Collect the results; `spans` has the kinds in the order of the copies."""
+        results: list[dict[str, Any]] = [{} for _ in sequences]
         failed: set[int] = set()
         for (kind, all_spans), host in zip(spans.items(), copies(), strict=True):
-            asking = {index: span for index, span in enumerate(all_spans) if span is not None}
+            requested = {index: span for index, span in enumerate(all_spans) if span is not None}
             if not host.finite.all():
-                failed |= {index for index, span in asking.items() if not host.finite[span].all()}
-            texts = [sequences[index] for index in asking]
-            rows = [host.values[span] for span in asking.values()]
-            for index, vectors in zip(asking, self._vectors_of(kind, texts, rows), strict=True):
-                found[index][kind] = vectors
+                failed |= {
+                    index for index, span in requested.items() if not host.finite[span].all()
+                }
+            texts = [sequences[index] for index in requested]
+            rows = [host.values[span] for span in requested.values()]
+            for index, vectors in zip(requested, self._to_vectors(kind, texts, rows), strict=True):
+                results[index][kind] = vectors
         return [
             not_finite_error() if index in failed else TextEmbedding(**kinds)
-            for index, kinds in enumerate(found)
+            for index, kinds in enumerate(results)
         ]
 
-    def _vectors_of(
+    def _to_vectors(
         self, kind: str, sequences: list[TokenIds], rows: list[FloatArray]
     ) -> Sequence[Any]:
-        """The vectors of this kind that `TextEmbedding` holds, from the rows of each sequence."""
+        """Convert the rows of each sequence to the vectors that `TextEmbedding` holds."""
         match kind:
             case "dense":
                 return [row[0] for row in rows]
@@ -170,21 +172,21 @@ class HeadsEmbedder(EmbeddingModel):
 
 
 def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
-    """`[R, colbert width]`, each of unit length, from states `[R, hidden]`."""
+    """Compute `[R, colbert width]`, rows of unit length, from states `[R, hidden]`."""
     return DeviceRows(*backbone.backend.unit_rows(head(states), backbone.wire_dtype))
 
 
 def sparse_vectors(
     sequences: list[TokenIds], weights: list[FloatArray], without_weight: TokenIds
 ) -> list[SparseVector]:
-    """For each sequence its largest weight for each distinct token, where above 0.
+    """Keep, for each sequence, the largest weight of each distinct token, if it is above 0.
 
-    Tokens in `without_weight` have none. One sort over the whole batch; never an array as long as
+    Tokens in `without_weight` are left out. The whole batch is sorted once; no array is as long as
     the vocabulary.
     """
     ids = np.concatenate(sequences)
     values = np.concatenate(weights)
-    owner = np.repeat(np.arange(len(sequences)), [len(s) for s in sequences])
+    owner = np.repeat(np.arange(len(sequences)), list(map(len, sequences)))
     kept = (values > 0) & ~np.isin(ids, without_weight)
     keys, inverse = np.unique(owner[kept] << 32 | ids[kept], return_inverse=True)
     largest = np.zeros(len(keys), dtype=np.float32)
@@ -198,9 +200,9 @@ def sparse_vectors(
 def dense_vectors(
     backend: Backend, pooling: str, hidden: Tensor, packed: PackedBatch, sequences: Indices
 ) -> DeviceRows:
-    """`[S, hidden]` float32 of unit length: one for each of the `sequences`, packed indices."""
+    """Compute `[S, hidden]` float32 of unit length, for the packed indices in `sequences`."""
     if pooling == "cls":
-        if len(packed.unpack_order) == 1:  # It begins the batch: no index need be copied for it.
+        if len(packed.unpack_order) == 1:  # It begins the batch: no index is copied to the device.
             return DeviceRows(*backend.unit_rows(hidden[:1], torch.float32))
         first = to_device(hidden.device, packed.offsets[sequences])
         return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))
@@ -209,5 +211,5 @@ def dense_vectors(
 
 
 def token_weights(head: nn.Module, states: Tensor) -> DeviceRows:
-    """`[R]`: the lexical weight of each token with states `[R, hidden]`, if it is above 0."""
+    """Compute the logits `[R]` of lexical weights, which count if above 0, from `[R, hidden]`."""
     return DeviceRows.of(head(states).squeeze(-1))

@@ -17,23 +17,23 @@ from smart_embedder.models.heads.embedder import (
     token_weights,
 )
 from smart_embedder.models.heads.pooling import ENDS
-from smart_embedder.models.runner import Made
+from smart_embedder.models.runner import OutputSpec
 from smart_embedder.requests import Outputs
 
-# Those of bge-m3, by their files.
+# The files of bge-m3's heads.
 HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
 # Tokens without a lexical weight: special, padding and unknown ones.
 _WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
 
 
 class M3Embedder(HeadsEmbedder):
-    """Implements `smart_embedder.interface.Embedder` for checkpoints of bge-m3's shape."""
+    """Implements `smart_embedder.interface.Embedder` for checkpoints with the heads of bge-m3."""
 
     kinds = Outputs(dense=True, sparse=True, colbert=True)
     normalizes = True
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
-        """Load it; raises `StartupError` for whatever is wrong with the folder."""
+        """Load the model; raises `StartupError` if the folder cannot be used."""
         tokenizer = load_tokenizer(folder, max_length)
         backbone = load_encoder(folder, target, encode_calibration(tokenizer))
         width = backbone.hidden_size
@@ -49,10 +49,13 @@ class M3Embedder(HeadsEmbedder):
             "colbert": partial(token_vectors, colbert_head, backbone),
         }
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
-        self._without_weight = np.array([i for i in without_weight if i is not None], np.int64)
-        words, of_colbert = tokenizer.vocabulary_size, self.colbert_width
-        self._made = {
-            "dense": Made(self.pooling, width, unit_length=True),
-            "sparse": Made("max", words, head="sparse_linear."),
-            "colbert": Made("token", of_colbert, unit_length=True, head="colbert_linear."),
+        self._without_weight = np.array(
+            [id_ for id_ in without_weight if id_ is not None], np.int64
+        )
+        self._output_specs = {
+            "dense": OutputSpec(self.pooling, width, unit_length=True),
+            "sparse": OutputSpec("max", tokenizer.vocabulary_size, head="sparse_linear."),
+            "colbert": OutputSpec(
+                "token", self.colbert_width, unit_length=True, head="colbert_linear."
+            ),
         }

@@ -1,7 +1,7 @@
-"""From hidden states to vectors: pooling of a text's tokens, projections, and scaling.
+"""Pooling, projections and scaling: the steps from hidden states to the vector of a text.
 
-Each is one of sentence-transformers, whose configuration says which a model has, and which the
-tests compare with. Vectors of whole texts are made in float32.
+They are those of sentence-transformers, read from its configuration and compared with it in the
+tests. Vectors of whole texts are computed in float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from smart_embedder.models.files.config import (
 )
 from smart_embedder.models.files.weights import Weights
 
-# Those of PyTorch that take no arguments.
+# The activations of PyTorch that need no arguments.
 _ACTIVATIONS = (
     "Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid", "ELU", "SELU", "CELU", "ReLU6",
     "LeakyReLU", "Mish", "Softplus", "Softsign", "Softshrink", "LogSigmoid", "Tanhshrink",
@@ -43,51 +43,51 @@ _TEXT_VECTOR = "sentence_embedding"
 def pool(
     hidden: Tensor, packed: PackedBatch, poolings: Sequence[str], sequences: Indices
 ) -> Tensor:
-    """`[S, poolings x hidden]` float32 of the `sequences`, packed indices, side by side."""
+    """Compute `[S, poolings x hidden]` float32 for the packed indices in `sequences`."""
     chosen = to_device(packed.device, sequences)
     pooled = [_POOLINGS[name](hidden, packed).index_select(0, chosen) for name in poolings]
     return torch.cat(pooled, dim=-1)
 
 
 def first(hidden: Tensor, packed: PackedBatch) -> Tensor:
-    """`[N, hidden]`: the state of each sequence's first token, in packed order."""
+    """Return `[N, hidden]`: the state of each sequence's first token, in packed order."""
     return hidden[packed.cu_seqlens[:-1].long()].float()
 
 
 def last(hidden: Tensor, packed: PackedBatch) -> Tensor:
-    """`[N, hidden]`: the state of each sequence's last token, in packed order."""
+    """Return `[N, hidden]`: the state of each sequence's last token, in packed order."""
     return hidden[packed.cu_seqlens[1:].long() - 1].float()
 
 
 def mean(hidden: Tensor, packed: PackedBatch) -> Tensor:
-    """`[N, hidden]`: the mean of each sequence's states, in packed order."""
-    return _reduced(hidden, packed, "mean")
+    """Return `[N, hidden]`: the mean of each sequence's states, in packed order."""
+    return _reduce(hidden, packed, "mean")
 
 
 def _mean_sqrt_length(hidden: Tensor, packed: PackedBatch) -> Tensor:
-    return _reduced(hidden, packed, "sum") / _lengths(packed).sqrt()[:, None]
+    return _reduce(hidden, packed, "sum") / _lengths(packed).sqrt()[:, None]
 
 
 def _weighted_mean(hidden: Tensor, packed: PackedBatch) -> Tensor:
-    """The mean with weight 1 for the first token, 2 for the second, and so on."""
+    """Return the mean with weight 1 for the first token, 2 for the second, and so on."""
     offsets = packed.offsets
     ranks = np.arange(1, packed.tokens + 1) - np.repeat(offsets[:-1], np.diff(offsets))
     weights = to_device(packed.device, ranks.astype(np.float32))[:, None]
     lengths = _lengths(packed).float()
     total = lengths * (lengths + 1) / 2
-    return _reduced(hidden.float() * weights, packed, "sum") / total[:, None]
+    return _reduce(hidden.float() * weights, packed, "sum") / total[:, None]
 
 
-def _reduced(states: Tensor, packed: PackedBatch, how: str) -> Tensor:
+def _reduce(states: Tensor, packed: PackedBatch, operation: str) -> Tensor:
     if states.device.type == "mps":  # PyTorch has no `segment_reduce` there.
-        return one_by_one(states, packed, how)
-    # `unsafe` leaves out checks of the lengths, for which PyTorch would wait for the device.
-    return torch.segment_reduce(states.float(), how, lengths=_lengths(packed), unsafe=True)
+        return reduce_each_sequence(states, packed, operation)
+    # `unsafe` skips checks of the lengths, for which PyTorch would wait for the device.
+    return torch.segment_reduce(states.float(), operation, lengths=_lengths(packed), unsafe=True)
 
 
-def one_by_one(states: Tensor, packed: PackedBatch, how: str) -> Tensor:
-    """`[N, hidden]`: the mean, max or sum of each sequence's states, by an operator for each."""
-    reduce: Callable[..., Tensor] = getattr(torch, {"max": "amax"}.get(how, how))
+def reduce_each_sequence(states: Tensor, packed: PackedBatch, operation: str) -> Tensor:
+    """Compute the mean, max or sum of each sequence's states, `[N, hidden]`, one after another."""
+    reduce: Callable[..., Tensor] = getattr(torch, {"max": "amax"}.get(operation, operation))
     return torch.stack([reduce(part, 0) for part in torch.split(states.float(), packed.lengths)])
 
 
@@ -98,29 +98,29 @@ def _lengths(packed: PackedBatch) -> Tensor:
 _POOLINGS: dict[str, Callable[[Tensor, PackedBatch], Tensor]] = {
     "cls": first,
     "last_token": last,
-    "max": partial(_reduced, how="max"),
+    "max": partial(_reduce, operation="max"),
     "mean": mean,
     "mean_sqrt_length": _mean_sqrt_length,
     "weighted_mean": _weighted_mean,
 }
-# Those that read one token of each sequence.
+# The poolings that read one token of each sequence.
 ENDS: Mapping[str, End] = {"cls": "first", "last_token": "last"}
 
 
 class DenseLayer(nn.Module):
-    """sentence-transformers' Dense: a linear layer, an activation, and a residual connection."""
+    """`Dense` of sentence-transformers: a linear layer, an activation, a residual connection."""
 
     def __init__(self, folder: Path) -> None:
-        """Read configuration and weights; raises `StartupError` where they cannot be used."""
+        """Read configuration and weights; raises `StartupError` if they cannot be used."""
         super().__init__()
         config = read_config(folder)
         sizes = [whole_number(folder, config, f"{side}_features") for side in ("in", "out")]
         named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
         package, _, activation = named.rpartition(".")
-        # No other code that a configuration names is run.
+        # Other code that a configuration names is never run.
         if package.split(".")[0] != "torch" or activation not in _ACTIVATIONS:
             raise StartupError(
-                f"the projection in {folder} has the activation {activation}; known: "
+                f"the projection in {folder} has the activation {activation}; supported: "
                 f"{', '.join(_ACTIVATIONS)}"
             )
         weights = Weights.read(folder)
@@ -129,12 +129,13 @@ class DenseLayer(nn.Module):
         self._activation: nn.Module = getattr(nn, activation)()
         self._residual: nn.Module | None = None
         if config.get("use_residual"):
-            same = sizes[0] == sizes[1]
-            residual = nn.Identity() if same else weights.linear("residual", *sizes, bias=False)
-            self._residual = residual
+            is_square = sizes[0] == sizes[1]
+            self._residual = (
+                nn.Identity() if is_square else weights.linear("residual", *sizes, bias=False)
+            )
 
     def require_width(self, width: int) -> int:
-        """The width of its results; raises `StartupError` unless it takes `width` numbers."""
+        """Return the output width; raises `StartupError` unless the input width is `width`."""
         if self.in_features != width:
             raise StartupError(
                 f"a projection takes {self.in_features} numbers, and there are {width}"
@@ -142,37 +143,37 @@ class DenseLayer(nn.Module):
         return self.out_features
 
     def forward(self, states: Tensor) -> Tensor:
-        """`[rows, out]` of states `[rows, in]`."""
+        """Compute `[rows, out]` from states `[rows, in]`."""
         projected: Tensor = self._activation(self._linear(states))
         return projected if self._residual is None else projected + self._residual(states)
 
 
 @dataclass(frozen=True, slots=True)
 class DimensionTruncation:
-    """The first `width` numbers of a vector, which are not scaled again."""
+    """Keeps the first `width` numbers of a vector, without scaling them again."""
 
     width: int
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """`[rows, width]`."""
+        """Return `[rows, width]`."""
         return vectors[:, : self.width]
 
 
 def normalize(vectors: Tensor) -> Tensor:
-    """Scale each to unit length."""
+    """Scale each vector to unit length."""
     return functional.normalize(vectors, dim=-1)
 
 
-def steps_of(module: nn.Module) -> str:
-    """What a module computes besides its products, whatever computes those, for the id of a space.
+def describe_layers(module: nn.Module) -> str:
+    """Describe the layers of a module for the id of a vector space: their classes and epsilons.
 
-    The parts of its parts by their classes, and what they are told.
+    Linear layers are left out: they have several implementations with the same results.
     """
-    parts = [each for each in module.modules() if not list(each.children())]
+    layers = [layer for layer in module.modules() if not list(layer.children())]
     return " ".join(
-        f"{type(each).__name__} {getattr(each, 'eps', '')}".strip()
-        for each in parts
-        if not isinstance(each, nn.Linear | RowLinear)
+        f"{type(layer).__name__} {getattr(layer, 'eps', '')}".strip()
+        for layer in layers
+        if not isinstance(layer, nn.Linear | RowLinear)
     )
 
 
@@ -182,10 +183,10 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SentenceConfig:
-    """The steps from the states of texts to vectors: `poolings`, then `steps`; and the prompts.
+    """A configuration of sentence-transformers: the steps from states to vectors, and the prompts.
 
-    `poolings` is empty if the configuration names none. `default_prompt` is read before each text
-    of a request that names no prompt.
+    `poolings` come before `steps`, and are empty if the configuration names none. `default_prompt`
+    is read before each text of a request that names no prompt.
     """
 
     poolings: tuple[str, ...] = ()
@@ -195,7 +196,7 @@ class SentenceConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "SentenceConfig":
-        """Read it; raises `StartupError` for unknown modules and impossible values."""
+        """Read the configuration; raises `StartupError` for unknown modules and invalid values."""
         modules, pooling = read_modules(folder), folder / POOLING_FOLDER
         if not modules and (pooling / "config.json").is_file():
             modules = [Module("Pooling", pooling)]
@@ -208,7 +209,7 @@ class SentenceConfig:
                     if module.folder != folder:
                         raise StartupError(
                             f"{folder / 'modules.json'} has the transformer in "
-                            f"{module.folder.name}, and not beside it"
+                            f"the folder {module.folder.name}, and not beside it"
                         )
                 case "Pooling":
                     poolings = read_poolings(module.folder)
@@ -222,7 +223,7 @@ class SentenceConfig:
                     pass
                 case _:
                     raise StartupError(
-                        f"{folder / 'modules.json'} names the module {module.kind}; known here: "
+                        f"{folder / 'modules.json'} names the module {module.kind}; supported: "
                         "Transformer, Pooling, Dense, Normalize"
                     )
         width = read_vector_limit(folder, "truncate_dim")
@@ -233,30 +234,29 @@ class SentenceConfig:
 
 def _require_order(folder: Path, kinds: list[str]) -> None:
     """Raise `StartupError` unless one transformer is first, and one pooling before all steps."""
-    pooling = "Pooling"
-    behind = [each for each in kinds if each != "Dropout"][1:]
-    several = any(kinds.count(each) > 1 for each in ("Transformer", pooling))
-    if several or "Transformer" in behind or pooling in behind[1:]:
+    behind = [kind for kind in kinds if kind != "Dropout"][1:]
+    has_several = any(kinds.count(kind) > 1 for kind in ("Transformer", "Pooling"))
+    if has_several or "Transformer" in behind or "Pooling" in behind[1:]:
         raise StartupError(
-            f"{folder / 'modules.json'} has its modules in the order {', '.join(kinds)}; known "
-            f"here: Transformer, {pooling}, and then others"
+            f"{folder / 'modules.json'} has its modules in the order {', '.join(kinds)}; "
+            "supported: Transformer, Pooling, and then others"
         )
 
 
 def require_vector(folder: Path, known: str = _TEXT_VECTOR) -> None:
-    """Raise `StartupError` where a module reads or writes something else than this vector."""
+    """Raise `StartupError` if a module reads or writes another feature than `known`."""
     config = read_optional(folder / "config.json")
     for side in ("input", "output"):
         named = config.get(f"module_{side}_name")
         if named is not None and named != known:
-            raise StartupError(f"{folder} works on {named}; known here in this place: {known}")
+            raise StartupError(f"{folder} works on {named}; supported here: {known}")
 
 
 def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[nn.Module, int]:
-    """The layers from a token's state to its ColBERT vector, and the width of that."""
+    """Load the layers from a token's state to its ColBERT vector, and return its width, too."""
     modules = [module for module in read_modules(folder) if module.kind == "Dense"]
     if not modules and "linear.weight" in weights:
-        # Stanford's ColBERT has one layer, among the weights of the transformer.
+        # Stanford's ColBERT keeps one layer among the weights of the transformer.
         out_features = weights.tensors["linear.weight"].shape[0]
         linear = weights.linear("linear", width, out_features, bias=False)
         return linear, out_features

@@ -30,19 +30,19 @@ from smart_embedder.models.files.config import (
 )
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.embedder import EmbeddingModel
-from smart_embedder.models.runner import Made
+from smart_embedder.models.runner import OutputSpec
 from smart_embedder.requests import Outputs
 from smart_embedder.results import SparseVector, TextEmbedding
 from smart_embedder.tokens import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """The parameters of a family's head, and where `config.json` says its activation and epsilon.
+class _HeadNames:
+    """The names of a head's layers, and of its activation and epsilon in `config.json`.
 
-    Where it has no name for them they are the usual ones. The weight of `decoder` is left out of a
-    file where it is that of `tokens`, the table that tokens are looked up in. Its bias may be
-    `bias` instead. Of most families it always has one.
+    Without a name, `activation` and `epsilon` have their defaults. A file may leave out the weight
+    of `decoder` if it is that of `tokens`, the embeddings of tokens. The bias of `decoder` may be
+    stored as `bias`; it exists unless the option `has_bias` is false.
     """
 
     dense: str
@@ -56,10 +56,9 @@ class _Names:
 
 
 _BERT = "cls.predictions"
-_ROBERTA = _Names("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", bias="lm_head.bias")
-# By the type of the model.
-_NAMES = {
-    "bert": _Names(
+_ROBERTA = _HeadNames("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", bias="lm_head.bias")
+_NAMES_BY_TYPE = {
+    "bert": _HeadNames(
         f"{_BERT}.transform.dense",
         f"{_BERT}.transform.LayerNorm",
         f"{_BERT}.decoder",
@@ -70,10 +69,10 @@ _NAMES = {
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "mpnet": _ROBERTA,
-    "distilbert": _Names(
+    "distilbert": _HeadNames(
         "vocab_transform", "vocab_layer_norm", "vocab_projector", "activation", epsilon=None
     ),
-    "modernbert": _Names(
+    "modernbert": _HeadNames(
         "head.dense",
         "head.norm",
         "decoder",
@@ -84,53 +83,53 @@ _NAMES = {
     ),
 }
 _DEFAULT_EPSILON = 1e-12
-# Logits held at once: 64 MiB of them in float32, whatever the batch.
+# The most logits in memory at once: 64 MiB in float32, whatever the batch.
 _MOST_LOGITS = 2**24
 _POOLINGS = ("max", "sum")
-# How often the logarithm is taken, by the name of `SpladePooling`'s activation.
+# How many times the logarithm is taken, by the activation of `SpladePooling`.
 _LOGARITHMS = {"relu": 1, "log1p_relu": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class SpladePooling:
-    """The weight of each token of the vocabulary: the `max` or the `sum` over a text's tokens.
+    """Computes the weights of a text: for each token of the vocabulary, a max or sum over the text.
 
-    Of a logit x each of those is log(1 + relu(x)), or that function taken twice. Only the `most`
-    largest weights are kept, if it is set.
+    A logit x weighs log(1 + relu(x)); with two `logarithms` that function is applied twice. If
+    `max_active` is set, only that many of the largest weights are kept.
     """
 
     sums: bool
     logarithms: int
-    most: int | None = None
+    max_active: int | None = None
 
     @classmethod
-    def read(cls, folder: Path, most: int | None = None) -> "SpladePooling":
-        """From the module's configuration; raises `StartupError` for what is not known here."""
+    def read(cls, folder: Path, max_active: int | None = None) -> "SpladePooling":
+        """Read the module's configuration; raises `StartupError` if it is not supported."""
         config = read_config(folder)
         pooling = config.get("pooling_strategy", "max")
         activation = config.get("activation_function", "relu")
         if pooling not in _POOLINGS or activation not in _LOGARITHMS:
             raise StartupError(
-                f"{folder / 'config.json'} has the pooling {pooling} of {activation}; known here: "
+                f"{folder / 'config.json'} has the pooling {pooling} of {activation}; supported: "
                 f"{' and '.join(_POOLINGS)} of {' and '.join(_LOGARITHMS)}"
             )
-        return cls(pooling == "sum", _LOGARITHMS[activation], most)
+        return cls(pooling == "sum", _LOGARITHMS[activation], max_active)
 
     def reduce(self, logits: Tensor) -> Tensor:
-        """`[vocabulary]` float32 of some tokens' logits `[rows, vocabulary]`."""
-        # The function only rises, so that of the highest logit is the highest.
+        """Reduce the logits `[rows, vocabulary]` of some tokens to `[vocabulary]` float32."""
+        # The weight grows with the logit, so the maximum can be taken of the logits.
         return self._weights(logits.float()).sum(0) if self.sums else logits.amax(0).float()
 
     def join(self, first: Tensor, second: Tensor) -> Tensor:
-        """What `reduce` gives for the tokens of both."""
+        """Join the results of `reduce` for two parts of a text."""
         return first + second if self.sums else torch.maximum(first, second)
 
     def finish(self, reduced: Tensor) -> Tensor:
-        """The weights, of whole texts."""
+        """Compute the weights of a text from the joined results of `reduce`."""
         weights = reduced if self.sums else self._weights(reduced)
-        if self.most is None or self.most >= len(weights):
+        if self.max_active is None or self.max_active >= len(weights):
             return weights
-        kept = weights.topk(self.most).indices
+        kept = weights.topk(self.max_active).indices
         return torch.zeros_like(weights).index_copy_(0, kept, weights[kept])
 
     def _weights(self, logits: Tensor) -> Tensor:
@@ -141,7 +140,7 @@ class SpladePooling:
 
 
 class SpladeEmbedder(EmbeddingModel):
-    """Implements `smart_embedder.interface.Embedder` for sparse vectors alone."""
+    """Implements `smart_embedder.interface.Embedder` for sparse vectors only."""
 
     kinds = Outputs(sparse=True)
     pooling = "splade"
@@ -150,7 +149,7 @@ class SpladeEmbedder(EmbeddingModel):
     def __init__(
         self, name: str, folder: Path, max_length: int, target: Target, *, pooling: Path
     ) -> None:
-        """Load it, with the `SpladePooling` in the folder `pooling`; raises `StartupError`."""
+        """Load the model, and the `SpladePooling` in `pooling`; raises `StartupError`."""
         require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
         weights, texts = Weights.read(folder), TextOptions.read(folder, MASKED_LANGUAGE)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
@@ -158,35 +157,32 @@ class SpladeEmbedder(EmbeddingModel):
         self._splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
         prompts, default = read_prompts(folder), read_default_prompt(folder)
         super().__init__(name, backbone, tokenizer, prompts, default)
-        how = self._splade
-        how_pooled = f"{'sum' if how.sums else 'max'}_log{how.logarithms}"
-        if how.most is not None:
-            how_pooled = f"{how_pooled}_{how.most}"
-        self._made = {"sparse": Made(how_pooled, self._vocabulary)}
+        described = f"{'sum' if self._splade.sums else 'max'}_log{self._splade.logarithms}"
+        if self._splade.max_active is not None:
+            described = f"{described}_{self._splade.max_active}"
+        self._output_specs = {"sparse": OutputSpec(described, self._vocabulary)}
 
     @torch.inference_mode()
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[TextEmbedding | InferenceError]]:
-        """Implement `DeviceModel`.
-
-        It waits for the device: how many weights there are decides the size of the result.
-        """
+        """Implement `DeviceModel`; waits for the device, which decides the size of the results."""
         packed = self._backbone.pack(sequences)
         hidden = self._backbone.forward(packed)
         results: list[TextEmbedding | InferenceError] = [TextEmbedding()] * len(sequences)
-        wanted = [index for index, each in enumerate(outputs) if each.sparse]
-        for index, weights in self._pool(hidden, packed, wanted):
-            results[index] = _embedding(weights)
+        requested = [index for index, kinds in enumerate(outputs) if kinds.sparse]
+        for index, weights in self._pool(hidden, packed, requested):
+            results[index] = _make_embedding(weights)
         return lambda: results
 
     def _pool(
-        self, hidden: Tensor, packed: PackedBatch, wanted: Sequence[int]
+        self, hidden: Tensor, packed: PackedBatch, requested: Sequence[int]
     ) -> Iterator[tuple[int, Tensor]]:
-        """The weights `[vocabulary]` of wanted sequences, as packed, a bounded slice at a time."""
+        """Yield the weights `[vocabulary]` of each sequence, in packed order, in bounded memory."""
         order = packed.unpack_order
         rows_at_once = max(1, _MOST_LOGITS // self._vocabulary)
-        for run in _runs(sorted(wanted, key=lambda index: order[index]), packed, rows_at_once):
+        in_order = sorted(requested, key=lambda index: order[index])
+        for run in _group_neighbours(in_order, packed, rows_at_once):
             states = hidden[packed.offsets[order[run[0]]] : packed.offsets[order[run[-1]] + 1]]
             if len(run) == 1:
                 slices = map(self._logits, torch.split(states, rows_at_once))
@@ -203,15 +199,17 @@ class SpladeEmbedder(EmbeddingModel):
         return self._head(states)
 
 
-def _runs(wanted: list[int], packed: PackedBatch, most: int) -> Iterator[list[int]]:
-    """Neighbours of together at most `most` tokens; a longer sequence is alone."""
+def _group_neighbours(
+    in_order: list[int], packed: PackedBatch, max_tokens: int
+) -> Iterator[list[int]]:
+    """Group neighbours that have together at most `max_tokens`; a longer sequence is alone."""
     run: list[int] = []
     tokens = 0
-    for index in wanted:
+    for index in in_order:
         position = packed.unpack_order[index]
         length = packed.lengths[position]
-        beside = bool(run) and position == packed.unpack_order[run[-1]] + 1
-        if run and not (beside and tokens + length <= most):
+        is_neighbour = bool(run) and position == packed.unpack_order[run[-1]] + 1
+        if run and not (is_neighbour and tokens + length <= max_tokens):
             yield run
             run, tokens = [], 0
         run.append(index)
@@ -220,10 +218,11 @@ def _runs(wanted: list[int], packed: PackedBatch, most: int) -> Iterator[list[in
         yield run
 
 
-def _embedding(weights: Tensor) -> TextEmbedding | InferenceError:
-    """A sum is not finite as soon as one number is not."""
+def _make_embedding(weights: Tensor) -> TextEmbedding | InferenceError:
+    """Convert the weights `[vocabulary]` of a text; an error if one of them is not finite."""
     indices = weights.nonzero().squeeze(1)
     values = weights[indices].cpu()
+    # A sum is not finite as soon as one number is not.
     if not bool(weights.sum().isfinite()):
         return not_finite_error()
     return TextEmbedding(sparse=SparseVector(indices.cpu().numpy(), values.numpy()))
@@ -232,18 +231,18 @@ def _embedding(weights: Tensor) -> TextEmbedding | InferenceError:
 def load_masked_language_head(
     folder: Path, weights: Weights, backbone: Backbone
 ) -> tuple[Linear, int]:
-    """The head in the model's `folder`; raises `StartupError` where none is known.
+    """Load the head of a masked language model, and return the size of its vocabulary, too.
 
-    It makes of states `[rows, hidden]` their logits `[rows, vocabulary]`, in their dtype. With it
-    comes the size of the vocabulary.
+    The head computes from states `[rows, hidden]` logits `[rows, vocabulary]` of the same dtype.
+    Raises `StartupError` if `folder` has no head that is supported.
     """
     config = read_config(folder)
     kind = config.get("model_type")
-    names = _NAMES.get(str(kind))
+    names = _NAMES_BY_TYPE.get(str(kind))
     if names is None:
         raise StartupError(
-            f"{folder} holds a masked language model of type {kind}; known here: "
-            f"{', '.join(_NAMES)}"
+            f"{folder} holds a masked language model of type {kind}; supported: "
+            f"{', '.join(_NAMES_BY_TYPE)}"
         )
     if f"{names.dense}.weight" not in weights:
         raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
@@ -264,15 +263,15 @@ def load_masked_language_head(
     epsilon = _DEFAULT_EPSILON
     if names.epsilon is not None:
         epsilon = number(folder, config, names.epsilon, _DEFAULT_EPSILON)
-    # The table has as many columns as a token's embedding, and the head's states.
+    # The width of a token's embedding, and of the states within the head.
     width = to_logits.in_features
     has_bias = f"{names.dense}.bias" in weights
     dense = weights.linear(names.dense, backbone.hidden_size, width, bias=has_bias)
     activation = "gelu" if names.activation is None else config.get(names.activation, "gelu")
     if activation not in ACTIVATIONS:
-        raise StartupError(f"{folder} has the activation {activation}, which is not known here")
+        raise StartupError(f"{folder} has the activation {activation}, which is not supported")
     to_transformed = backend.linear([dense.to(device, dtype)], str(activation))
-    # PyTorch takes parameters that are more exact than the states on a CPU alone.
+    # Only on a CPU PyTorch takes parameters of a wider format than the states.
     exact = torch.float32 if device.type == "cpu" else dtype
     norm = weights.norm(names.norm, width, epsilon).to(device, exact)
     placed = backbone.place_head(to_logits)

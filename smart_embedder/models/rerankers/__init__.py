@@ -1,1 +1,1 @@
-"""Models that score a query together with a passage."""
+"""Rerankers: score a passage by reading it together with the query."""

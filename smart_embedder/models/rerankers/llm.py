@@ -1,9 +1,13 @@
-"""Qwen3-Reranker: a causal language model that answers yes or no."""
+"""Qwen3-Reranker: a causal language model answers whether a passage suits a query.
+
+The prompt and the score are those of its model card: the probability of yes against no.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
@@ -23,19 +27,15 @@ from smart_embedder.models.files.config import (
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.heads.pooling import last
-from smart_embedder.models.rerankers.cross_encoder import (
-    _NAMES,
-    _PREFIX,
-    _TOKENS,
-    _require_prompt,
-    log,
-)
-from smart_embedder.models.runner import Made, RerankingModel
+from smart_embedder.models.rerankers.cross_encoder import require_default_prompt
+from smart_embedder.models.runner import OutputSpec, RerankingModel
 from smart_embedder.models.tokenizer import TextTokenizer, TruncatedTokens, cut_text
 from smart_embedder.requests import CUT_AT_END, TruncationOptions
 from smart_embedder.results import FloatArray
 from smart_embedder.tokens import JoinedIds, TokenizedPair
 from smart_embedder.vector_space import SCORE
+
+log = structlog.get_logger(__name__)
 
 PREFIX = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -45,14 +45,18 @@ PREFIX = (
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _BEHIND_QUERY = "\n<Document>:"
 _ARCHITECTURE = "Qwen3ForCausalLM"
+# The embeddings of tokens, and their prefix in checkpoints with a head.
+_TOKENS, _PREFIX = "embed_tokens.weight", "model."
+# The head of a checkpoint for classification.
+_CLASSIFIER = "score.weight"
 
 
 class QwenReranker(RerankingModel):
     """Implements `interface.Reranker`; a score is the probability of yes against no."""
 
     _end: End | None = "last"
-    _made: Mapping[str, Made] = {
-        SCORE: Made("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))
+    _output_specs: Mapping[str, OutputSpec] = {
+        SCORE: OutputSpec("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))
     }
     scores_are_logits = False
     reads_instruction = True
@@ -60,10 +64,10 @@ class QwenReranker(RerankingModel):
     def __init__(
         self, name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
     ) -> None:
-        """Load it; raises `StartupError` where the folder holds something else.
+        """Load the model; raises `StartupError` if the folder holds no language model of Qwen3.
 
-        A language model that was trained for something else has the same files: a name that does
-        not say what it is for is logged.
+        Language models that were trained for other tasks have the same files: a name without
+        "rerank" is logged.
         """
         weights = Weights.read(folder)
         if (folder / "1_Pooling").is_dir() or weights.before(_TOKENS).prefix != _PREFIX:
@@ -78,24 +82,24 @@ class QwenReranker(RerankingModel):
                 f"{folder} holds a {named[0]}, which is no reranker: known of type qwen3 are "
                 f"{_ARCHITECTURE}, as Qwen3-Reranker, and Qwen3ForSequenceClassification"
             )
-        if f"{_NAMES['qwen3'].logits}.weight" in weights:
+        if _CLASSIFIER in weights:
             raise StartupError(
                 f"{folder} holds a classifier by its weights, and config.json names no architecture"
             )
-        # The task in words that sentence-transformers puts into the template.
-        _require_prompt(folder, "", DEFAULT_INSTRUCTION)
+        # sentence-transformers puts the default prompt into the template as the instruction.
+        require_default_prompt(folder, "", DEFAULT_INSTRUCTION)
         if "rerank" not in name.lower():
             log.warning(
                 "language_model_reranks",
                 model=name,
-                detail="its scores are those of Qwen3-Reranker's prompt, and mean little where it "
-                "was not trained with it",
+                detail="it is scored with the prompt of Qwen3-Reranker, and its scores mean little "
+                "if it was not trained with that prompt",
             )
         positions = DecoderConfig.read(folder).positions
         tokenizer = TextTokenizer.from_folder(folder, min(max_length, positions))
         self._template = QwenTemplate(tokenizer)
         query, *passages = CALIBRATION_TEXTS[1::3]
-        pairs = self._template.pairs(query, passages, DEFAULT_INSTRUCTION)
+        pairs = self._template.fill(query, passages, DEFAULT_INSTRUCTION)
         backbone = load_decoder(folder, target, weights, [pair.ids for pair in pairs])
         super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
@@ -109,8 +113,8 @@ class QwenReranker(RerankingModel):
         instruction: str | None,
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """Fill in the template; only its content is cut, a passage before what precedes it."""
-        return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION, truncation)
+        """Fill in the template; the passage is cut first, then what precedes it."""
+        return self._template.fill(query, passages, instruction or DEFAULT_INSTRUCTION, truncation)
 
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         return self._yes_minus_no(last(hidden, packed)).squeeze(1)  # type: ignore[no-any-return]
@@ -120,7 +124,7 @@ class QwenReranker(RerankingModel):
 
 
 def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
-    """`[hidden]` float32: the one direction of the vocabulary's head that the score needs."""
+    """Return `[hidden]` float32: the row for yes minus that for no in the language model's head."""
     yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
     if yes is None or no is None:
         raise StartupError(f"the vocabulary in {weights.folder} has no tokens yes and no")
@@ -129,7 +133,7 @@ def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
         answers = config.get("true_token_id"), config.get("false_token_id")
         if module.kind == "LogitScore" and answers != (yes, no):
             raise StartupError(
-                f"{module.folder} compares other tokens than yes and no, which is not done here"
+                f"{module.folder} compares other tokens than yes and no, which is not supported"
             )
     sizes = DecoderConfig.read(weights.folder)
     yes_row, no_row = (vocabulary_head(weights, sizes, token) for token in (yes, no))
@@ -137,66 +141,69 @@ def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
 
 
 class QwenTemplate:
-    """Makes pairs of a query and passages; only the content is cut, not the template."""
+    """Puts a query and passages into the prompt; the prompt itself is never cut."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
         fixed = tokenizer.encode_plain([PREFIX, SUFFIX, " ", _BEHIND_QUERY], len(PREFIX))
         self.prefix, self.suffix, self._space, self._behind_query = (text.ids for text in fixed)
-        frame = len(self.prefix) + len(self.suffix)
-        self._limit = tokenizer.max_length - frame
+        fixed_count = len(self.prefix) + len(self.suffix)
+        self._limit = tokenizer.max_length - fixed_count
         if self._limit < 1:
             raise StartupError(
                 f"a length limit of {tokenizer.max_length} tokens leaves no room beside the "
-                f"{frame} tokens of the reranker's template"
+                f"{fixed_count} tokens of the reranker's template"
             )
 
-    def pairs(
+    def fill(
         self,
         query: str,
         passages: list[str],
         instruction: str,
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """The query with each passage; the part before a passage is cut only after the passage."""
-        # Cut before they are put into the template, which is left whole: it fits into a token more.
-        told, asked = (cut_text(text, self._limit - 1) for text in (instruction, query))
-        exact = len(told) == len(instruction) and len(asked) == len(query)
-        texts = [f"<Instruct>: {told}\n<Query>:", f" {asked}{_BEHIND_QUERY}"]
+        """Make a pair of the query with each passage, cut to the limit: first the passage."""
+        # Cut to one token less than the limit, into which the words around them fit.
+        cut_instruction, cut_query = (
+            cut_text(text, self._limit - 1) for text in (instruction, query)
+        )
+        exact = len(cut_instruction) == len(instruction) and len(cut_query) == len(query)
+        texts = [f"<Instruct>: {cut_instruction}\n<Query>:", f" {cut_query}{_BEHIND_QUERY}"]
         before, query_tokens = self._tokenizer.encode_plain(texts, self._limit)
         content = np.concatenate((before.ids, query_tokens.ids))[: self._limit]
         head = np.concatenate((self.prefix, content))
-        # Of the tokens before a passage, those of the query itself.
+        # Find the query's own tokens among those before a passage.
         tokens = before.total + query_tokens.total
-        query_start = before.total + self._spaces(query_tokens)
+        query_start = before.total + self._count_spaces(query_tokens)
         behind = self._behind_query
-        # A line's end that is one with the query's last token is of the query.
-        alone = query_tokens.last[-len(behind) :] == behind.tolist()
-        query_stop = tokens - (len(behind) if alone else len(behind) - 1)
+        # The line break behind the query may be one token with the end of the query, and counts.
+        is_separate = query_tokens.last[-len(behind) :] == behind.tolist()
+        query_stop = tokens - (len(behind) if is_separate else len(behind) - 1)
         limit = max(0, self._limit - tokens)
         if truncation.max_tokens is not None:
             limit = min(limit, truncation.max_tokens)
         pairs: list[TokenizedPair] = []
-        passages = [f" {passage}" for passage in passages]
-        for end in self._tokenizer.encode_plain(passages, limit, truncation.side):
-            spaces = self._spaces(end)
-            # Where the passage is cut from the left, the template's space is the first to go.
-            spaces_kept = 0 if end.side == "left" and end.total > end.kept else spaces
-            kept = min(self._limit, tokens + end.total)
+        spaced = [f" {passage}" for passage in passages]
+        for passage in self._tokenizer.encode_plain(spaced, limit, truncation.side):
+            spaces = self._count_spaces(passage)
+            # A passage that is cut from the left loses the space of the template first.
+            is_cut_left = passage.side == "left" and passage.total > passage.kept
+            spaces_kept = 0 if is_cut_left else spaces
+            kept = min(self._limit, tokens + passage.total)
             pairs.append(
                 TokenizedPair(
-                    sequence=JoinedIds(head, np.concatenate((end.ids, self.suffix))),
+                    sequence=JoinedIds(head, np.concatenate((passage.ids, self.suffix))),
                     query_tokens=query_stop - query_start + (not exact),
                     query_kept=max(0, min(kept, query_stop) - query_start),
-                    passage_tokens=end.total - spaces,
-                    passage_kept=max(0, end.kept - spaces_kept),
+                    passage_tokens=passage.total - spaces,
+                    passage_kept=max(0, passage.kept - spaces_kept),
                     query_exact=exact,
-                    passage_exact=end.exact,
+                    passage_exact=passage.exact,
                 )
             )
         return pairs
 
-    def _spaces(self, text: TruncatedTokens) -> int:
-        """Tokens of the template's space; none where it is part of the text's first token."""
+    def _count_spaces(self, text: TruncatedTokens) -> int:
+        """Count the tokens of the template's space; 0 if it is part of the text's first token."""
         space = self._space
         return len(space) if text.first[: len(space)] == space.tolist() and len(space) else 0

@@ -60,7 +60,9 @@ def backbone(
 @pytest.fixture(autouse=True)
 def _graphs_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cuda_graphs, "_seconds", lambda forward, _: 1 if isinstance(forward, GraphedForward) else 2
+        cuda_graphs,
+        "_time_forward",
+        lambda forward, _: 1 if isinstance(forward, GraphedForward) else 2,
     )
 
 
@@ -238,7 +240,7 @@ def test_what_is_no_faster_as_a_graph_is_launched_plainly(backbone, monkeypatch)
         graph = isinstance(forward, GraphedForward)
         return 3.0 if graph and forward.bucket == slow else 1.0 if graph else 2.0
 
-    monkeypatch.setattr(cuda_graphs, "_seconds", seconds)
+    monkeypatch.setattr(cuda_graphs, "_time_forward", seconds)
     with capture_logs() as logs:
         found = capture(backbone)
     assert [each.bucket for each in found.forwards] == [BUCKETS[0], BUCKETS[2]]

@@ -13,16 +13,16 @@ from smart_embedder.hardware.transfer import not_finite_error
 from smart_embedder.kernels.packed_batch import find_shared_prefixes
 from smart_embedder.models import warmup as module
 from smart_embedder.models.warmup import (
-    ChosenBudget,
+    MeasuredBudget,
     Measurement,
-    capped,
+    apply_budget_setting,
+    cap_budget,
     choose_budget,
-    measure,
+    measure_forwards,
+    measure_gpu_capacity,
+    measure_host_capacity,
     minimum_tokens,
-    named_or_chosen,
-    probe,
-    tokens_that_fit,
-    tokens_that_fit_host,
+    probe_budget,
     warm_up,
 )
 
@@ -48,7 +48,7 @@ MEASURED = [
     ],
 )
 def test_sizes_are_measured_as_long_as_they_are_quick_and_faster(seconds, longest, sizes) -> None:
-    found = list(measure(seconds.__getitem__, list(seconds), longest))
+    found = list(measure_forwards(seconds.__getitem__, list(seconds), longest))
     assert found == [Measurement(size, seconds[size]) for size in sizes]
 
 
@@ -83,7 +83,7 @@ def test_no_size_is_measured_that_would_keep_others_waiting(monkeypatch) -> None
         return 1.0
 
     monkeypatch.setattr(module, "time_fastest_run", a_second)
-    *steps, budget = probe(model, CPU, longest_run=0.5)
+    *steps, budget = probe_budget(model, CPU, longest_run=0.5)
     assert set(steps) == {None}
     # The first one tells that all others would take longer.
     assert (seen, budget.tokens, budget.seconds_per_token) == ([512], 512, 12 / 512)
@@ -140,7 +140,7 @@ def test_on_a_gpu_every_size_is_measured_that_may_be_chosen(
         mem_get_info=lambda _: (round(fit / 0.8), 10**12),
     )
     monkeypatch.setattr(module, "time_fastest_run", seconds)
-    *_, budget = probe(model, GPU)
+    *_, budget = probe_budget(model, GPU)
     assert (budget.tokens, sizes) == (chosen, measured)
 
 
@@ -153,7 +153,7 @@ def test_memory_is_measured_with_long_texts_too(monkeypatch) -> None:
         max_memory_allocated=lambda _: sum(len(ids) ** 2 for ids in model.sequences),
         mem_get_info=lambda _: (10 * 4096**2, 10 * 4096**2),
     )
-    assert tokens_that_fit(model, GPU) == 8 * 4096
+    assert measure_gpu_capacity(model, GPU) == 8 * 4096
 
 
 MIB = 2**20
@@ -168,7 +168,7 @@ MIB = 2**20
         (8 * GIB + 32 * MIB, 1, 4096, (8 * GIB // 3) // 10_240),
         (8 * GIB + 32 * MIB + 1, 1, None, None),
         (10_240 * 512 * 3 // 2 + 32 * MIB, 1, 60, 256),
-        (10_240 * 512 * 3 // 2 + 31 * MIB, 1, 52, "a text of 512 tokens at least 1 MB more are"),
+        (10_240 * 512 * 3 // 2 + 31 * MIB, 1, 52, "a text of 512 tokens needs at least 1 MB more"),
         (33 * MIB, 1, 32, "1 MB are left for forwards and requests"),
         (32 * MIB, 1, None, "0 MB are left for forwards and requests"),
     ],
@@ -187,20 +187,20 @@ def test_on_a_cpu_the_memory_that_is_left_limits_a_forward_or_stops_the_start(
     monkeypatch.setattr(module, "measure_peak_growth", take)
     if isinstance(fit, str):
         with pytest.raises(StartupError, match=f"damaged does not fit the memory.* {fit}"):
-            tokens_that_fit_host(model, workers)
+            measure_host_capacity(model, workers)
     else:
-        assert tokens_that_fit_host(model, workers) == fit
+        assert measure_host_capacity(model, workers) == fit
     assert sizes == ([] if tokens is None else [(tokens, min(tokens, 256))])
 
 
 def test_on_a_cpu_a_budget_that_is_named_is_held_to_the_memory_too() -> None:
-    budget = ChosenBudget(512, "measured", 0.5, most=700)
-    assert named_or_chosen(budget, 600).tokens == 600
-    assert named_or_chosen(budget, 8192).tokens == 700
+    budget = MeasuredBudget(512, "measured", 0.5, most=700)
+    assert apply_budget_setting(budget, 600).tokens == 600
+    assert apply_budget_setting(budget, 8192).tokens == 700
 
 
 SMALLEST = "the smallest within 3 % of the best, 100 tokens/s at "
-PROMISED = "the least that is promised for this length and memory"
+PROMISED = "the minimum promised for this length and memory"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ PROMISED = "the least that is promised for this length and memory"
         ([100, 50], 100, 100, f"{SMALLEST}100"),
         ([100, 50], 101, 101, PROMISED),
         ([100, 50], 1000, 1000, PROMISED),
-        ([100, 50], 1001, 1000, "what takes 10 seconds, less than is promised for this memory"),
+        ([100, 50], 1001, 1000, "a forward takes 10 seconds; more is promised for this memory"),
     ],
 )
 def test_it_is_the_smallest_of_the_fastest_or_what_is_promised_and_says_why(
@@ -225,20 +225,20 @@ def test_it_is_the_smallest_of_the_fastest_or_what_is_promised_and_says_why(
 @pytest.mark.parametrize(
     ("tokens", "most", "kept", "reason"),
     [
-        (8192, 600, 600, "what fits the memory"),
+        (8192, 600, 600, "limited by the memory"),
         (8192, 8192, 8192, "measured"),
-        (8192, 8191, 8191, "what fits the memory"),
+        (8192, 8191, 8191, "limited by the memory"),
         (8192, None, 8192, "measured"),
-        (8192, 0, 1, "what fits the memory"),
-        (8192, -5, 1, "what fits the memory"),
+        (8192, 0, 1, "limited by the memory"),
+        (8192, -5, 1, "limited by the memory"),
     ],
 )
 def test_the_memory_has_the_last_word_but_for_a_setting(tokens, most, kept, reason) -> None:
-    budget = capped(ChosenBudget(tokens, "measured", 0.5), most)
-    assert budget == ChosenBudget(kept, reason, 0.5)
+    budget = cap_budget(MeasuredBudget(tokens, "measured", 0.5), most)
+    assert budget == MeasuredBudget(kept, reason, 0.5)
     assert choose_budget(MEASURED, minimum=tokens, most=most).tokens == kept
-    assert named_or_chosen(budget, "auto") == budget
-    assert named_or_chosen(budget, 77) == ChosenBudget(77, "MAX_BATCH_TOKENS", 0.5)
+    assert apply_budget_setting(budget, "auto") == budget
+    assert apply_budget_setting(budget, 77) == MeasuredBudget(77, "MAX_BATCH_TOKENS", 0.5)
 
 
 @given(

@@ -232,7 +232,9 @@ def test_attention_over_a_long_text_stops_between_its_heads(
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedCuda]:
     monkeypatch.setattr(backbone, "make_buckets", lambda: iter(BUCKETS))
     monkeypatch.setattr(
-        cuda_graphs, "_seconds", lambda forward, _: 1 if isinstance(forward, GraphedForward) else 2
+        cuda_graphs,
+        "_time_forward",
+        lambda forward, _: 1 if isinstance(forward, GraphedForward) else 2,
     )
     with simulated_cuda() as device:
         yield device

@@ -172,7 +172,7 @@ def test_of_the_files_by_family_the_first_counts_that_says_something(tmp_path) -
     assert read_text_config(tmp_path) == {"max_seq_length": 5}
 
 
-NO_TYPE, NO_POOLING = "has a module without a type", "names no pooling that is known here"
+NO_TYPE, NO_POOLING = "has a module without a type", "names no supported pooling"
 OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside the model"
 
 
@@ -187,7 +187,7 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
             (read_modules, MODULES, modules("pylate.A", path=path), f"{OUTSIDE}: '{told}'")
             for path, told in (("../other", "../other"), ("/etc", "/etc"), ("a\0b", "a.x00b"))
         ),
-        (known, MODULES, modules(f"{PACKAGE}A", f"{PACKAGE}B"), "module B; known here: A, C$"),
+        (known, MODULES, modules(f"{PACKAGE}A", f"{PACKAGE}B"), "module B; supported: A, C$"),
         (read_poolings, CONFIG, {"pooling_mode": "median"}, NO_POOLING),
         (read_poolings, CONFIG, {"pooling_mode": ["mean", "median"]}, NO_POOLING),
         (read_poolings, CONFIG, {"include_prompt": False}, "leaves the prompt out"),
@@ -195,7 +195,7 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
         (read_pooling, POOLING, {"pooling_mode": ["cls", "mean"]}, "use cls or mean"),
         (read_prompts, OWN, {"prompts": ["query"]}, "no usable prompts"),
         (read_prompts, OWN, {"prompts": {"query": 1}}, "no usable prompts"),
-        (read_default_prompt, OWN, {"default_prompt_name": "c"}, "of its default_prompt_name: c"),
+        (read_default_prompt, OWN, {"default_prompt_name": "c"}, "with its default_prompt_name: c"),
         *(
             (read_default_prompt, OWN, {"prompts": PROMPTS, "default_prompt_name": each}, "name: ")
             for each in ("c", ["a"])
@@ -204,10 +204,10 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
         *((TextOptions.read, TEXTS, {"transformer_task": each}, f"makes {each} of texts")
           for each in ("fill-mask", "any-to-any", "3")),
         (TextOptions.read, TEXTS, modality(method="embed"), "makes embed of texts .*: forward is"),
-        *((TextOptions.read, TEXTS, modality(method_output_name=each), "here: last_hidden_state is")
+        *((TextOptions.read, TEXTS, modality(method_output_name=each), "last_hidden_state is")
           for each in ("pooler_output", "logits", ["hidden_states", 0])),
-        (of_classes, TEXTS, {"transformer_task": "feature-extraction"}, "here: sequence-classific"),
-        (of_classes, TEXTS, modality(method_output_name="last_hidden_state"), "here: logits is"),
+        (of_classes, TEXTS, {"transformer_task": "feature-extraction"}, ": sequence-classific"),
+        (of_classes, TEXTS, modality(method_output_name="last_hidden_state"), ": logits is"),
         *((TextOptions.read, TEXTS, {name: value}, f"has {name} for its texts") for name, value in (
             ("model_args", {"num_hidden_layers": 1}), ("model_kwargs", {"dtype": "auto", "a": 1}),
             ("tokenizer_args", {"split": 1}), ("processor_kwargs", {"do_lower_case": False}),

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 from smart_embedder.kernels.backend import torch_backend
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.bert import EncoderConfig
-from smart_embedder.models.files.digest import Content, TensorDigest, short
+from smart_embedder.models.files.digest import Content, TensorDigest, encode_short
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.vector_space import VectorSpace
 from tests.support.checkpoints import changed_json, changed_weights
@@ -278,7 +278,7 @@ def test_the_digest_of_these_numbers_is_what_it_was_in_every_version() -> None:
         digest.add(0, numbers.view(-1))
         content.tensors[name] = digest.finish()
     config = EncoderConfig(100, 64, 96, 2, 4, 514, 1, "gelu", 1e-5, 1)
-    assert short(content.digest(content.tensors, config), 12) == "ia7mlb2zwzaz"
+    assert encode_short(content.digest(content.tensors, config), 12) == "ia7mlb2zwzaz"
 
 
 def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(

@@ -23,7 +23,7 @@ from structlog.testing import capture_logs
 from smart_embedder.errors import StartupError
 from smart_embedder.interface import Download, DownloadStatus, human_size
 from smart_embedder.models.files import hub
-from smart_embedder.models.files.hub import Hub, follow_download, locate
+from smart_embedder.models.files.hub import Hub, find_or_download, follow_download
 from smart_embedder.models.loader import locate_model, locate_models
 from smart_embedder.settings import EngineSettings
 from tests.support.answering_http import Handler, serving, url_of
@@ -54,7 +54,7 @@ def cached_model(cache: Path, commit: str = "a" * 40, name: str = MODEL) -> Path
 def fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Finds the model with a hub, and returns what was logged, every step of a download."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "_SECONDS_BETWEEN_TRIES", 0.0)
+    monkeypatch.setattr(hub, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(hub, "_SECONDS_BETWEEN_LINES", 0.0)
 
     def fetch(address: str) -> list[dict[str, object]]:
@@ -62,7 +62,7 @@ def fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         with capture_logs() as logs:
-            found = locate(MODEL, Hub(tmp_path, None, offline=False))
+            found = find_or_download(MODEL, Hub(tmp_path, None, offline=False))
         assert found == tmp_path / CACHED / "snapshots" / ("a" * 40)
         return logs
 
@@ -85,7 +85,7 @@ def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) -> N
 )
 def test_what_can_be_no_id_is_not_sought_on_the_hub(name: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=f"^the model folder {name} does not exist$"):
-        locate(name, Hub(tmp_path, None, offline=True))
+        find_or_download(name, Hub(tmp_path, None, offline=True))
 
 
 def test_offline_a_model_is_found_by_its_revision_or_it_is_told_how_to_fetch_it(
@@ -94,14 +94,14 @@ def test_offline_a_model_is_found_by_its_revision_or_it_is_told_how_to_fetch_it(
     command = "hf download example/m3"
     for revision, named in ((None, command), ("v2", f"{command} --revision v2")):
         with pytest.raises(StartupError) as caught:
-            locate(MODEL, Hub(tmp_path, revision, offline=True))
+            find_or_download(MODEL, Hub(tmp_path, revision, offline=True))
         assert str(caught.value) == (
             f"The model {MODEL} is not on this machine: fetch it with `{named}` where the hub can "
             f"be reached, and copy it to {tmp_path} or name its folder in the setting"
         )
         cached_model(tmp_path, ("a" if revision is None else "b") * 40)
     for revision, commit in ((None, "b" * 40), ("a" * 40, "a" * 40)):
-        assert locate(MODEL, Hub(tmp_path, revision, offline=True)).name == commit
+        assert find_or_download(MODEL, Hub(tmp_path, revision, offline=True)).name == commit
 
 
 def test_each_model_has_a_revision_of_its_own(tmp_path: Path) -> None:
@@ -175,8 +175,8 @@ UNREACHABLE: dict[str, Callable[[], AbstractContextManager[str]]] = {
 
 @pytest.mark.parametrize("unreachable", UNREACHABLE.values(), ids=UNREACHABLE)
 def test_a_hub_that_cannot_be_reached_is_told_soon(unreachable, fetch, monkeypatch) -> None:
-    assert 2 * hub._SECONDS_FOR_THE_HUB < 25, "it is asked twice"
-    monkeypatch.setattr(hub, "_SECONDS_FOR_THE_HUB", 0.5)
+    assert 2 * hub._HUB_TIMEOUT < 25, "it is asked twice"
+    monkeypatch.setattr(hub, "_HUB_TIMEOUT", 0.5)
     with unreachable() as address, pytest.raises(StartupError, match=NOT_REACHED):
         fetch(address)
 

@@ -25,7 +25,7 @@ from smart_embedder.models.files.reading import (
     model_folders,
     read_ahead,
     read_file,
-    reading,
+    refuse_changed_files,
 )
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.settings import EngineSettings
@@ -96,7 +96,7 @@ def test_a_file_that_is_changed_while_it_is_read_ends_the_loading(change, folder
     """One that is cut kills nobody by a signal, as reading a mapped file would."""
 
     def read() -> None:
-        with reading():
+        with refuse_changed_files():
             weights = Weights.read(folder)
             weights.get("other", 3, WIDTH)
             change(folder / "model.safetensors")
@@ -110,7 +110,7 @@ def test_a_second_device_reads_the_same_file_or_none(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"a": 1}')
 
-    with ThreadPoolExecutor(1) as other, contextlib.suppress(StartupError), reading():
+    with ThreadPoolExecutor(1) as other, contextlib.suppress(StartupError), refuse_changed_files():
         read_config(tmp_path)
         write_over(path)
         again = other.submit(copy_context().run, read_config, tmp_path)

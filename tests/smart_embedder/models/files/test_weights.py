@@ -140,18 +140,18 @@ def safetensors_file(size: int, header: str = "", **tensors: tuple[list, list]) 
     return len(encoded).to_bytes(8, "little") + encoded + bytes(size)
 
 
-IMPOSSIBLE = "describes {} in a way that cannot be"
+IMPOSSIBLE = "has an invalid shape or offset for its tensor {}"
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ((100_000_001).to_bytes(8, "little"), "model.safetensors is no file of safetensors"),
+        ((100_000_001).to_bytes(8, "little"), "model.safetensors is not a safetensors file"),
         ((100_000_000).to_bytes(8, "little"), "model.safetensors is cut short"),
         (bytes(7), "model.safetensors is cut short"),
         (
             safetensors_file(4, '{"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 4]}}'),
-            "has a in F4, which is not known here",
+            "has a in F4, which is not supported",
         ),
         (safetensors_file(4, a=([2], [0, 8])), "ends before its tensor a does"),
         (safetensors_file(5, a=([1], [0, 4])), "has 1 bytes that are of no tensor"),
@@ -234,7 +234,7 @@ def test_behind_its_encoders_name_a_tensor_is_found_or_named(
         (
             "adapter_config.json",
             {},
-            r"holds an adapter \(adapter_config.json\), which is not applied",
+            r"holds an adapter \(adapter_config.json\), which is not supported",
         ),
         (
             "config.json",

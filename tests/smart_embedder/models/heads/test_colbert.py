@@ -27,7 +27,7 @@ from smart_embedder.models.heads.colbert import (
     ColbertEmbedder,
     is_colbert,
     read_colbert_config,
-    special_token,
+    read_special_token,
 )
 from smart_embedder.requests import Outputs, TruncationOptions
 from smart_embedder.results import TextEmbedding
@@ -171,7 +171,7 @@ def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(
 
 def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_path: Path) -> None:
     folder = copytree(folders["qwen3"], tmp_path / "copy")
-    message = "pads texts on the left, and queries are filled up"
+    message = "pads texts on the left, and queries can only be filled up"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_padding(direction="left")
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -204,10 +204,10 @@ OWN = "config_sentence_transformers.json"
 @pytest.mark.parametrize(
     ("family", "file", "changes", "message"),
     [
-        ("none", OWN, {"query_prefix": "[Q] "}, "has not the marker"),
+        ("none", OWN, {"query_prefix": "[Q] "}, "lacks the marker"),
         ("none", OWN, {"document_length": 3}, "leaves no room for text"),
         ("none", "1_Dense/config.json", {"in_features": 63}, "another shape for .* linear.weight"),
-        ("none", "1_Dense/config.json", {"activation_function": "os.system"}, "system; known"),
+        ("none", "1_Dense/config.json", {"activation_function": "os.system"}, "system; supported"),
         (
             "modernbert", "config.json", {"local_attention": 32},
             "filled up to 24 tokens, and the model's tokens see",
@@ -333,21 +333,25 @@ def test_how_texts_are_read_is_configured_in_the_files_of_three_packages(
         (
             [*MASKED[:3], "WeightedLayerPooling"],
             {},
-            "names the module WeightedLayerPooling; known here: Transformer, Dense, MultiVector",
+            "names the module WeightedLayerPooling; supported: Transformer, Dense, MultiVector",
         ),
         (["Transformer", "Dense", "MultiVectorMask"], {}, "does not end in Normalize"),
         (["Transformer", "Normalize", "Dense", "MultiVectorMask"], {}, "does not end in Normalize"),
         (
             MASKED,
             {"Normalize/config": {"module_input_name": "sentence_embedding"}},
-            "Normalize works on sentence_embedding; known here in this place: token_embeddings",
+            "Normalize works on sentence_embedding; supported here: token_embeddings",
         ),
-        (MASKED, {"mask": {"keep_only_token_ids": [1]}}, "leaves out other tokens than some of"),
-        (MASKED, {"mask": {"skiplist_tasks": ["query", "document"]}}, "leaves out other tokens"),
+        (MASKED, {"mask": {"keep_only_token_ids": [1]}}, "keeps only some tokens"),
+        (
+            MASKED,
+            {"mask": {"skiplist_tasks": ["query", "document"]}},
+            "leaves out tokens of q",
+        ),
         (
             MASKED,
             {"sentence_bert_config": {"query_expansion": {"strategy": "longest"}}},
-            "expands queries by the strategy longest; known here: fixed",
+            "expands queries by the strategy longest; supported: fixed",
         ),
         *(
             (PYLATE, {"config_sentence_transformers": {name: value}}, f"no usable {name}: {value}")
@@ -376,4 +380,4 @@ def test_what_is_not_known_here_is_named(tmp_path: Path, modules, files, message
 )
 def test_a_special_token_is_named_in_either_file(tmp_path, tokenizer, tokens, expected) -> None:
     folder_with(tmp_path, [], tokenizer_config=tokenizer, special_tokens_map=tokens)
-    assert special_token(tmp_path, "mask_token") == expected
+    assert read_special_token(tmp_path, "mask_token") == expected

@@ -69,8 +69,8 @@ def test_only_pytorchs_activations_are_applied(tmp_path, activation, known) -> N
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("LSTM", "names the module LSTM; known here: Transformer, Pooling, Dense, Normalize"),
-        ("Transformer", "has the transformer in 1_Module, and not beside it"),
+        ("LSTM", "names the module LSTM; supported: Transformer, Pooling, Dense, Normalize"),
+        ("Transformer", "has the transformer in the folder 1_Module, and not beside it"),
     ],
 )
 def test_modules_that_would_not_be_computed_are_refused(tmp_path, kind, message) -> None:
@@ -102,7 +102,7 @@ def test_modules_in_an_order_that_is_not_computed_are_refused(tmp_path, kinds, k
     if known:
         assert len(SentenceConfig.read(tmp_path).steps) == kinds.count("Normalize")
     else:
-        with pytest.raises(StartupError, match="has its modules in the order .*; known here: T"):
+        with pytest.raises(StartupError, match="has its modules in the order .*; supported: T"):
             SentenceConfig.read(tmp_path)
 
 
@@ -110,5 +110,5 @@ def test_modules_in_an_order_that_is_not_computed_are_refused(tmp_path, kinds, k
 def test_where_no_operator_reduces_segments_texts_are_pooled_one_by_one(how: str) -> None:
     torch.manual_seed(0)
     packed, hidden = pack_lengths([3, 1, 7]), torch.randn(11, 8).half()
-    expected = pooling._reduced(hidden, packed, how)
-    torch.testing.assert_close(pooling.one_by_one(hidden, packed, how), expected)
+    expected = pooling._reduce(hidden, packed, how)
+    torch.testing.assert_close(pooling.reduce_each_sequence(hidden, packed, how), expected)

@@ -210,11 +210,11 @@ def name_modules(folder: Path, *kinds: str) -> None:
     ("spoil", "message"),
     [
         (("MLMTransformer", "SpladePooling", "Normalize"), "names the module Normalize"),
-        (("Router",), "by Router, which is not computed here"),
-        (("SparseAutoEncoder",), "by SparseAutoEncoder, which is not computed here"),
+        (("Router",), "by Router, which is not supported"),
+        (("SparseAutoEncoder",), "by SparseAutoEncoder, which is not supported"),
         (
             lambda folder: copy_with_pooling(folder, folder, pooling_strategy="mean"),
-            "the pooling mean of relu; known here: max and sum",
+            "the pooling mean of relu; supported: max and sum",
         ),
         (lambda folder: save_model(folder, BertModel), "lacks the head of a masked language model"),
         (

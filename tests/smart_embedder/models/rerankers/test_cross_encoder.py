@@ -215,7 +215,11 @@ def with_a_prompt(folder: Path) -> None:
             {"id2label": {0: "good", 1: "bad"}},
             "cannot rerank: none of its labels, good, bad, LABEL_2, says that a passage answers",
         ),
-        ("bert", {"model_type": "t5"}, "known here, being of type t5: use a cross-encoder"),
+        (
+            "bert",
+            {"model_type": "t5"},
+            "type t5, which is not supported as a reranker: use a cross-encoder",
+        ),
         ("qwen3", with_a_template, "has a chat template for its pairs"),
         ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "has a chat template for its"),
         ("qwen3", without_a_head, "an embedding model and not a reranker: it has no classifi"),

@@ -202,7 +202,7 @@ def test_ids_and_counts_are_those_of_the_whole_prompt(
     tokenizer: Tokenizer, instruction: str, query: str, passage: str, room: int
 ) -> None:
     template, passages = template_of(tokenizer, room), [passage, "", f" {passage}"]
-    for text, pair in zip(passages, template.pairs(query, passages, instruction), strict=True):
+    for text, pair in zip(passages, template.fill(query, passages, instruction), strict=True):
         assert_as_one_text(template, pair, tokenizer, room, instruction, query, text)
 
 
@@ -212,9 +212,9 @@ def test_a_lines_end_that_is_one_with_the_querys_last_token_is_of_the_query(
     joining = Tokenizer.from_str(tokenizer.to_str())
     joining.add_tokens(["?\n"])
     template = template_of(joining, 4000)
-    (pair,) = template.pairs("search?", ["hybrid"], "Find")
+    (pair,) = template.fill("search?", ["hybrid"], "Find")
     assert_as_one_text(template, pair, joining, 4000, "Find", "search?", "hybrid")
-    (plain,) = template.pairs("search!", ["hybrid"], "Find")
+    (plain,) = template.fill("search!", ["hybrid"], "Find")
     assert len(plain.ids) == len(pair.ids) + 1
 
 
@@ -223,7 +223,7 @@ def test_a_query_of_many_slices_is_counted_as_a_whole_and_shared_by_its_pairs(
 ) -> None:
     query = "search vector. " * 400
     template = template_of(tokenizer, 4000, slice_characters=500)
-    first, second = template.pairs(query, ["hybrid", "b"], "Find")
+    first, second = template.fill(query, ["hybrid", "b"], "Find")
     assert_as_one_text(template, first, tokenizer, 4000, "Find", query, "hybrid")
     assert first.sequence._first is second.sequence._first
 
@@ -237,8 +237,8 @@ def test_a_passage_is_cut_from_either_side_to_its_own_limit(
     texts = TextTokenizer(tokenizer, 4096)
     template = QwenTemplate(texts)
     cut = TruncationOptions(side=side, max_tokens=most)
-    (pair,) = template.pairs("search", [passage], "Find", cut)
-    (head,) = template.pairs("search", [""], "Find", TruncationOptions(max_tokens=0))
+    (pair,) = template.fill("search", [passage], "Find", cut)
+    (head,) = template.fill("search", [""], "Find", TruncationOptions(max_tokens=0))
     whole = texts.encode_plain([f" {passage}"], 4096)[0].ids.tolist()
     count = len(whole) if most is None else min(most, len(whole))
     kept = whole[:count] if side == "right" else whole[len(whole) - count :]
@@ -258,7 +258,7 @@ def test_a_passage_is_cut_from_either_side_to_its_own_limit(
 def test_a_limit_leaves_room_for_a_token_beside_the_template(tokenizer: Tokenizer) -> None:
     template = template_of(tokenizer, 1)
     frame = len(template.prefix) + len(template.suffix)
-    (pair,) = template.pairs("search", ["a"], "Find")
+    (pair,) = template.fill("search", ["a"], "Find")
     assert len(pair.ids) == frame + 1
     with pytest.raises(StartupError, match=f"a length limit of {frame} tokens leaves no room besi"):
         template_of(tokenizer, 0)

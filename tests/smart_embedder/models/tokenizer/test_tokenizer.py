@@ -24,8 +24,8 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models import tokenizer as tokenizer_module
 from smart_embedder.models.tokenizer import (
     TextTokenizer,
-    parsed_ahead,
-    template_of,
+    find_template,
+    parse_ahead,
 )
 from smart_embedder.requests import Side, TruncationOptions
 from tests.support.texts import varied_texts
@@ -192,7 +192,7 @@ def test_a_file_parsed_ahead_is_not_parsed_again_unless_another_took_its_place(
     parse = tokenizer_module._parse
     monkeypatch.setattr(tokenizer_module, "_parse", lambda each: parsed.append(each) or parse(each))
     content = path.read_bytes()
-    with parsed_ahead([path, path, tmp_path / "missing"]):
+    with parse_ahead([path, path, tmp_path / "missing"]):
         TextTokenizer.from_folder(folder, 50)
         assert parsed == [content]
         path.write_bytes(content + b"\n")
@@ -211,11 +211,11 @@ def test_what_cannot_be_read_ahead_is_left_to_who_needs_it(
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     (folder / "tokenizer.json").write_bytes(b"{")
     os.mkfifo(tmp_path / "pipe")
-    with parsed_ahead([tmp_path / "pipe", tmp_path, folder / "tokenizer.json"]):
+    with parse_ahead([tmp_path / "pipe", tmp_path, folder / "tokenizer.json"]):
         with pytest.raises(StartupError, match="cannot be read"):
             TextTokenizer.from_folder(folder, 50)
         monkeypatch.setattr(tokenizer_module, "read_file", changed)
-        with parsed_ahead([folder / "tokenizer.json"]):
+        with parse_ahead([folder / "tokenizer.json"]):
             pass
 
 
@@ -244,7 +244,7 @@ def test_a_tokenizer_that_draws_lots_is_refused(kinds, tmp_path: Path) -> None:
     written = json.loads((folder / "tokenizer.json").read_text())
     written["model"]["dropout"] = 0.1
     (folder / "tokenizer.json").write_text(json.dumps(written))
-    with pytest.raises(StartupError, match="reads a text otherwise each time"):
+    with pytest.raises(StartupError, match="splits a text differently each time"):
         TextTokenizer.from_folder(folder, 100)
 
 
@@ -356,7 +356,7 @@ def templated(single: str, pair: str) -> Tokenizer:
 )  # fmt: skip
 def test_the_tokens_around_and_between_texts_are_found(single, pair, around, between) -> None:
     made = templated(single, pair)
-    assert [part.tolist() for part in template_of(made, "a")] == around
+    assert [part.tolist() for part in find_template(made, "a")] == around
     assert [part.tolist() for part in TextTokenizer(made, 9).pair_template()] == between
 
 
@@ -380,7 +380,7 @@ def test_what_is_in_no_vocabulary_or_changes_the_text_stops_the_start() -> None:
     with pytest.raises(StartupError, match=r"the vocabulary has no token \[NONE\]"):
         TextTokenizer(made, 9, closing="[NONE]")
     with pytest.raises(StartupError, match="changes the text itself where it adds special tokens"):
-        template_of(made, "a", "b")
+        find_template(made, "a", "b")
 
 
 SIDES = st.sampled_from(["left", "right"])
