@@ -1,6 +1,6 @@
 """`smart-embedder search`: hybrid search in a Qdrant collection, with the scores of each stage.
 
-Dense and sparse vectors, their fusion, then ColBERT or reranking; and the words behind them.
+The stages are dense and sparse vectors, their fusion, and ColBERT or reranking.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import numpy as np
 
 from smart_embedder_client import arguments as common
 from smart_embedder_client.answers import Embeddings
-from smart_embedder_client.arguments import plain, plain_json
+from smart_embedder_client.arguments import print_error, to_json_line, to_line
 from smart_embedder_client.client import Client
 from smart_embedder_client.errors import VECTOR_SPACE_UNKNOWN, SmartEmbedderError
 from smart_embedder_client.matches import Question
@@ -30,6 +30,7 @@ from smart_embedder_client.qdrant.store import (
     SOURCE,
     SPARSE,
     TEXT,
+    UNKNOWN_SPACE,
     Datatype,
     Depths,
     Hit,
@@ -51,25 +52,25 @@ _ABOUT = """\
 Search a collection that `smart-embedder ingest` has made.
 
 Dense and sparse vectors find candidates, reciprocal rank fusion joins them, and ColBERT vectors or
-the service's reranker order the best. Each score is followed by the rank in its stage.
+the service's reranker sort the best. Each score is followed by the rank in its stage.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one stage says of a passage; `rank` begins with 1."""
+    """The score and the rank, from 1, of a passage in one stage."""
 
     score: float
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One passage, with the score of every stage that it has reached.
+class Passage:
+    """A passage that was found, with its score in each stage that it reached.
 
     Attributes:
         match: The part of its text that matches the question best.
-        also: Where the same text was found once more.
+        also: The locations of other passages with the same text.
     """
 
     id: str
@@ -80,24 +81,27 @@ class Found:
 
     @property
     def text(self) -> str:
-        """The passage."""
+        """The text of the passage."""
         return str(self.payload.get(TEXT, ""))
 
     @property
     def location(self) -> str:
         """Its source, with the last anchor before the match."""
         location = source = str(self.payload.get(SOURCE, self.id))
-        begin, within = self.text.find(self.match), self._metadata(ANCHORS)
-        # Rows may have fields of these names that are something else.
-        for anchor in ([0, self._metadata(ANCHOR)], *(within if isinstance(within, list) else ())):
+        begin, anchors = self.text.find(self.match), self._metadata(ANCHORS)
+        # A row may have fields with these names that are no anchors.
+        for anchor in (
+            [0, self._metadata(ANCHOR)],
+            *(anchors if isinstance(anchors, list) else ()),
+        ):
             match anchor:
-                case [int(place), str(name)] if place <= max(begin, 0):
+                case [int(position), str(name)] if position <= max(begin, 0):
                     location = f"{source}#{name}"
         return location
 
     @property
     def headings(self) -> list[str]:
-        """The titles of the sections that it stands in, the outermost first."""
+        """The headings above it, the outermost first."""
         headings = self._metadata(HEADINGS)
         return list(map(str, headings)) if isinstance(headings, list) else []
 
@@ -114,11 +118,12 @@ def find(
     rescore: Rescore,
     *,
     note: Callable[[str], None] = lambda _: None,
-) -> list[Found]:
-    """The best passages by the last stage, which `rescore` chooses.
+) -> list[Passage]:
+    """Return the best passages by the last stage, which `rescore` selects.
 
-    Raises `QdrantError` if there is no collection or its vectors are of another model or in another
-    space, and `SmartEmbedderError`. `note` is told if the spaces cannot be compared.
+    `note` is called with a sentence if the vector spaces cannot be compared. Raises `QdrantError`
+    if there is no such collection or its vectors have another model or vector space, and
+    `SmartEmbedderError`.
     """
     layout = store.layout()
     if layout is None or not layout.kinds & {DENSE, SPARSE}:
@@ -126,30 +131,32 @@ def find(
     kinds = layout.kinds & {DENSE, SPARSE, COLBERT}
     with same_space(store.collection):
         question = _embed(client, store, query, kinds, layout.datatype, note=note)
-    vectors = question.vectors
-    searched = vectors if rescore == "colbert" else replace(vectors, colbert=None)
-    # More than are shown, because equal texts are left out afterwards.
-    stages = store.search(searched, replace(depths, limit=depths.fused))
+    vectors = question.vectors if rescore == "colbert" else replace(question.vectors, colbert=None)
+    # More than `limit`, because equal texts are merged below.
+    stages = store.search(vectors, replace(depths, limit=depths.fused))
     last = stages.get(COLBERT, stages[FUSED])
     if rescore == "rerank" and last:
         ranking = client.rerank(query, [str(hit.payload.get(TEXT, "")) for hit in last])
-        order = zip(ranking.indices.tolist(), ranking.scores.tolist(), strict=True)
-        last = [Hit(last[i].id, score, last[i].payload) for i, score in order]
+        ranked = zip(ranking.indices.tolist(), ranking.scores.tolist(), strict=True)
+        last = [Hit(last[index].id, score, last[index].payload) for index, score in ranked]
         stages[RERANK] = last
-    ranks = {
-        name: {hit.id: Score(hit.score, rank) for rank, hit in enumerate(hits, 1)}
-        for name, hits in stages.items()
+    stage_scores = {
+        stage: {hit.id: Score(hit.score, rank) for rank, hit in enumerate(hits, 1)}
+        for stage, hits in stages.items()
     }
-    found: dict[str, Found] = {}
+    passages: dict[str, Passage] = {}
     for hit in last:
-        scores = {name: of[hit.id] for name, of in ranks.items() if hit.id in of}
-        passage = Found(hit.id, hit.payload, scores)
-        if (first := found.get(passage.text)) is not None:
-            found[passage.text] = replace(first, also=[*first.also, passage.location])
-        elif len(found) < depths.limit:
-            found[passage.text] = passage
-    matches = question.matches(client, store, {passage.id: text for text, passage in found.items()})
-    return [replace(passage, match=matches[passage.id]) for passage in found.values()]
+        scores = {
+            stage: scores[hit.id] for stage, scores in stage_scores.items() if hit.id in scores
+        }
+        passage = Passage(hit.id, hit.payload, scores)
+        if (first := passages.get(passage.text)) is not None:
+            passages[passage.text] = replace(first, also=[*first.also, passage.location])
+        elif len(passages) < depths.limit:
+            passages[passage.text] = passage
+    texts = {passage.id: text for text, passage in passages.items()}
+    matches = question.matches(client, store, texts)
+    return [replace(passage, match=matches[passage.id]) for passage in passages.values()]
 
 
 def _embed(
@@ -161,9 +168,10 @@ def _embed(
     *,
     note: Callable[[str], None],
 ) -> Question:
-    """The question in vectors of these kinds, in the space and the type of the collection's.
+    """Embed the question in the vector space and number type of the collection.
 
-    Raises the service's refusal, and `QdrantError` where only the names of models can be compared.
+    If the vector spaces cannot be compared, the models' names are. Raises the service's error, and
+    `QdrantError` if those names differ.
     """
     origin = store.origin()
     options: EmbedOptions = {
@@ -180,8 +188,7 @@ def _embed(
             raise
         answer = client.embed_query(query, **options | {"if_vector_space": []})
     if origin is None or not answer.vector_space:
-        who = "the collection" if origin is None else "the service"
-        note(f"{who} does not say in which space its vectors are, so names of models are compared")
+        note(UNKNOWN_SPACE.format("collection" if origin is None else "service"))
         check_model(store, answer.dense_model_name)
     vectors = Vectors(
         None if answer.dense is None else answer.dense[0],
@@ -193,7 +200,7 @@ def _embed(
 
 @dataclass(frozen=True, slots=True)
 class SharedTerm:
-    """A token that both have; its weights multiplied are its part of the sparse score."""
+    """A token of both texts; the product of its weights is its part of the sparse score."""
 
     token: str
     query_weight: float
@@ -202,7 +209,7 @@ class SharedTerm:
 
 @dataclass(frozen=True, slots=True)
 class BestMatch:
-    """The token of the passage whose ColBERT vector is most similar to that of a query token."""
+    """A token of the query, and the token of the passage with the most similar ColBERT vector."""
 
     query_token: str
     passage_token: str
@@ -211,22 +218,22 @@ class BestMatch:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`terms` by falling product; `matches` in the order of the question."""
+    """`terms` by descending product of the weights; `matches` in the order of the query."""
 
     terms: list[SharedTerm]
     matches: list[BestMatch]
 
 
 def explain(client: Client, query: str, passages: Sequence[str]) -> list[Explanation]:
-    """The matching tokens of each passage, of vectors that are computed anew."""
+    """Embed the query and the passages, and return the matching tokens of each passage."""
     if not passages:
         return []
     answer = client.embed(
         [query, *passages], return_dense=False, return_colbert=True, return_tokens=True
     )
     return [
-        Explanation(_shared_terms(answer, i), _best_matches(answer, i))
-        for i in range(1, 1 + len(passages))
+        Explanation(_shared_terms(answer, index), _best_matches(answer, index))
+        for index in range(1, 1 + len(passages))
     ]
 
 
@@ -236,14 +243,14 @@ def _shared_terms(answer: Embeddings, passage: int) -> list[SharedTerm]:
     weights = answer.sparse[passage].as_dict()
     query = answer.sparse[0]
     terms = [
-        SharedTerm(token, weight, weights[index])
-        for token, index, weight in zip(
+        SharedTerm(token, weight, weights[token_id])
+        for token, token_id, weight in zip(
             answer.tokens[0].sparse or (),
             query.indices.tolist(),
             query.values.tolist(),
             strict=True,
         )
-        if index in weights
+        if token_id in weights
     ]
     return sorted(terms, key=lambda term: -term.query_weight * term.passage_weight)
 
@@ -256,84 +263,84 @@ def _best_matches(answer: Embeddings, passage: int) -> list[BestMatch]:
     query_tokens = answer.tokens[0].colbert or []
     passage_tokens = answer.tokens[passage].colbert or []
     return [
-        BestMatch(token, passage_tokens[place], float(similarity[i, place]))
-        for i, (token, place) in enumerate(zip(query_tokens, best.tolist(), strict=True))
+        BestMatch(token, passage_tokens[column], float(similarity[row, column]))
+        for row, (token, column) in enumerate(zip(query_tokens, best.tolist(), strict=True))
     ]
 
 
-def as_json(query: str, found: Sequence[Found], explained: Sequence[Explanation] | None) -> str:
-    """One JSON object: the query, and its hits with the score and the rank of each stage."""
+def as_json(
+    query: str, passages: Sequence[Passage], explanations: Sequence[Explanation] | None
+) -> str:
+    """Return a JSON object: the query, and the hits with their scores and ranks."""
     hits = []
-    for i, each in enumerate(found):
+    for index, passage in enumerate(passages):
         hit: dict[str, Any] = {
-            "id": each.id,
-            **each.payload,
-            "location": each.location,
-            "match": each.match,
-            "also": each.also,
-            "scores": {name: score.score for name, score in each.scores.items()},
-            "ranks": {name: score.rank for name, score in each.scores.items()},
+            "id": passage.id,
+            **passage.payload,
+            "location": passage.location,
+            "match": passage.match,
+            "also": passage.also,
+            "scores": {stage: score.score for stage, score in passage.scores.items()},
+            "ranks": {stage: score.rank for stage, score in passage.scores.items()},
         }
-        if explained is not None:
-            hit["explanation"] = asdict(explained[i])
+        if explanations is not None:
+            hit["explanation"] = asdict(explanations[index])
         hits.append(hit)
-    return plain_json({"query": query, "hits": hits})
+    return to_json_line({"query": query, "hits": hits})
 
 
-def as_text(found: Sequence[Found], explained: Sequence[Explanation] | None) -> Iterator[str]:
-    """Lines for a terminal."""
-    if not found:
+def as_text(
+    passages: Sequence[Passage], explanations: Sequence[Explanation] | None
+) -> Iterator[str]:
+    """Yield lines for a terminal."""
+    if not passages:
         yield "Nothing was found."
-    for place, each in enumerate(found, 1):
-        match = each.match or each.text
-        start = each.text.find(match)
-        before, after = each.text[:start].strip(), each.text[start + len(match) :].strip()
-        shown = f"{'... ' if before else ''}{' '.join(match.split())}{' ...' if after else ''}"
-        yield f"{place:2}. {plain(shown)}"
-        if each.headings:
-            yield f"    {plain(' > '.join(each.headings))}"
-        # Each stage with its score and, after `#`, its rank.
-        stages = [(name, each.scores[name]) for name in STAGES if name in each.scores]
-        told = [f"{_NAMES.get(name, name)} {of.score:.4f} #{of.rank}" for name, of in stages]
-        yield f"    {plain(each.location)}: {', '.join(told)}"
-        if each.also:
-            yield f"    the same text: {plain(', '.join(each.also))}"
-        if explained is not None:
-            yield from _explanation(explained[place - 1])
+    for number, passage in enumerate(passages, 1):
+        text, match = passage.text, passage.match or passage.text
+        start = text.find(match)
+        before = "... " if text[:start].strip() else ""
+        after = " ..." if text[start + len(match) :].strip() else ""
+        yield f"{number:2}. {to_line(before + ' '.join(match.split()) + after)}"
+        if passage.headings:
+            yield f"    {to_line(' > '.join(passage.headings))}"
+        stages = [(stage, passage.scores[stage]) for stage in STAGES if stage in passage.scores]
+        scores = [f"{_NAMES.get(stage, stage)} {of.score:.4f} #{of.rank}" for stage, of in stages]
+        yield f"    {to_line(passage.location)}: {', '.join(scores)}"
+        if passage.also:
+            yield f"    the same text: {to_line(', '.join(passage.also))}"
+        if explanations is not None:
+            yield from _explanation_lines(explanations[number - 1])
 
 
-def _explanation(explanation: Explanation) -> Iterator[str]:
+def _explanation_lines(explanation: Explanation) -> Iterator[str]:
     terms = ", ".join(
-        f"{_word(term.token)} {term.query_weight:.3f} x {term.passage_weight:.3f}"
+        f"{_show_token(term.token)} {term.query_weight:.3f} x {term.passage_weight:.3f}"
         for term in explanation.terms
     )
     yield f"    terms: {terms or 'none in common'}"
     matches = ", ".join(
-        f"{_word(each.query_token)} > {_word(each.passage_token)} {each.similarity:.2f}"
-        for each in explanation.matches
+        f"{_show_token(match.query_token)} > {_show_token(match.passage_token)} "
+        f"{match.similarity:.2f}"
+        for match in explanation.matches
     )
     yield f"    ColBERT: {matches}"
 
 
-def _word(token: str) -> str:
-    """A token without SentencePiece's mark for the space before it."""
-    return plain(token.replace("\N{LOWER ONE EIGHTH BLOCK}", "")) or "(space)"
+def _show_token(token: str) -> str:
+    """Return a token without SentencePiece's mark for the space before it."""
+    return to_line(token.replace("\N{LOWER ONE EIGHTH BLOCK}", "")) or "(space)"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it; the exit status is 0 if the question was answered."""
+    """Run the command; return 0 if the question was answered."""
     parsed = _parser().parse_args(arguments)
     warnings.filterwarnings("ignore", category=UserWarning, module="smart_embedder_client")
     try:
         _search(parsed)
     except (QdrantError, SmartEmbedderError) as error:
-        sys.stderr.write(f"{plain(str(error))}\n")
+        print_error(str(error))
         return 1
     return 0
-
-
-def _note(sentence: str) -> None:
-    sys.stderr.write(f"{plain(sentence)}\n")
 
 
 def _search(parsed: argparse.Namespace) -> None:
@@ -342,32 +349,27 @@ def _search(parsed: argparse.Namespace) -> None:
         Client(parsed.url, token=parsed.token) as client,
         closing(open_store(common.read_target(parsed))) as store,
     ):
-        found = find(client, store, parsed.query, depths, parsed.rescore, note=_note)
-        texts = [each.text for each in found]
-        explained = explain(client, parsed.query, texts) if parsed.explain else None
+        passages = find(client, store, parsed.query, depths, parsed.rescore, note=print_error)
+        texts = [passage.text for passage in passages]
+        explanations = explain(client, parsed.query, texts) if parsed.explain else None
     if parsed.json:
-        sys.stdout.write(f"{as_json(parsed.query, found, explained)}\n")
+        sys.stdout.write(f"{as_json(parsed.query, passages, explanations)}\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in as_text(found, explained))
+        sys.stdout.writelines(f"{line}\n" for line in as_text(passages, explanations))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="smart-embedder search",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = common.make_parser("search", _ABOUT)
     parser.add_argument("query", metavar="QUERY", help="a question, or some words")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.add_argument(
         "--explain", action="store_true", help="show which tokens of each passage match"
     )
     common.add_common(parser)
     add = parser.add_argument_group("stages").add_argument
     number: dict[str, Any] = {"type": common.positive, "metavar": "N"}
-    help_ = "passages found by dense and by sparse vectors each (%(default)s)"
+    help_ = "passages that dense and sparse vectors find, each (%(default)s)"
     add("--candidates", **number, default=100, help=help_)
-    add("--fused", **number, default=20, help="passages that the last stage orders (%(default)s)")
+    add("--fused", **number, default=20, help="passages that the last stage sorts (%(default)s)")
     add("--limit", **number, default=10, help="passages that are printed (%(default)s)")
     help_ = "the last stage: ColBERT in Qdrant, the service's /rerank, or none (%(default)s)"
     add("--rescore", choices=get_args(Rescore), default="colbert", help=help_)

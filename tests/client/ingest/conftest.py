@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from smart_embedder_client.ingest.options import IngestOptions, Report
 from smart_embedder_client.ingest.run import ingest
-from smart_embedder_client.qdrant.store import Store, Target, open_store, pages
+from smart_embedder_client.qdrant.store import Store, Target, iterate_pages, open_store
 
 from tests.support.qdrant.process import QdrantServer, run_qdrant
 from tests.support.server import REPOSITORY, RunningServer
@@ -38,7 +38,7 @@ class Runs:
             return ask(store)
 
     def ids(self) -> list[str]:
-        found = self.look(lambda store: list(pages(store, self.options.dataset)))
+        found = self.look(lambda store: list(iterate_pages(store, self.options.dataset)))
         return [each for page in found for each in page]
 
     def arguments(self, *more: str) -> list[str]:

@@ -42,10 +42,11 @@ def test_the_ids_of_each_kind_are_compared(
     own, other = spaces_of(server), spaces_of(other_server)
     assert check(server).splitlines() == [f"{kind}: the same space, {own[kind]}" for kind in KINDS]
     name = edge_runs.target.collection
+    command = f"smart-embedder ingest --from-collection {name}"
     assert check(other_server, status=1).splitlines() == [
         *(f"{kind}: another space, {other[kind]} of the service, {own[kind]} stored"
           for kind in KINDS),
-        f"To embed the texts anew: smart-embedder ingest --from-collection {name} --collection NEW",
+        f"To embed the texts again: {command} --collection NEW",
     ]  # fmt: skip
     assert json.loads(check(server, "--json")) == {
         "collection": name, "stored": own, "served": own, "same": True,
@@ -71,7 +72,7 @@ def test_what_cannot_be_compared_is_another_status(
 
     def note(spaces: dict[str, str]) -> None:
         def note_in(store: Store) -> None:
-            store.note_origin(replace(origin, vector_space=spaces))
+            store.set_origin(replace(origin, vector_space=spaces))
 
         edge_runs.look(note_in)
 
@@ -79,7 +80,7 @@ def test_what_cannot_be_compared_is_another_status(
     name = edge_runs.target.collection
     assert check(server, status=2) == (
         f"the collection {name} has long ids of an earlier version, which cannot be compared: "
-        f"smart-embedder ingest --from-collection {name} --collection NEW embeds its texts anew\n"
+        f"smart-embedder ingest --from-collection {name} --collection NEW embeds its texts again\n"
     )
     note({})
     assert "does not say in which space its vectors are" in check(server, status=2)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from smart_embedder_client import AsyncClient, SmartEmbedderError
 from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
+from smart_embedder_client.ingest.options import Report
 from smart_embedder_client.ingest.pace import Patience
 
 from tests.support.server import RunningServer
@@ -19,23 +20,29 @@ async def client(server: RunningServer) -> AsyncIterator[AsyncClient]:
         yield client
 
 
-def embedder(client: AsyncClient, options: VectorOptions = ALL, most: int | None = None):
-    return Embedder(client, options, Patience(30, lambda _: None), most)
+def embedder(
+    client: AsyncClient,
+    options: VectorOptions = ALL,
+    max_vectors: int | None = None,
+    report: Report | None = None,
+) -> Embedder:
+    patience = Patience(30, lambda _: None)
+    return Embedder(client, options, patience, max_vectors, report or Report())
 
 
 async def test_only_texts_with_too_many_colbert_vectors_are_pooled(client: AsyncClient) -> None:
     texts = ["the river", "search " * 40]
-    pooling = embedder(client, most=15)
-    short, long = await pooling.embed(texts)
+    report = Report()
+    short, long = await embedder(client, max_vectors=15, report=report).embed(texts)
     full = await client.embed(texts, return_colbert=True)
     pooled = await client.embed(texts[1:], return_colbert=True, colbert_pool_factor=3)
-    assert pooling.pooled == 1
+    assert report.pooled == 1
     np.testing.assert_array_equal(short.colbert, full.colbert[0])
     np.testing.assert_array_equal(long.colbert, pooled.colbert[0])
     np.testing.assert_allclose(long.dense, full.dense[1], atol=1e-5)
     # By more than was asked for, where it is needed.
     options = VectorOptions(ALL.kinds, "float32", colbert_pool_factor=2)
-    (found,) = await embedder(client, options, most=10).embed(["search " * 60])
+    (found,) = await embedder(client, options, max_vectors=10).embed(["search " * 60])
     assert 5 < len(found.colbert) <= 10
 
 

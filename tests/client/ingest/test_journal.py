@@ -27,7 +27,7 @@ def test_what_was_noted_is_there_in_the_next_run(tmp_path: Path) -> None:
         assert journal.stored(DIGESTS) == set()
         for digest, points in zip(DIGESTS, ids, strict=True):
             journal.add(digest, points)
-        journal.note("source path", "/texts")
+        journal.store_fact("source path", "/texts")
     with Journal(path) as journal:
         assert journal.points == 3
         assert journal.stored(DIGESTS[:2]) == set(DIGESTS[:2])
@@ -35,7 +35,7 @@ def test_what_was_noted_is_there_in_the_next_run(tmp_path: Path) -> None:
         assert journal.unseen([*ids[0], *ids[2]]) == ids[2]
         journal.forget_unseen()
         assert journal.stored(DIGESTS) == set(DIGESTS[:2])
-        assert (journal.fact("source path"), journal.fact("other")) == ("/texts", None)
+        assert (journal.read_fact("source path"), journal.read_fact("other")) == ("/texts", None)
         journal.forget()
         assert journal.points == 0
 
@@ -47,7 +47,7 @@ def test_a_document_is_seen_once_in_a_run_and_points_without_end(tmp_path: Path)
         assert journal.seen_points == 0
         # More than one statement of SQLite takes.
         ids = [str(uuid4()) for _ in range(2500)]
-        journal.see(ids[:2000])
+        journal.mark_seen(ids[:2000])
         assert set(journal.unseen(ids)) == set(ids[2000:])
 
 

@@ -120,7 +120,7 @@ def test_a_run_stays_with_its_collection_when_the_alias_is_moved(
     (folder / "more.txt").write_text("more about the river")
 
     def make_another(store: Store) -> None:
-        store.beside(f"{name}-new").create(store.layout(), None)
+        store.open_other(f"{name}-new").create(store.layout(), None)
 
     qdrant.fail(status=503)
     with aliased.started() as process:
@@ -143,8 +143,8 @@ def test_of_a_collection_that_does_not_say_its_space_the_names_of_models_are_com
     capsys.readouterr()
     assert edge_runs.run(recheck=True).points == points
     assert capsys.readouterr().err == (
-        "the collection does not say in which space its vectors are: nothing but the model's name "
-        "is compared\n"
+        "the collection does not say in which space its vectors are: only the names of the models "
+        "are compared\n"
     )
     assert edge_runs.look(lambda store: store.origin()) is None
 
@@ -176,7 +176,7 @@ def test_a_kind_that_is_added_later_is_noted(edge_runs: Runs, server: RunningSer
     edge_runs.run()
     origin = edge_runs.look(lambda store: store.origin())
     partly = replace(origin, vector_space={"dense": origin.vector_space["dense"]})
-    edge_runs.look(lambda store: store.note_origin(partly))
+    edge_runs.look(lambda store: store.set_origin(partly))
     edge_runs.run()
     assert edge_runs.look(lambda store: store.origin()).vector_space == spaces_of(server)
 
@@ -204,7 +204,7 @@ def test_the_same_model_under_another_name_stores_nothing_twice(
     origin = edge_runs.look(lambda store: store.origin())
     before = replace(origin, models=["before"] * 3)
     edge_runs.look(lambda store: store.delete(store.page("texts", None)[0]))
-    edge_runs.look(lambda store: store.note_origin(before))
+    edge_runs.look(lambda store: store.set_origin(before))
     edge_runs.run()
     renamed = set(edge_runs.ids())
     assert len(renamed) == points

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from smart_embedder_client.qdrant.store import Layout, VectorConfig, differences, make_layout
+from smart_embedder_client.qdrant.store import Layout, VectorConfig, find_differences, make_layout
 
 WANTED = make_layout(1024, 1024, sparse=True, datatype="float32")
 
@@ -19,10 +19,10 @@ def test_a_collection_may_have_more_than_is_needed() -> None:
         vectors={**WANTED.vectors, "image": VectorConfig(512, "Dot")},
         sparse={**WANTED.sparse, "bm25": "idf"},
     )
-    assert [*differences(WANTED, more)] == []
+    assert [*find_differences(WANTED, more)] == []
     # Of bge-m3 a point has room for so many.
-    assert WANTED.most_colbert_vectors == 1023
-    assert [*differences(WANTED, with_dense(edges=32))] == []
+    assert WANTED.max_colbert_vectors == 1023
+    assert [*find_differences(WANTED, with_dense(edges=32))] == []
 
 
 @pytest.mark.parametrize(
@@ -38,5 +38,5 @@ def test_a_collection_may_have_more_than_is_needed() -> None:
     ],
 )
 def test_every_difference_is_named(found: Layout, told: str) -> None:
-    (problem,) = differences(WANTED, found)
+    (problem,) = find_differences(WANTED, found)
     assert told in problem

@@ -17,7 +17,7 @@ from smart_embedder_client.qdrant.store import KINDS, Depths, Target, open_store
 from smart_embedder_client.search import (
     BestMatch,
     Explanation,
-    Found,
+    Passage,
     Score,
     SharedTerm,
     as_json,
@@ -187,7 +187,7 @@ def test_the_best_part_is_that_with_the_most_similar_tokens() -> None:
 
 def test_rows_with_fields_of_the_same_names_are_shown() -> None:
     metadata = {"headings": "a", "anchor": 3, "anchors": ["b", [0], {"c": 1}]}
-    found = Found("1", {"text": "a text", "source": "a.jsonl", "metadata": metadata})
+    found = Passage("1", {"text": "a text", "source": "a.jsonl", "metadata": metadata})
     assert (found.location, found.headings) == ("a.jsonl", [])
 
 
@@ -205,7 +205,7 @@ def test_a_document_cannot_command_the_terminal() -> None:
     """C0, C1 and what changes the direction of writing; also in JSON, which leaves C1 as it is."""
     evil = "a\x1b[2J\u009b31m\x07\r\n\u202eb\x7f"
     score = {"fused": Score(1.0, 1)}
-    found = [Found("1", {"text": evil, "source": evil}, score)]
+    found = [Passage("1", {"text": evil, "source": evil}, score)]
     explained = [Explanation([SharedTerm(evil, 1.0, 1.0)], [BestMatch(evil, evil, 1.0)])]
     lines = list(as_text(found, explained))
     assert len(lines) == 4
@@ -250,7 +250,8 @@ def test_a_question_in_another_space_is_refused(
         assert (" here, wanted " in told, told.count("\n"), out) == (True, 1, "")
     assert main([*where, "--url", older_server]) == 0
     assert capsys.readouterr().err == (
-        "the service does not say in which space its vectors are, so names of models are compared\n"
+        "the service does not say in which space its vectors are: only the names of the models "
+        "are compared\n"
     )
 
 

@@ -1,1 +1,1 @@
-"""Files into a Qdrant collection: read, split into chunks, embed, store, and go on after a kill."""
+"""Load files into a Qdrant collection: read, split, embed, store; a run can be resumed."""

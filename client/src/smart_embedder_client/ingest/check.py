@@ -1,4 +1,4 @@
-"""`smart-embedder check`: whether the vectors of a collection are of the service's space."""
+"""`smart-embedder check`: compare the vector spaces of a collection and of the service."""
 
 import argparse
 import asyncio
@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 
 from smart_embedder_client import arguments as common
-from smart_embedder_client.arguments import plain, plain_json
+from smart_embedder_client.arguments import print_error, to_json_line, to_line
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.collection import ask_service
@@ -18,7 +18,7 @@ from smart_embedder_client.qdrant.store import KINDS, QdrantError, Target, open_
 
 _PATIENCE = 60.0
 _ABOUT = """\
-Compare the ids of vector spaces that a collection has noted with those of the service.
+Compare the vector space ids that are stored in a collection with those of the service.
 
 The exit status is 0 if they are equal, 1 if one differs, and 2 if they could not be compared.
 """
@@ -26,12 +26,12 @@ The exit status is 0 if they are equal, 1 if one differs, and 2 if they could no
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was found.
+    """The result of a comparison.
 
     Attributes:
-        collection: Its name.
-        stored: The id of the space of each kind of vectors that the collection has.
-        served: The same of the vectors that the service makes.
+        collection: The name of the collection.
+        stored: The id of the vector space of each kind in the collection.
+        served: The id of the vector space of each kind that the service makes.
     """
 
     collection: str
@@ -45,18 +45,18 @@ class Result:
 
 
 async def check(target: Target, url: str, token: str | None) -> Result:
-    """Compare the ids of a collection.
+    """Compare the vector spaces of a collection with those of the service.
 
-    Raises `IngestError`, `QdrantError` or `SmartEmbedderError` if they cannot be compared.
+    Raises `IngestError`, `QdrantError` or `SmartEmbedderError` if that is impossible.
     """
     name = target.collection
     async with AsyncClient(url, token=token, max_retries=0) as client:
         with closing(await asyncio.to_thread(open_store, target)) as store:
-            patience = Patience(_PATIENCE, _note)
-            if await patience.ask(store.layout) is None:
+            patience = Patience(_PATIENCE, print_error)
+            if await patience.call(store.layout) is None:
                 raise QdrantError(f"there is no collection {name}")
-            noted = await patience.ask(store.origin)
-            stored = {} if noted is None else noted.vector_space
+            origin = await patience.call(store.origin)
+            stored = {} if origin is None else origin.vector_space
             kinds = frozenset(KINDS) & stored.keys()
             if not kinds:
                 raise QdrantError(
@@ -66,7 +66,7 @@ async def check(target: Target, url: str, token: str | None) -> Result:
                 raise QdrantError(
                     f"the collection {name} has long ids of an earlier version, which cannot be "
                     f"compared: smart-embedder ingest --from-collection {name} --collection NEW "
-                    "embeds its texts anew"
+                    "embeds its texts again"
                 )
             served = (await ask_service(client, patience, kinds)).origin
     if served is None:
@@ -77,26 +77,21 @@ async def check(target: Target, url: str, token: str | None) -> Result:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it; the exit status is 1 if an id differs, 2 if they were not compared."""
+    """Run the command; return 1 if an id differs, and 2 if they could not be compared."""
     parsed = _parser().parse_args(arguments)
     try:
         result = asyncio.run(check(common.read_target(parsed), parsed.url, parsed.token))
     except (IngestError, QdrantError, SmartEmbedderError) as error:
-        _note(str(error))
+        print_error(str(error))
         return 2
     if parsed.json:
-        sys.stdout.write(f"{plain_json(asdict(result) | {'same': result.is_same})}\n")
+        sys.stdout.write(f"{to_json_line(asdict(result) | {'same': result.is_same})}\n")
     else:
-        sys.stdout.writelines(f"{plain(line)}\n" for line in _told(result))
+        sys.stdout.writelines(f"{to_line(line)}\n" for line in _describe(result))
     return 0 if result.is_same else 1
 
 
-def _note(sentence: str) -> None:
-    sys.stderr.write(f"{plain(sentence)}\n")
-
-
-def _told(result: Result) -> Iterator[str]:
-    """It in a few sentences."""
+def _describe(result: Result) -> Iterator[str]:
     for kind, stored in result.stored.items():
         served = result.served.get(kind)
         if served == stored:
@@ -105,18 +100,14 @@ def _told(result: Result) -> Iterator[str]:
             yield f"{kind}: another space, {served or 'none'} of the service, {stored} stored"
     if not result.is_same:
         yield (
-            "To embed the texts anew: smart-embedder ingest "
+            "To embed the texts again: smart-embedder ingest "
             f"--from-collection {result.collection} --collection NEW"
         )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="smart-embedder check",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("collection", metavar="COLLECTION", help="its name, or an alias of it")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser = common.make_parser("check", _ABOUT)
+    help_ = "the name of the collection, or an alias of it"
+    parser.add_argument("collection", metavar="COLLECTION", help=help_)
     common.add_common(parser, with_collection=False)
     return parser

@@ -1,4 +1,4 @@
-"""The collection before the first chunk and after the last one."""
+"""Prepare a collection for the vectors of the service, and finish it after the last chunk."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,26 +15,33 @@ from smart_embedder_client.qdrant.store import (
     DENSE,
     PAGE,
     SPARSE,
+    UNKNOWN_SPACE,
     Datatype,
     Layout,
     Origin,
     Store,
     check_model,
-    differences,
+    find_differences,
+    iterate_pages,
     make_layout,
-    pages,
 )
 
-_WORD = "width"
-_NAMES_ALONE = "the {}: nothing but the model's name is compared"
+_PROBE_TEXT = "width"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The models of the service: their names, the widths of their vectors, the longest text.
+    """The models of the service.
 
-    A width is None where such vectors are not asked for. `origin` is that of a collection with
-    these vectors; None of an older service, which does not tell their space.
+    Attributes:
+        name: The name of the dense model.
+        models: The names of the dense, sparse and ColBERT models.
+        dense: The width of dense vectors; None if they are not requested.
+        colbert: The width of ColBERT vectors; None if they are not requested.
+        max_tokens: The maximum length of a text.
+        token_model: The model whose tokens are counted; None for the service's default.
+        origin: The origin of a collection with these vectors; None if an older service does not
+            report their vector space.
     """
 
     name: str
@@ -47,18 +54,18 @@ class Served:
 
 
 async def ask_service(
-    client: AsyncClient, patience: Patience, kinds: frozenset[str], noted: Origin | None = None
+    client: AsyncClient, patience: Patience, kinds: frozenset[str], origin: Origin | None = None
 ) -> Served:
-    """What the service has, as soon as it is ready.
+    """Return the models of the service, as soon as it is ready.
 
-    Raises `IngestError` if it does not say how long texts may be, and `SmartEmbedderError` if it
-    says that its vectors are in another space than those of a collection with the origin `noted`.
+    Raises `IngestError` if it does not report the maximum length of a text, and
+    `SmartEmbedderError` if its vectors have other spaces than those of `origin`.
     """
-    spaces = [] if noted is None else noted.ids_of(kinds)
+    spaces = [] if origin is None else origin.ids_of(kinds)
 
     async def probe(spaces: list[str]) -> Embeddings:
-        asked = VectorOptions(kinds, "float32", spaces=spaces).request
-        return await patience.wait_for(lambda: client.embed_documents([_WORD], **asked))
+        options = VectorOptions(kinds, "float32", spaces=spaces).request
+        return await patience.wait_for(lambda: client.embed_documents([_PROBE_TEXT], **options))
 
     try:
         answer = await probe(spaces)
@@ -77,7 +84,7 @@ async def ask_service(
         dense=None if answer.dense is None else answer.dense.shape[1],
         colbert=None if answer.colbert is None else answer.colbert[0].shape[1],
         max_tokens=max_tokens,
-        # The tokens of bge-m3, of which ColBERT's vectors are.
+        # ColBERT has one vector for each token of its model.
         token_model=None if models[0] == models[2] else models[2],
         origin=Origin(answer.vector_space, models) if answer.vector_space else None,
     )
@@ -85,10 +92,10 @@ async def ask_service(
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A store whose collection fits the vectors of a run, which has made it if `is_new`.
+    """A collection that fits the vectors of a run.
 
-    `datatype` is that of its dense and ColBERT vectors; `origin` is where the vectors of the run
-    come from, None if the service does not say.
+    `datatype` is the number type of its dense and ColBERT vectors. `origin` is that of the run's
+    vectors, or None if the service does not report it. `is_new` means that the run created it.
     """
 
     store: Store
@@ -106,76 +113,79 @@ class Collection:
         options: LoadOptions,
         served: Served,
         *,
-        noted: Origin | None,
+        origin: Origin | None,
         note: Callable[[str], None],
     ) -> "Collection":
-        """Make the collection, or check the one that exists, which has `noted` its origin.
+        """Create the collection, or check the existing one, whose vectors have this origin.
 
-        `note` is told where only the names of models can be compared. Raises `IngestError` if its
-        vectors have other sizes or types, and `OtherSpaceError` if they are of another model.
+        `note` is called with a sentence if only the names of the models can be compared. Raises
+        `IngestError` if the vectors have other sizes or types, and `OtherSpaceError` if they belong
+        to another model.
         """
-        found = await patience.ask(store.layout)
+        found = await patience.call(store.layout)
         datatype = options.datatype or (found and found.datatype) or "float32"
-        wanted = make_layout(
+        required = make_layout(
             served.dense, served.colbert, sparse=SPARSE in options.kinds, datatype=datatype
         )
         if served.origin is None:
-            note(_NAMES_ALONE.format("service does not say in which space its vectors are"))
+            note(UNKNOWN_SPACE.format("service"))
         if found is None:
-            await patience.ask(store.create, wanted, served.origin)
-            return cls(store, patience, wanted, datatype, served.origin, is_new=True)
-        if problems := list(differences(wanted, found)):
+            await patience.call(store.create, required, served.origin)
+            return cls(store, patience, required, datatype, served.origin, is_new=True)
+        if problems := list(find_differences(required, found)):
             raise IngestError(
                 f"the collection {store.collection} does not fit the service's vectors: "
                 f"{'; '.join(problems)}"
             )
-        origin = served.origin
+        run_origin = served.origin
         if served.origin is None:
-            await patience.ask(check_model, store, served.name)
-        elif noted is None and await patience.ask(store.count, None) > 0:
-            await patience.ask(check_model, store, served.name)
-            note(_NAMES_ALONE.format("collection does not say in which space its vectors are"))
+            await patience.call(check_model, store, served.name)
+        elif origin is None and await patience.call(store.count, None) > 0:
+            await patience.call(check_model, store, served.name)
+            note(UNKNOWN_SPACE.format("collection"))
         else:
-            origin = noted or served.origin
-            # Before a vector is stored, its space is noted: there are none of the other kinds yet.
-            spaces = {**served.origin.vector_space, **origin.vector_space}
-            origin = replace(origin, vector_space=spaces)
-            if origin != noted:
-                await patience.ask(store.note_origin, origin)
-        return cls(store, patience, found, datatype, origin, is_new=False)
+            run_origin = origin or served.origin
+            # A kind that the origin lacks has no vectors yet: its space is stored before the first.
+            spaces = {**served.origin.vector_space, **run_origin.vector_space}
+            run_origin = replace(run_origin, vector_space=spaces)
+            if run_origin != origin:
+                await patience.call(store.set_origin, run_origin)
+        return cls(store, patience, found, datatype, run_origin, is_new=False)
 
     def ids_of(self, kinds: frozenset[str]) -> list[str]:
-        """The ids of the spaces that vectors of these kinds must be of."""
+        """Return the vector space ids that vectors of these kinds must have."""
         return [] if self.origin is None else self.origin.ids_of(kinds)
 
     async def existing(self, ids: list[str]) -> set[str]:
-        """Those of the points that it has."""
+        """Return the ids of points that exist."""
         found: set[str] = set()
-        # Nothing was there before this run, which asks for no point twice.
+        # A new collection has no points but those of this run, which asks for none twice.
         for start in range(0, 0 if self.is_new else len(ids), PAGE):
-            found |= await self.patience.ask(self.store.existing, ids[start : start + PAGE])
+            found |= await self.patience.call(self.store.existing, ids[start : start + PAGE])
         return found
 
-    async def finish(
-        self, journal: Journal, options: IngestOptions, *, is_whole: bool
-    ) -> tuple[int, int]:
-        """Index, and with `sync` remove; how many points were removed, and how many should be.
-
-        Nothing is removed unless the source was read whole: what is missing may be there.
-        """
-        # The graph was put off for the load by this run, or by one that was killed.
+    async def start_indexing(self, options: LoadOptions) -> None:
+        """Start to build the HNSW graph, which this run or a killed one left for the end."""
         if options.index and DENSE in self.layout.vectors:
-            await self.patience.ask(self.store.start_indexing)
-        count = partial(self.patience.ask, self.store.count, options.dataset)
+            await self.patience.call(self.store.start_indexing)
+
+    async def sync(
+        self, journal: Journal, options: IngestOptions, *, is_complete: bool
+    ) -> tuple[int, int]:
+        """Remove stale points, and return how many were removed and how many are left.
+
+        Points are removed with the option `sync`, and only if the source was read completely.
+        """
+        count = partial(self.patience.call, self.store.count, options.dataset)
         stored = await count()
-        if not (options.sync and is_whole):
+        if not (options.sync and is_complete):
             return 0, max(stored - journal.seen_points, 0)
-        await self.patience.ask(self._remove_unseen, journal, options.dataset)
+        await self.patience.call(self._remove_unseen, journal, options.dataset)
         journal.forget_unseen()
         return stored - await count(), 0
 
     def _remove_unseen(self, journal: Journal, dataset: str) -> None:
-        for ids in pages(self.store, dataset):
+        for ids in iterate_pages(self.store, dataset):
             unseen = journal.unseen(ids)
             if unseen:
                 self.store.delete(unseen)

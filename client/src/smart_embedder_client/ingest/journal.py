@@ -1,4 +1,4 @@
-"""Which documents are stored already, by names that change with them and with every option."""
+"""The journal of stored documents, by digests of their content and of every option."""
 
 import hashlib
 import json
@@ -23,14 +23,14 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WI
 CREATE TEMPORARY TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 _BYTES_PER_POINT = 16
-_MOST_VARIABLES = 500
+_MAX_VARIABLES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All options that decide what a text becomes.
+    """The options that determine the points of a text.
 
-    `vectors` are those of the vectors, such as the models' names; `splitting` those of the chunks.
+    `vectors` has those of the vectors, such as the models' names, `splitting` those of the chunks.
     """
 
     dataset: str
@@ -39,25 +39,26 @@ class Recipe:
 
 
 def document_digest(document: Document, recipe: Recipe) -> bytes:
-    """16 bytes that change with the document and with every option."""
-    parts = (*_facts(document, document.metadata, recipe), recipe.splitting, document.text)
-    # Most documents have no anchors, and keep the digests of earlier versions.
-    parts += (document.anchors,) * bool(document.anchors)
+    """Return a digest of 16 bytes of the document and the options."""
+    parts = (*_identity(document, document.metadata, recipe), recipe.splitting, document.text)
+    # Documents without anchors keep the digests of versions that knew no anchors.
+    if document.anchors:
+        parts += (document.anchors,)
     return hashlib.blake2b(_encode(parts), digest_size=_DIGEST_BYTES).digest()
 
 
 def chunk_ids(document: Document, chunks: Sequence[str], recipe: Recipe) -> list[str]:
-    """A UUID for each chunk; one that is unchanged in a changed document keeps it."""
+    """Return a UUID for each chunk; a chunk that did not change in a document keeps its id."""
     occurrences: Counter[str] = Counter()
     ids = []
     for chunk, metadata in zip(chunks, document.metadata_of(chunks), strict=True):
-        common = hashlib.sha256(_encode(_facts(document, metadata, recipe))).hexdigest()
+        common = hashlib.sha256(_encode(_identity(document, metadata, recipe))).hexdigest()
         ids.append(str(uuid.uuid5(_NAMESPACE, f"{common} {occurrences[chunk]} {chunk}")))
         occurrences[chunk] += 1
     return ids
 
 
-def _facts(document: Document, metadata: Mapping[str, Any], recipe: Recipe) -> tuple[Any, ...]:
+def _identity(document: Document, metadata: Mapping[str, Any], recipe: Recipe) -> tuple[Any, ...]:
     return (recipe.dataset, recipe.vectors, document.source, document.key, metadata)
 
 
@@ -70,11 +71,11 @@ class JournalError(Exception):
 
 
 class Journal:
-    """What one data set has in one collection, as far as this machine knows.
+    """The documents of a data set that this machine has stored in a collection.
 
-    A document is noted after Qdrant has acknowledged all its points. A kill in between loses no
-    more than the note, and Qdrant itself is asked about documents without one. The methods raise
-    `JournalError`, also if another process uses the file.
+    A document is noted after Qdrant has acknowledged all its points. If the process is killed
+    between the two, the next run asks Qdrant which points exist. All methods raise `JournalError`,
+    also if another process uses the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,8 +83,8 @@ class Journal:
         with self._failures():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False)
-            # Until the process ends, however it ends. A kill loses nothing that was committed; a
-            # power cut may, and Qdrant tells then.
+            # The lock is held until the process ends. A kill loses no committed transaction. A
+            # power cut may, and then Qdrant is asked.
             self._connection.executescript(
                 "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
                 "PRAGMA temp_store=FILE;" + _SCHEMA
@@ -97,38 +98,39 @@ class Journal:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            locked = "locked" in str(error)
-            why = "another run has it open" if locked else str(error)
-            raise JournalError(f"the journal {self._path} cannot be used: {why}") from error
+            reason = "another run has it open" if "locked" in str(error) else str(error)
+            raise JournalError(f"the journal {self._path} cannot be used: {reason}") from error
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One transaction."""
+        """Run the block in a transaction."""
         with self._failures(), self._connection:
             yield
 
     @property
     def points(self) -> int:
-        """How many points are noted."""
+        """The number of points in the journal."""
         total = self._number("SELECT coalesce(sum(length(points)), 0) FROM documents")
         return total // _BYTES_PER_POINT
 
     def forget(self) -> None:
-        """Note nothing any more: the collection has lost points."""
+        """Forget all documents, because the collection has lost points."""
         with self._writing():
             self._connection.execute("DELETE FROM documents")
 
     def stored(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Those of the documents that are stored whole; they count as seen in this run."""
+        """Return the documents that are completely stored, and mark their points as seen."""
         found: set[bytes] = set()
         with self._writing():
-            for some in _slices(digests, _MOST_VARIABLES):
+            for some in _slices(digests, _MAX_VARIABLES):
                 rows = self._connection.execute(
-                    f"SELECT digest, points FROM documents WHERE digest IN ({_marks(some)})",  # noqa: S608 - marks alone
+                    f"SELECT digest, points FROM documents WHERE digest IN ({_marks(some)})",  # noqa: S608 - question marks
                     some,
                 ).fetchall()
                 found.update(digest for digest, _ in rows)
-                self._see(each for _, points in rows for each in _slices(points, _BYTES_PER_POINT))
+                self._mark_seen(
+                    point for _, points in rows for point in _slices(points, _BYTES_PER_POINT)
+                )
             self._connection.executemany(
                 "UPDATE documents SET run = ? WHERE digest = ?",
                 [(self._run, digest) for digest in found],
@@ -136,20 +138,20 @@ class Journal:
         return found
 
     def add(self, digest: bytes, ids: Sequence[str]) -> None:
-        """Note that a document is stored whole."""
-        points = b"".join(UUID(each).bytes for each in ids)
+        """Note that a document is completely stored."""
+        points = b"".join(UUID(id_).bytes for id_ in ids)
         with self._writing():
             self._connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (digest, points, self._run)
             )
 
-    def see(self, ids: Iterable[str]) -> None:
-        """Note for the length of this run that its sources have these points."""
+    def mark_seen(self, ids: Iterable[str]) -> None:
+        """Note that the sources of this run have these points."""
         with self._writing():
-            self._see(UUID(each).bytes for each in ids)
+            self._mark_seen(UUID(id_).bytes for id_ in ids)
 
     def see_first(self, digests: Sequence[bytes]) -> list[bool]:
-        """Whether this run has not seen each of the documents before."""
+        """Mark documents as seen, and return for each whether this run sees it first."""
         statement = "INSERT OR IGNORE INTO seen VALUES (?)"
         with self._writing():
             return [
@@ -157,24 +159,24 @@ class Journal:
                 for digest in digests
             ]
 
-    def _see(self, points: Iterable[bytes]) -> None:
+    def _mark_seen(self, points: Iterable[bytes]) -> None:
         self._connection.executemany(
-            "INSERT OR IGNORE INTO seen VALUES (?)", ((each,) for each in points)
+            "INSERT OR IGNORE INTO seen VALUES (?)", ((point,) for point in points)
         )
 
     @property
     def seen_points(self) -> int:
-        """How many points this run's sources have."""
+        """The number of points that the sources of this run have."""
         return self._number(f"SELECT count(*) FROM seen WHERE length(id) = {_BYTES_PER_POINT}")  # noqa: S608
 
     def unseen(self, ids: Sequence[str]) -> list[str]:
-        """Those of the points that this run's sources do not have."""
-        by_bytes = {UUID(each).bytes: each for each in ids}
+        """Return the points that the sources of this run do not have."""
+        by_bytes = {UUID(id_).bytes: id_ for id_ in ids}
         with self._failures():
-            for some in _slices(list(by_bytes), _MOST_VARIABLES):
-                query = f"SELECT id FROM seen WHERE id IN ({_marks(some)})"  # noqa: S608 - marks alone
-                for (each,) in self._connection.execute(query, some):
-                    del by_bytes[each]
+            for some in _slices(list(by_bytes), _MAX_VARIABLES):
+                query = f"SELECT id FROM seen WHERE id IN ({_marks(some)})"  # noqa: S608 - question marks
+                for (point,) in self._connection.execute(query, some):
+                    del by_bytes[point]
         return list(by_bytes.values())
 
     def forget_unseen(self) -> None:
@@ -182,13 +184,13 @@ class Journal:
         with self._writing():
             self._connection.execute("DELETE FROM documents WHERE run < ?", (self._run,))
 
-    def fact(self, name: str) -> str | None:
-        """A fact that an earlier run has noted."""
+    def read_fact(self, name: str) -> str | None:
+        """Return a value that an earlier run has stored."""
         row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
-    def note(self, name: str, value: str) -> None:
-        """Note a fact for later runs."""
+    def store_fact(self, name: str, value: str) -> None:
+        """Store a value for later runs."""
         with self._writing():
             self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
@@ -197,7 +199,7 @@ class Journal:
             return int(rows.fetchone()[0])
 
     def close(self) -> None:
-        """Let another process use it."""
+        """Release the file for other processes."""
         self._connection.close()
 
     def __enter__(self) -> Self:

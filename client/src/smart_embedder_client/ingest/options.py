@@ -1,4 +1,4 @@
-"""What a run is asked to do, and what it did."""
+"""The options and the report of a run."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +8,15 @@ from smart_embedder_client.qdrant.store import KINDS, Datatype
 
 
 class IngestError(Exception):
-    """The run cannot begin or go on; the message is one sentence."""
+    """The run cannot start or continue; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How vectors are made and stored, as `smart-embedder ingest --help` tells it.
+    """How vectors are made and stored; `smart-embedder ingest --help` describes each option.
 
-    `datatype` None is that of the collection, float32 for a new one. `patience` is in seconds.
+    `datatype` None means that of the collection, or float32 for a new one. `patience` is in
+    seconds.
     """
 
     kinds: frozenset[str] = frozenset(KINDS)
@@ -30,10 +31,10 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestOptions(LoadOptions):
-    """One run.
+    """The options of a run that reads files.
 
-    `chunk_tokens` counts special tokens, too. `split_for_colbert` makes chunks so short that their
-    ColBERT vectors need no pooling.
+    `chunk_tokens` includes special tokens. `split_for_colbert` makes chunks so short that their
+    ColBERT vectors fit into a point without pooling.
     """
 
     source: Path
@@ -49,22 +50,22 @@ class IngestOptions(LoadOptions):
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
-        points: How many its sources have.
-        uploaded: How many of them were stored by this run.
-        pooled: Chunks whose ColBERT vectors were too many for a point.
-        truncated: Chunks that were longer than the model reads.
-        refused: What is not in the collection, and why.
-        seconds: How long it took.
-        documents: How many were read, of a collection its points; those that are stored already
-            count.
-        repeated: Documents that say the same as another one of the same source.
-        removed: Points of sources that are gone or have changed.
-        stale: The same, where they were left alone.
-        failed: Files and folders that could not be read, or not to their end, and why.
-        unread: How many files were left out, by their ending or another reason.
+        points: The number of points of the sources.
+        uploaded: The number of points that this run stored.
+        pooled: The number of chunks whose ColBERT vectors were pooled to fit into a point.
+        truncated: The number of chunks that the model truncated.
+        refused: The sources of chunks that were not stored, with reasons.
+        seconds: The duration.
+        documents: The number of documents that were read, including those stored before. For a
+            collection it is the number of points.
+        repeated: The number of documents that repeat another one of the same source.
+        removed: The number of removed points, whose sources are gone or have changed.
+        stale: The number of such points that were not removed.
+        failed: Files and folders that could not be read, or not to their end, with reasons.
+        unread: The number of files that were left out, by suffix or reason.
     """
 
     points: int = 0
@@ -82,5 +83,5 @@ class Report:
 
     @property
     def is_complete(self) -> bool:
-        """Whether something was read, and all of it is stored."""
+        """Whether documents were read and all of them are stored."""
         return self.documents > 0 and not self.refused and not self.failed

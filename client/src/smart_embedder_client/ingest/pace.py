@@ -1,4 +1,4 @@
-"""How a run keeps going: batches of some seconds, patience, and the progress bar."""
+"""Batches, retries during outages, and the progress bar of a run."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 
 from tqdm import tqdm
 
-from smart_embedder_client.arguments import plain
+from smart_embedder_client.arguments import to_line
 from smart_embedder_client.errors import (
     CLIENT_TIMEOUT,
     CONNECTION_LOST,
@@ -29,37 +29,39 @@ Result = TypeVar("Result")
 def batches(
     items: Iterable[Item],
     weight: Callable[[Item], int],
-    most: Callable[[], int],
-    most_items: int | None = None,
+    max_weight: Callable[[], int],
+    max_items: int | None = None,
 ) -> Iterator[list[Item]]:
-    """Batches of at most `most()` together, asked again for each item; a heavier one is alone."""
+    """Group items into batches of at most `max_weight()`, which is called for each item.
+
+    An item that weighs more is a batch by itself.
+    """
     batch: list[Item] = []
     total = 0
     for item in items:
-        heavier = total + weight(item)
-        if batch and (heavier > most() or len(batch) == most_items):
+        total += weight(item)
+        if batch and (total > max_weight() or len(batch) == max_items):
             yield batch
-            batch, heavier = [], weight(item)
+            batch, total = [], weight(item)
         batch.append(item)
-        total = heavier
     if batch:
         yield batch
 
 
 class Patience:
-    """Asks again until it works, or until too much time has gone by without success.
+    """Repeats requests during an outage of the service or of Qdrant.
 
-    What is asked for is the same the second time: texts are embedded again, and points are stored
-    under the same ids. An outage, of which `note` is told once, may last so many seconds.
+    Repeating is safe: texts are embedded again, and points are stored under the same ids. An
+    outage may last `seconds`, and `note` is called once with a sentence about it.
     """
 
     def __init__(self, seconds: float, note: Callable[[str], None]) -> None:
         self._seconds = seconds
         self._note = note
-        self._noted = False
+        self._is_noted = False
 
     async def wait_for(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """What `attempt` returns at last; raises its error if it is lasting or lasts too long."""
+        """Await `attempt()` until it succeeds; raise its error if that is permanent or too long."""
         pause, deadline = _FIRST_PAUSE, time.monotonic() + self._seconds
         while True:
             try:
@@ -68,17 +70,17 @@ class Patience:
                 wait = max(pause, error.retry_after or 0.0)
                 if not is_temporary(error) or time.monotonic() + wait > deadline:
                     raise
-                if not self._noted:
+                if not self._is_noted:
                     self._note(f"{error}; trying again for {self._seconds:g} seconds")
-                self._noted = True
+                self._is_noted = True
                 await asyncio.sleep(wait)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
-                self._noted = False
+                self._is_noted = False
                 return result
 
-    async def ask(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """What `function` returns at last, called in a thread."""
+    async def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """Call a function in a thread until it succeeds."""
         return await self.wait_for(lambda: asyncio.to_thread(function, *arguments))
 
 
@@ -90,19 +92,19 @@ def is_temporary(error: QdrantBusyError | SmartEmbedderError) -> bool:
 
 
 class Progress:
-    """Shows how far a run is: a bar on a terminal, elsewhere a line a minute.
+    """Shows the progress of a run: a bar on a terminal, elsewhere a line per minute.
 
-    `clock` gives seconds. The time that is left follows from the pace since there was something to
-    do; what an earlier run has done does not count.
+    `clock` returns seconds. The remaining time is estimated from the pace of this run, without the
+    work that an earlier run has done.
     """
 
     def __init__(self, title: str, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began = self._noted = clock()
         self._total = self._read = self._skipped = self._chunks = 0
-        # disable=None is tqdm's way to say: no bar where stderr is no terminal.
+        # disable=None: no bar unless stderr is a terminal.
         self._bar = tqdm(
-            desc=plain(title),
+            desc=to_line(title),
             unit=unit,
             unit_scale=True,
             disable=None,
@@ -112,35 +114,35 @@ class Progress:
         )
 
     def expect(self, total: int) -> None:
-        """Set the number at which it ends."""
+        """Set the total."""
         self._bar.total = self._total = total
 
     def read(self, size: int) -> None:
-        """Count bytes or chunks that are done."""
+        """Count bytes or chunks that this run has processed."""
         self._read += size
         self._update(size)
 
     def skip(self, size: int) -> None:
-        """Count bytes or chunks that an earlier run has done."""
+        """Count bytes or chunks that an earlier run has processed."""
         self._skipped += size
         if not self._read:
             self._began = self._clock()
         self._update(size)
 
     def store(self, chunks: int) -> None:
-        """Count chunks that are stored."""
+        """Count chunks that were stored."""
         self._chunks += chunks
         self._update(0)
 
     def _update(self, size: int) -> None:
-        self._bar.set_postfix_str(self._pace(), refresh=False)
+        self._bar.set_postfix_str(self._describe_pace(), refresh=False)
         self._bar.update(size)
         if self._bar.disable and self._clock() - self._noted >= _SECONDS_PER_NOTE:
             self._noted = self._clock()
-            done = (self._read + self._skipped) / max(self._total, 1)
-            self.note(f"{done:.0%} read, {self._pace()}")
+            share = (self._read + self._skipped) / max(self._total, 1)
+            self.note(f"{share:.0%} read, {self._describe_pace()}")
 
-    def _pace(self) -> str:
+    def _describe_pace(self) -> str:
         seconds = max(self._clock() - self._began, 1e-3)
         pace = f"{self._chunks} chunks stored, {self._chunks / seconds:.1f} chunks/s"
         if not self._read:
@@ -148,14 +150,14 @@ class Progress:
         left = max(self._total - self._read - self._skipped, 0) * seconds / self._read
         return f"{pace}, {tqdm.format_interval(left)} left"
 
-    def tell(self, sentence: str) -> None:
-        """Print a line above the bar, where there is one."""
+    def note_on_terminal(self, sentence: str) -> None:
+        """Print a line above the bar, if there is one."""
         if not self._bar.disable:
             self.note(sentence)
 
     def note(self, sentence: str) -> None:
-        """Print a line, also where there is no bar."""
-        tqdm.write(plain(sentence), file=sys.stderr)
+        """Print a line to stderr, whether there is a bar or not."""
+        tqdm.write(to_line(sentence), file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Qdrant by its own Python client: a server over gRPC or HTTP, a folder, or memory."""
+"""A collection over Qdrant's Python client: on a server (gRPC or HTTP), in a folder, in memory."""
 
 import copy
 import threading
@@ -39,16 +39,16 @@ from smart_embedder_client.qdrant.store import (
     Target,
     VectorConfig,
     Vectors,
-    as_lists,
+    is_disk_full,
     named_vectors,
     read_vectors,
-    says_full,
+    to_lists,
 )
 
 _REFUSED = {400, 413, 422}
 _BUSY = {408, 429, 500, 502, 503, 504}
 _INSUFFICIENT_STORAGE = 507
-_LONGEST_REASON = 300
+_MAX_REASON = 300
 
 _Code = grpc.StatusCode
 _GRPC_REFUSED = {_Code.INVALID_ARGUMENT, _Code.FAILED_PRECONDITION, _Code.OUT_OF_RANGE}
@@ -63,48 +63,48 @@ _GRPC_BUSY = {
 IN_MEMORY = ":memory:"
 _GRPC = "gRPC"
 _GRPC_PROBE_SECONDS = 5
-# JSON has a float32 in about 20 characters, and gRPC in its 4 bytes.
+# A float32 takes up to 22 characters of JSON, and 4 bytes of gRPC.
 _JSON_BYTES, _GRPC_BYTES = 22, 4
 _SERVER_STREAMS = 64
 
 
 @contextmanager
 def qdrant_failures(address: str) -> Iterator[None]:
-    """Raise what Qdrant's client raises as `QdrantError`."""
+    """Raise the exceptions of Qdrant's client as `QdrantError`."""
     try:
         yield
     except UnexpectedResponse as error:
-        raise _of_status(address, error.status_code or 0, _reason(error)) from error
+        raise _http_error(address, error.status_code or 0, _read_reason(error)) from error
     except ResourceExhaustedResponse as error:
         detail = f"Qdrant at {address} has no room for more requests: {error}"
         raise QdrantBusyError(detail, error.retry_after_s) from error
     except ResponseHandlingException as error:
-        raise _of_transport(address, error.source) from error
+        raise _connection_error(address, error.source) from error
     except grpc.RpcError as error:
-        raise _of_grpc(address, error.code(), str(error.details())) from error
-    except ValueError as error:  # Of the local engine.
+        raise _grpc_error(address, error.code(), str(error.details())) from error
+    except ValueError as error:  # Raised by the engine in Python.
         raise QdrantRefusedError(f"Qdrant at {address} refuses it: {error}") from error
 
 
-def _of_status(address: str, status: int, reason: str) -> QdrantError:
-    told = f"Qdrant at {address} answers {status}: {reason}"
-    if status == _INSUFFICIENT_STORAGE or says_full(reason):
-        return QdrantFullError(told)
+def _http_error(address: str, status: int, reason: str) -> QdrantError:
+    sentence = f"Qdrant at {address} answers {status}: {reason}"
+    if status == _INSUFFICIENT_STORAGE or is_disk_full(reason):
+        return QdrantFullError(sentence)
     if status in _REFUSED:
-        return QdrantRefusedError(told)
-    return QdrantBusyError(told) if status in _BUSY else QdrantError(told)
+        return QdrantRefusedError(sentence)
+    return QdrantBusyError(sentence) if status in _BUSY else QdrantError(sentence)
 
 
-def _of_grpc(address: str, code: grpc.StatusCode, reason: str) -> QdrantError:
-    told = f"Qdrant at {address} answers {code.name}: {reason[:_LONGEST_REASON]}"
-    if says_full(reason):
-        return QdrantFullError(told)
+def _grpc_error(address: str, code: grpc.StatusCode, reason: str) -> QdrantError:
+    sentence = f"Qdrant at {address} answers {code.name}: {reason[:_MAX_REASON]}"
+    if is_disk_full(reason):
+        return QdrantFullError(sentence)
     if code in _GRPC_REFUSED or "message larger" in reason:
-        return QdrantRefusedError(told)
-    return QdrantBusyError(told) if code in _GRPC_BUSY else QdrantError(told)
+        return QdrantRefusedError(sentence)
+    return QdrantBusyError(sentence) if code in _GRPC_BUSY else QdrantError(sentence)
 
 
-def _of_transport(address: str, source: Exception) -> QdrantError:
+def _connection_error(address: str, source: Exception) -> QdrantError:
     if isinstance(source, httpx.TimeoutException):
         return QdrantBusyError(f"Qdrant at {address} did not answer in time")
     if isinstance(source, httpx.TransportError):
@@ -112,32 +112,32 @@ def _of_transport(address: str, source: Exception) -> QdrantError:
     return QdrantError(f"what answers at {address} is not Qdrant: {source}")
 
 
-def _reason(error: UnexpectedResponse) -> str:
-    """Qdrant's own words, else the beginning of what answered."""
+def _read_reason(error: UnexpectedResponse) -> str:
+    """Return the error message of Qdrant, or the beginning of a response from another server."""
     try:
         return str(error.structured()["status"]["error"])
     except (ValueError, KeyError, TypeError):
-        return error.content.decode(errors="replace")[:_LONGEST_REASON] or error.reason_phrase
+        return error.content.decode(errors="replace")[:_MAX_REASON] or error.reason_phrase
 
 
 def to_struct(point: Point) -> q.PointStruct:
-    """A point for JSON, and for the engine in Python."""
+    """Convert a point for HTTP and for the engine in Python."""
     payload = cast("dict[str, Any]", point.payload)
     return q.PointStruct(id=point.id, vector=_named(point.vectors), payload=payload)
 
 
 def to_message(point: Point) -> q_grpc.PointStruct:
-    """A point for gRPC, in a quarter of the time and memory that the client would need for it."""
+    """Convert a point for gRPC, in a quarter of the time and memory that Qdrant's client takes."""
     vectors = point.vectors
     named: dict[str, q_grpc.Vector] = {}
     if vectors.dense is not None:
-        named[DENSE] = q_grpc.Vector(dense=q_grpc.DenseVector(data=as_lists(vectors.dense)))
+        named[DENSE] = q_grpc.Vector(dense=q_grpc.DenseVector(data=to_lists(vectors.dense)))
     if vectors.sparse is not None:
         indices, values = vectors.sparse.indices.tolist(), vectors.sparse.values.tolist()
         sparse = q_grpc.SparseVector(indices=indices, values=values)
         named[SPARSE] = q_grpc.Vector(sparse=sparse)
     if vectors.colbert is not None:
-        rows = [q_grpc.DenseVector(data=as_lists(row)) for row in vectors.colbert]
+        rows = [q_grpc.DenseVector(data=to_lists(row)) for row in vectors.colbert]
         named[COLBERT] = q_grpc.Vector(multi_dense=q_grpc.MultiDenseVector(vectors=rows))
     return q_grpc.PointStruct(
         id=q_grpc.PointId(uuid=point.id),
@@ -151,7 +151,7 @@ def _named(vectors: Vectors) -> dict[str, Any]:
 
 
 def to_stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
-    """A request for each stage, for each of which Qdrant repeats those below it."""
+    """Return a request for each stage; Qdrant repeats the stages below it for each."""
     named = _named(query)
     colbert = named.pop(COLBERT, None)
     first = {
@@ -161,8 +161,8 @@ def to_stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
     weights = [RRF_WEIGHTS[name] for name in first]
     rrf = q.RrfQuery(rrf=q.Rrf(k=RRF_CONSTANT, weights=weights))
     requests = {
-        name: q.QueryRequest(query=each.query, using=name, limit=each.limit)
-        for name, each in first.items()
+        name: q.QueryRequest(query=prefetch.query, using=name, limit=prefetch.limit)
+        for name, prefetch in first.items()
     }
     requests["fused"] = q.QueryRequest(
         prefetch=list(first.values()), query=rrf, limit=depths.fused, with_payload=True
@@ -176,12 +176,12 @@ def to_stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
 
 
 def is_server(address: str) -> bool:
-    """Whether an address is that of a server, and no path."""
+    """Whether an address is a URL, and not a path."""
     return urlsplit(address).scheme in {"http", "https"}
 
 
 class ClientStore:
-    """A collection that Qdrant's Python client reaches."""
+    """A collection over Qdrant's Python client."""
 
     def __init__(self, target: Target) -> None:
         self._address = target.address
@@ -189,9 +189,9 @@ class ClientStore:
         self._timeout = target.timeout
         self.owns_connections = True
         self._is_server = is_server(target.address)
-        # Qdrant's engine in Python is made for one thread at a time.
-        self._turn = threading.Semaphore(_SERVER_STREAMS if self._is_server else 1)
+        # Qdrant's engine in Python takes one thread at a time.
         self.streams = _SERVER_STREAMS if self._is_server else 1
+        self._permits = threading.Semaphore(self.streams)
         with qdrant_failures(target.address):
             self._client, self.transport = self._connect(target)
         self.bytes_per_number = _GRPC_BYTES if self.transport == _GRPC else _JSON_BYTES
@@ -212,8 +212,8 @@ class ClientStore:
             client.close()
         return QdrantClient(**options), "HTTP"
 
-    def beside(self, collection: str) -> Self:
-        """Another collection by the same connections, which stay open when it is closed."""
+    def open_other(self, collection: str) -> Self:
+        """Share the connections with another collection; closing that one leaves them open."""
         other = copy.copy(self)
         other.collection, other.owns_connections = collection, False
         return other
@@ -228,71 +228,73 @@ class ClientStore:
         return True
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
-        with self._turn, qdrant_failures(self._address):
+    def _requesting(self) -> Iterator[None]:
+        with self._permits, qdrant_failures(self._address):
             yield
 
     def layout(self) -> Layout | None:
-        with self._asking():
+        with self._requesting():
             if not self._client.collection_exists(self.collection):
                 return None
             return _read_layout(self._client.get_collection(self.collection).config.params)
 
-    def resolve(self) -> None:
-        with self._asking():
+    def resolve_alias(self) -> None:
+        with self._requesting():
             aliases = self._client.get_aliases().aliases
         named = {alias.alias_name: alias.collection_name for alias in aliases}
         self.collection = named.get(self.collection, self.collection)
 
     def origin(self) -> Origin | None:
-        with self._asking():
+        with self._requesting():
             if not self._client.collection_exists(self.collection):
                 return None
             config = self._client.get_collection(self.collection).config
         return Origin.of_metadata(config.metadata)
 
-    def note_origin(self, origin: Origin) -> None:
-        """Have the collection say where its vectors come from; before Qdrant 1.16 it cannot."""
-        with self._asking():
+    def set_origin(self, origin: Origin) -> None:
+        """Store the origin in the collection's metadata, which Qdrant has since 1.16."""
+        with self._requesting():
             self._client.update_collection(self.collection, metadata=origin.metadata)
 
     def create(self, layout: Layout, origin: Origin | None) -> None:
-        with self._asking():
+        with self._requesting():
             self._client.create_collection(
                 self.collection,
                 metadata=None if origin is None else origin.metadata,
-                vectors_config={name: _params(each) for name, each in layout.vectors.items()},
+                vectors_config={
+                    name: _to_params(config) for name, config in layout.vectors.items()
+                },
                 sparse_vectors_config={name: q.SparseVectorParams() for name in layout.sparse},
             )
         self._index_payload()
 
     def _index_payload(self) -> None:
-        """For filters by data set and by source; the engine in Python has no such index."""
+        """Index data set and source for filters; the engine in Python has no payload index."""
         for key in (DATASET, SOURCE) if self._is_server else ():
-            with self._asking():
+            with self._requesting():
                 self._client.create_payload_index(self.collection, key, q.PayloadSchemaType.KEYWORD)
 
     def start_indexing(self) -> None:
         layout = self.layout()
         if layout is None or layout.vectors[DENSE].edges != 0:
             return
-        # Again, in case that the run was killed which has made the collection.
+        # The run that created the collection may have been killed before this.
         self._index_payload()
         graph = q.HnswConfigDiff(m=DEFAULT_EDGES)
-        with self._asking():
+        with self._requesting():
             self._client.update_collection(
                 self.collection, vectors_config={DENSE: q.VectorParamsDiff(hnsw_config=graph)}
             )
 
     def existing(self, ids: Sequence[str]) -> set[str]:
-        with self._asking():
+        with self._requesting():
             found = self._client.retrieve(
                 self.collection, ids, with_payload=False, with_vectors=False
             )
-        return {str(each.id) for each in found}
+        return {str(record.id) for record in found}
 
     def upsert(self, points: Sequence[Point]) -> None:
-        with self._asking():
+        with self._requesting():
             if self.transport == _GRPC:
                 request = q_grpc.UpsertPoints(
                     collection_name=self.collection,
@@ -304,44 +306,44 @@ class ClientStore:
                 self._client.upsert(self.collection, list(map(to_struct, points)), wait=True)
 
     def delete(self, ids: Sequence[str]) -> None:
-        with self._asking():
+        with self._requesting():
             selected = q.PointIdsList(points=list(ids))
             self._client.delete(self.collection, selected, wait=True)
 
     def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
-        with self._asking():
+        with self._requesting():
             return list(
                 map(_read_point, self._client.retrieve(self.collection, ids, True, with_vectors))
             )
 
     def sample(self, count: int) -> list[Point]:
         chance = q.SampleQuery(sample=q.Sample.RANDOM)
-        with self._asking():
+        with self._requesting():
             answer = self._client.query_points(self.collection, chance, limit=count)
         return list(map(_read_point, answer.points))
 
     def count(self, dataset: str | None) -> int:
-        with self._asking():
-            return self._client.count(self.collection, _of_dataset(dataset), exact=True).count
+        with self._requesting():
+            return self._client.count(self.collection, _dataset_filter(dataset), exact=True).count
 
     def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
-        with self._asking():
+        with self._requesting():
             found, following = self._client.scroll(
                 self.collection,
-                _of_dataset(dataset),
+                _dataset_filter(dataset),
                 limit=PAGE,
                 offset=offset,
                 with_payload=False,
                 with_vectors=False,
             )
-        return [str(each.id) for each in found], following
+        return [str(record.id) for record in found], following
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
         requests = to_stages(query, depths)
-        with self._asking():
+        with self._requesting():
             answers = self._client.query_batch_points(self.collection, list(requests.values()))
         return {
-            stage: [Hit(str(each.id), each.score, each.payload or {}) for each in answer.points]
+            stage: [Hit(str(point.id), point.score, point.payload or {}) for point in answer.points]
             for stage, answer in zip(requests, answers, strict=True)
         }
 
@@ -355,7 +357,7 @@ def _open_locally(address: str) -> QdrantClient:
         if address == IN_MEMORY:
             return QdrantClient(IN_MEMORY)
         return QdrantClient(path=address, force_disable_check_same_thread=True)
-    except RuntimeError as error:  # Of a folder that another process has open.
+    except RuntimeError as error:  # Another process has the folder open.
         raise QdrantBusyError(f"{address} cannot be opened: {error}") from error
 
 
@@ -364,12 +366,12 @@ def _read_layout(params: q.CollectionParams) -> Layout:
     named = {"": vectors} if isinstance(vectors, q.VectorParams) else vectors
     sparse = params.sparse_vectors or {}
     return Layout(
-        {name: _read_space(each) for name, each in named.items()},
-        {name: each.modifier and str(each.modifier.value) for name, each in sparse.items()},
+        {name: _read_config(vector) for name, vector in named.items()},
+        {name: vector.modifier and str(vector.modifier.value) for name, vector in sparse.items()},
     )
 
 
-def _read_space(params: q.VectorParams) -> VectorConfig:
+def _read_config(params: q.VectorParams) -> VectorConfig:
     return VectorConfig(
         params.size,
         params.distance.value,
@@ -379,22 +381,22 @@ def _read_space(params: q.VectorParams) -> VectorConfig:
     )
 
 
-def _params(space: VectorConfig) -> q.VectorParams:
+def _to_params(config: VectorConfig) -> q.VectorParams:
     max_sim = q.MultiVectorConfig(comparator=q.MultiVectorComparator.MAX_SIM)
     return q.VectorParams(
-        size=space.size,
-        distance=q.Distance(space.distance),
-        datatype=q.Datatype(space.datatype),
-        multivector_config=max_sim if space.is_multivector else None,
+        size=config.size,
+        distance=q.Distance(config.distance),
+        datatype=q.Datatype(config.datatype),
+        multivector_config=max_sim if config.is_multivector else None,
         hnsw_config=q.HnswConfigDiff(m=0),
     )
 
 
-def _read_point(found: q.Record | q.ScoredPoint) -> Point:
-    return Point(str(found.id), read_vectors(found.vector), found.payload or {})
+def _read_point(record: q.Record | q.ScoredPoint) -> Point:
+    return Point(str(record.id), read_vectors(record.vector), record.payload or {})
 
 
-def _of_dataset(dataset: str | None) -> q.Filter | None:
+def _dataset_filter(dataset: str | None) -> q.Filter | None:
     if dataset is None:
         return None
     return q.Filter(must=[q.FieldCondition(key=DATASET, match=q.MatchValue(value=dataset))])

@@ -1,4 +1,4 @@
-"""Qdrant Edge: Qdrant's own engine in this process, with a folder for each collection."""
+"""A collection of Qdrant Edge: Qdrant's engine in this process, with a folder per collection."""
 
 import json
 import threading
@@ -27,13 +27,13 @@ from smart_embedder_client.qdrant.store import (
     QdrantRefusedError,
     VectorConfig,
     Vectors,
+    is_disk_full,
     named_vectors,
     read_vectors,
-    says_full,
 )
 
 _CONFIGURATION = "edge_config.json"
-# The origin, for which Qdrant Edge has no place.
+# The origin has a file of its own, since collections of Qdrant Edge have no metadata.
 _ORIGIN = "smart_embedder.json"
 _EF_CONSTRUCT, _FULL_SCAN_THRESHOLD = 100, 10_000
 _DATATYPES = {
@@ -44,7 +44,7 @@ _DATATYPES = {
 
 
 class EdgeStore:
-    """A collection of Qdrant Edge in `root`; its HNSW graph is made by `start_indexing` alone."""
+    """A collection of Qdrant Edge below `root`; only `start_indexing` builds its HNSW graph."""
 
     streams = 1
     transport = "Qdrant Edge"
@@ -54,16 +54,16 @@ class EdgeStore:
         self._root = Path(root)
         self.collection = collection
         self._folder = self._root / collection
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._shard: edge.EdgeShard | None = None
         if (self._folder / _CONFIGURATION).exists():
-            with self._asking():
+            with self._requesting():
                 self._shard = edge.EdgeShard.load(str(self._folder))
 
-    def beside(self, collection: str) -> Self:
+    def open_other(self, collection: str) -> Self:
         return type(self)(self._root, collection)
 
-    def resolve(self) -> None:
+    def resolve_alias(self) -> None:
         """Do nothing: Qdrant Edge has no aliases."""
 
     @property
@@ -73,37 +73,36 @@ class EdgeStore:
         return self._shard
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
-        with self._turn:
+    def _requesting(self) -> Iterator[None]:
+        with self._lock:
             try:
                 yield
             except Exception as error:
-                # The library raises nothing narrower.
-                raise _failure(self._folder, error) from error
+                # The library raises plain exceptions.
+                raise _to_qdrant_error(self._folder, error) from error
 
     def layout(self) -> Layout | None:
         if self._shard is None:
             return None
-        told = json.loads((self._folder / _CONFIGURATION).read_text("utf-8"))
+        configuration = json.loads((self._folder / _CONFIGURATION).read_text("utf-8"))
+        vectors = configuration.get("vectors") or {}
+        sparse = configuration.get("sparse_vectors") or {}
         return Layout(
-            {name: _read_space(each) for name, each in (told.get("vectors") or {}).items()},
-            {
-                name: each.get("modifier")
-                for name, each in (told.get("sparse_vectors") or {}).items()
-            },
+            {name: _read_config(params) for name, params in vectors.items()},
+            {name: params.get("modifier") for name, params in sparse.items()},
         )
 
     def create(self, layout: Layout, origin: Origin | None) -> None:
         configuration = edge.EdgeConfig(
-            vectors={name: _params(each) for name, each in layout.vectors.items()},
+            vectors={name: _to_params(config) for name, config in layout.vectors.items()},
             sparse_vectors={name: edge.EdgeSparseVectorParams() for name in layout.sparse},
         )
         keyword = edge.PayloadSchemaType.Keyword
-        with self._asking():
+        with self._requesting():
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Before it: a collection without an origin is one of an earlier version.
+            # Written first: a collection without an origin counts as one of an earlier version.
             if origin is not None:
-                self.note_origin(origin)
+                self.set_origin(origin)
             self._shard = edge.EdgeShard.create(str(self._folder), configuration)
             self._shard.update(edge.UpdateOperation.create_field_index(DATASET, keyword))
 
@@ -115,34 +114,36 @@ class EdgeStore:
         except FileNotFoundError:
             return None
 
-    def note_origin(self, origin: Origin) -> None:
-        """Write the file at once: readers never see a part of it."""
+    def set_origin(self, origin: Origin) -> None:
+        """Replace the file atomically."""
         unfinished = self._folder / f".{_ORIGIN}.unfinished"
         unfinished.write_text(json.dumps(origin.metadata), "utf-8")
         unfinished.replace(self._folder / _ORIGIN)
 
     def start_indexing(self) -> None:
-        """Make the HNSW graph of what is not in one yet."""
-        with self._asking():
+        """Build the HNSW graph for the points that are not in one yet."""
+        with self._requesting():
             self._open_shard.optimize()
             self._open_shard.flush()
 
     def existing(self, ids: Sequence[str]) -> set[str]:
-        with self._asking():
+        with self._requesting():
             found = self._open_shard.retrieve(list(ids), with_payload=False, with_vector=False)
-        return {str(each.id) for each in found}
+        return {str(record.id) for record in found}
 
     def upsert(self, points: Sequence[Point]) -> None:
-        made = [edge.Point(each.id, _named(each.vectors), dict(each.payload)) for each in points]
-        with self._asking():
-            self._open_shard.update(edge.UpdateOperation.upsert_points(made))
+        converted = [
+            edge.Point(point.id, _named(point.vectors), dict(point.payload)) for point in points
+        ]
+        with self._requesting():
+            self._open_shard.update(edge.UpdateOperation.upsert_points(converted))
 
     def delete(self, ids: Sequence[str]) -> None:
-        with self._asking():
+        with self._requesting():
             self._open_shard.update(edge.UpdateOperation.delete_points(list(ids)))
 
     def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
-        with self._asking():
+        with self._requesting():
             found = self._open_shard.retrieve(
                 list(ids), with_payload=True, with_vector=with_vectors
             )
@@ -150,44 +151,44 @@ class EdgeStore:
 
     def sample(self, count: int) -> list[Point]:
         request = edge.QueryRequest(limit=count, query=edge.Sample.Random, with_payload=True)
-        with self._asking():
+        with self._requesting():
             return list(map(_read_point, self._open_shard.query(request)))
 
     def count(self, dataset: str | None) -> int:
-        with self._asking():
-            return self._open_shard.count(edge.CountRequest(filter=_of_dataset(dataset)))
+        with self._requesting():
+            return self._open_shard.count(edge.CountRequest(filter=_dataset_filter(dataset)))
 
     def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
         request = edge.ScrollRequest(
             offset=offset,
             limit=PAGE,
-            filter=_of_dataset(dataset),
+            filter=_dataset_filter(dataset),
             with_payload=False,
             with_vector=False,
         )
-        with self._asking():
+        with self._requesting():
             found, following = self._open_shard.scroll(request)
-        return [str(each.id) for each in found], following
+        return [str(record.id) for record in found], following
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
-        requests = _stages(query, depths)
-        with self._asking():
+        requests = _to_stages(query, depths)
+        with self._requesting():
             found = [self._open_shard.query(request) for request in requests.values()]
         return {
-            stage: [Hit(str(each.id), each.score, each.payload or {}) for each in points]
+            stage: [Hit(str(point.id), point.score, point.payload or {}) for point in points]
             for stage, points in zip(requests, found, strict=True)
         }
 
     def close(self) -> None:
-        """Write what is not written, and let another process open the folder."""
+        """Write pending data, and release the folder for other processes."""
         if self._shard is not None:
-            with self._asking():
+            with self._requesting():
                 self._shard.close()
 
 
-def _failure(folder: Path, error: Exception) -> QdrantError:
+def _to_qdrant_error(folder: Path, error: Exception) -> QdrantError:
     reason = str(error)
-    if says_full(reason):
+    if is_disk_full(reason):
         return QdrantFullError(f"Qdrant Edge in {folder}: {reason}")
     if "WouldBlock" in reason:
         return QdrantError(f"{folder} is open in another process")
@@ -198,24 +199,24 @@ def _failure(folder: Path, error: Exception) -> QdrantError:
     return QdrantRefusedError(f"Qdrant Edge in {folder} refuses it: {reason}")
 
 
-def _read_space(told: Mapping[str, Any]) -> VectorConfig:
+def _read_config(params: Mapping[str, Any]) -> VectorConfig:
     return VectorConfig(
-        told["size"],
-        told["distance"],
-        cast("Datatype", told.get("datatype", "float32")),
-        told.get("multivector_config") is not None,
-        (told.get("hnsw_config") or {}).get("m"),
+        params["size"],
+        params["distance"],
+        cast("Datatype", params.get("datatype", "float32")),
+        params.get("multivector_config") is not None,
+        (params.get("hnsw_config") or {}).get("m"),
     )
 
 
-def _params(space: VectorConfig) -> edge.EdgeVectorParams:
+def _to_params(config: VectorConfig) -> edge.EdgeVectorParams:
     max_sim = edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim)
-    edges = DEFAULT_EDGES if space.edges is None else space.edges
+    edges = DEFAULT_EDGES if config.edges is None else config.edges
     return edge.EdgeVectorParams(
-        space.size,
-        getattr(edge.Distance, space.distance),
-        multivector_config=max_sim if space.is_multivector else None,
-        datatype=_DATATYPES[space.datatype],
+        config.size,
+        getattr(edge.Distance, config.distance),
+        multivector_config=max_sim if config.is_multivector else None,
+        datatype=_DATATYPES[config.datatype],
         hnsw_config=edge.HnswIndexConfig(edges, _EF_CONSTRUCT, _FULL_SCAN_THRESHOLD),
     )
 
@@ -224,27 +225,29 @@ def _named(vectors: Vectors) -> dict[str, Any]:
     return named_vectors(vectors, edge.SparseVector)
 
 
-def _read_point(found: edge.Record | edge.ScoredPoint) -> Point:
-    return Point(str(found.id), read_vectors(found.vector), found.payload or {})
+def _read_point(record: edge.Record | edge.ScoredPoint) -> Point:
+    return Point(str(record.id), read_vectors(record.vector), record.payload or {})
 
 
-def _of_dataset(dataset: str | None) -> edge.Filter | None:
+def _dataset_filter(dataset: str | None) -> edge.Filter | None:
     if dataset is None:
         return None
     return edge.Filter(must=[edge.FieldCondition(DATASET, match=edge.MatchValue(dataset))])
 
 
-def _stages(query: Vectors, depths: Depths) -> dict[str, edge.QueryRequest]:
-    """A request for each stage, each of which repeats those below it."""
-    nearest = {name: edge.Query.Nearest(each, using=name) for name, each in _named(query).items()}
-    colbert = nearest.pop(COLBERT, None)
-    first = [edge.Prefetch(depths.candidates, each) for each in nearest.values()]
-    weights = [RRF_WEIGHTS[name] for name in nearest]
-    # The stubs do not say that it is a Fusion.
+def _to_stages(query: Vectors, depths: Depths) -> dict[str, edge.QueryRequest]:
+    """Return a request for each stage, which repeats the stages below it."""
+    queries = {
+        name: edge.Query.Nearest(vector, using=name) for name, vector in _named(query).items()
+    }
+    colbert = queries.pop(COLBERT, None)
+    first = [edge.Prefetch(depths.candidates, nearest) for nearest in queries.values()]
+    weights = [RRF_WEIGHTS[name] for name in queries]
+    # The type stubs lack that it is a Fusion.
     rrf = cast("edge.Fusion", edge.Fusion.Rrf(RRF_CONSTANT, weights))
     requests = {
-        name: edge.QueryRequest(limit=depths.candidates, query=each)
-        for name, each in nearest.items()
+        name: edge.QueryRequest(limit=depths.candidates, query=nearest)
+        for name, nearest in queries.items()
     }
     requests["fused"] = edge.QueryRequest(
         limit=depths.fused, query=rrf, prefetches=first, with_payload=True

@@ -1,4 +1,4 @@
-"""A collection, whichever Qdrant has it: its vectors, what it is asked for, and its errors."""
+"""The interface of a Qdrant collection: its vectors, its operations and its errors."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,42 +11,45 @@ from smart_embedder_client.answers import SparseVector
 from smart_embedder_client.errors import VECTOR_SPACE_DIFFERS, SmartEmbedderError
 from smart_embedder_client.safetensors import Array
 
-_NO_SPACE = ("no space", "disk is full", "out of disk", "insufficient storage")
+_DISK_FULL = ("no space", "disk is full", "out of disk", "insufficient storage")
 Datatype = Literal["float32", "float16", "uint8"]
 DENSE, SPARSE, COLBERT = KINDS = ("dense", "sparse", "colbert")
 COSINE = "Cosine"
-# Qdrant's reciprocal rank fusion: with the constant 1 a text gets weight / place of each ranking.
-# Dense vectors weigh 3 and sparse ones 1, so that a poor lexical ranking does not spoil a good one.
+# Qdrant's reciprocal rank fusion: with the constant 1 a text gets weight / rank of each ranking.
+# Dense vectors weigh 3 and sparse ones 1, so that a poor lexical ranking does little harm.
 RRF_CONSTANT = 1
 RRF_WEIGHTS: Mapping[str, float] = {DENSE: 3.0, SPARSE: 1.0}
-# A multivector has fewer numbers than this.
+# Qdrant refuses a multivector of this many numbers or more.
 MULTIVECTOR_NUMBERS = 1_048_576
-# Edges of a node in Qdrant's HNSW graph, unless a collection says otherwise; 0 is no graph.
+# The default `m` (edges of a node) of Qdrant's HNSW graph; 0 means no graph.
 DEFAULT_EDGES = 16
 # The keys of a point's payload.
 TEXT, SOURCE, DATASET, MODEL, METADATA = "text", "source", "dataset", "model", "metadata"
-# The keys of its metadata for a part of a page: the path of headings, the anchor at its beginning,
-# and those within it, each behind its place in the text.
+# The metadata of a chunk of HTML: the headings above it, the anchor at its beginning, and the
+# anchors within it, as pairs of a position in the text and a name.
 HEADINGS, ANCHOR, ANCHORS = "headings", "anchor", "anchors"
 PAGE = 1_000
 EDGE = "edge:"
-# The key of a collection's metadata under which its `Origin` stands.
+# The key of a collection's metadata for its `Origin`.
 ORIGIN_KEY = "smart-embedder"
+UNKNOWN_SPACE = (
+    "the {} does not say in which space its vectors are: only the names of the models are compared"
+)
 
 
 class QdrantError(Exception):
-    """Qdrant cannot do what is asked, now or later."""
+    """A request to Qdrant failed, and would fail again."""
 
 
 class QdrantRefusedError(QdrantError):
-    """A point of the request is refused; the others may pass without it."""
+    """Qdrant refuses a point of the request; without it, the others may be stored."""
 
 
 class QdrantBusyError(QdrantError):
-    """Qdrant cannot be reached or is busy: the same request may pass later.
+    """Qdrant cannot be reached or is busy: the same request may succeed later.
 
     Attributes:
-        retry_after: Seconds after which it may; None if Qdrant does not say.
+        retry_after: Seconds after which to try again; None if Qdrant names none.
     """
 
     def __init__(self, detail: str, retry_after: float | None = None) -> None:
@@ -59,12 +62,12 @@ class QdrantFullError(QdrantError):
 
 
 class OtherSpaceError(QdrantError):
-    """The service's vectors may not be mixed, or compared, with those of a collection."""
+    """The vectors of the service and of the collection are of different vector spaces."""
 
 
 @contextmanager
 def same_space(collection: str) -> Iterator[None]:
-    """Raise the service's refusal to make vectors for a collection as `OtherSpaceError`."""
+    """Raise the service's error `vector_space_differs` as `OtherSpaceError`."""
     try:
         yield
     except SmartEmbedderError as error:
@@ -79,7 +82,7 @@ def same_space(collection: str) -> Iterator[None]:
 
 
 _ADVICE = (
-    "ask a service with the same model and settings, or embed the texts anew: "
+    "use a service with the same model and settings, or embed the texts again: "
     "smart-embedder ingest --from-collection {} --collection NEW"
 )
 
@@ -88,7 +91,7 @@ _ADVICE = (
 class VectorConfig:
     """One named vector of a collection.
 
-    `edges` is the `m` of its HNSW graph; None is the collection's own.
+    `edges` is the `m` of its HNSW graph; None means the default of the collection.
     """
 
     size: int
@@ -100,25 +103,25 @@ class VectorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The named vectors of a collection; `sparse` has their modifiers, such as `idf`."""
+    """The named vectors of a collection; `sparse` maps names to modifiers, such as `idf`."""
 
     vectors: Mapping[str, VectorConfig]
     sparse: Mapping[str, str | None]
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The names of all vectors."""
+        """The names of all its vectors."""
         return frozenset(self.vectors) | frozenset(self.sparse)
 
     @property
     def datatype(self) -> Datatype | None:
-        """Of the vectors that are not sparse; None if there are none of ours."""
+        """The number type of its dense and ColBERT vectors; None if it has neither."""
         types = [self.vectors[name].datatype for name in (DENSE, COLBERT) if name in self.vectors]
         return types[0] if types else None
 
     @property
-    def most_colbert_vectors(self) -> int | None:
-        """How many ColBERT vectors one point may have; None without ColBERT."""
+    def max_colbert_vectors(self) -> int | None:
+        """The maximum number of ColBERT vectors of a point; None without ColBERT."""
         if COLBERT not in self.vectors:
             return None
         return (MULTIVECTOR_NUMBERS - 1) // self.vectors[COLBERT].size
@@ -127,10 +130,10 @@ class Layout:
 def make_layout(
     dense: int | None, colbert: int | None, *, sparse: bool, datatype: Datatype
 ) -> Layout:
-    """A collection for vectors of these widths.
+    """Return the layout for vectors of these widths.
 
-    ColBERT vectors only rescore, so no graph is made of them. bge-m3's sparse weights are learned,
-    so they are not changed by IDF.
+    ColBERT vectors only rescore, so they get no graph. bge-m3's sparse weights are learned, so IDF
+    is not applied to them.
     """
     vectors = {}
     if dense is not None:
@@ -140,66 +143,66 @@ def make_layout(
     return Layout(vectors, {SPARSE: None} if sparse else {})
 
 
-def differences(wanted: Layout, found: Layout) -> Iterator[str]:
-    """What keeps the vectors of one layout out of a collection with another one."""
-    for name, space in wanted.vectors.items():
+def find_differences(required: Layout, found: Layout) -> Iterator[str]:
+    """Yield the reasons why vectors of the required layout do not fit into a collection."""
+    for name, config in required.vectors.items():
         existing = found.vectors.get(name)
         if existing is None:
             yield f"it has no vector {name}"
-        elif _facts(existing) != _facts(space):
-            yield f"its vector {name} is {_facts(existing)}, and {_facts(space)} is needed"
-    for name in wanted.sparse:
+        elif _describe(existing) != _describe(config):
+            yield f"its vector {name} is {_describe(existing)}, and {_describe(config)} is needed"
+    for name in required.sparse:
         if name not in found.sparse:
             yield f"it has no sparse vector {name}"
         elif found.sparse[name] is not None:
             yield f"its sparse vector {name} has the modifier {found.sparse[name]}"
 
 
-def _facts(space: VectorConfig) -> str:
-    several = "multivector of " if space.is_multivector else ""
-    return f"{several}{space.size} numbers ({space.distance}, {space.datatype})"
+def _describe(config: VectorConfig) -> str:
+    prefix = "multivector of " if config.is_multivector else ""
+    return f"{prefix}{config.size} numbers ({config.distance}, {config.datatype})"
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the vectors of a collection come from, as it says itself.
+    """The origin of a collection's vectors, which is stored in its metadata.
 
     Attributes:
-        vector_space: For each kind the id of the space that its vectors are in.
-        models: The names of models that the ids of points follow from.
+        vector_space: The id of the vector space of each kind.
+        models: The names of the models, which are part of the ids of points.
     """
 
     vector_space: Mapping[str, str]
     models: Sequence[str] = ()
 
     def ids_of(self, kinds: Collection[str]) -> list[str]:
-        """The ids of the spaces of these kinds."""
+        """Return the vector space ids of these kinds."""
         return sorted(space for kind, space in self.vector_space.items() if kind in kinds)
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """It as metadata of a collection."""
+        """The metadata of a collection with this origin."""
         return {ORIGIN_KEY: asdict(self)}
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, Any] | None) -> "Origin | None":
-        """What the metadata of a collection say about it; None if they say nothing.
+        """Parse the metadata of a collection; return None if they have no origin.
 
-        Raises `QdrantError` if they say something else.
+        Raises `QdrantError` if the origin has another shape.
         """
-        told = (metadata or {}).get(ORIGIN_KEY)
-        if told is None:
+        origin = (metadata or {}).get(ORIGIN_KEY)
+        if origin is None:
             return None
-        if not isinstance(told, Mapping) or not isinstance(told.get("vector_space"), Mapping):
+        if not isinstance(origin, Mapping) or not isinstance(origin.get("vector_space"), Mapping):
             raise QdrantError(f"the collection's metadata under {ORIGIN_KEY} are not understood")
-        # Facts of another version are left out.
-        names = {each.name for each in fields(cls)} & told.keys()
-        return cls(**{name: told[name] for name in names})
+        # Fields of other versions are ignored.
+        names = {attribute.name for attribute in fields(cls)} & origin.keys()
+        return cls(**{name: origin[name] for name in names})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vectors:
-    """The vectors of one text: dense `[width]`, ColBERT `[vectors, width]`; None if left out."""
+    """The vectors of one text: dense `[width]`, ColBERT `[vectors, width]`; or None."""
 
     dense: Array | None = None
     sparse: SparseVector | None = None
@@ -207,14 +210,15 @@ class Vectors:
 
     @property
     def numbers(self) -> int:
-        """How many there are, ids of sparse tokens included."""
+        """The count of their numbers, including the token ids of sparse vectors."""
         sparse = 0 if self.sparse is None else 2 * len(self.sparse.indices)
-        return sparse + sum(each.size for each in (self.dense, self.colbert) if each is not None)
+        arrays = (self.dense, self.colbert)
+        return sparse + sum(array.size for array in arrays if array is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Point:
-    """One chunk, with its vectors, which are none where they were not asked for."""
+    """A chunk with its vectors; a kind that was not requested is None."""
 
     id: str
     vectors: Vectors
@@ -223,7 +227,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A point that was found; its payload stands in the last two stages only."""
+    """A point that was found; only the last two stages return its payload."""
 
     id: str
     score: float
@@ -232,7 +236,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Depths:
-    """How many points each stage keeps: of dense and sparse, of their fusion, of the end."""
+    """The number of points that each stage keeps: dense and sparse, their fusion, the last."""
 
     candidates: int
     fused: int
@@ -240,13 +244,13 @@ class Depths:
 
 
 class Store(Protocol):
-    """A collection of a Qdrant; all methods raise `QdrantError`.
+    """A collection in Qdrant; all methods raise `QdrantError`.
 
     Attributes:
         collection: Its name, or an alias of it.
-        streams: How many requests it can work on at a time.
-        transport: How vectors get there, as told to people.
-        bytes_per_number: What a number of a vector takes on the way, at most.
+        streams: The number of requests that it can process at a time.
+        transport: The name of the transport, for messages.
+        bytes_per_number: The bytes of a vector's number in a request, at most.
     """
 
     collection: str
@@ -254,67 +258,67 @@ class Store(Protocol):
     transport: str
     bytes_per_number: int
 
-    def beside(self, collection: str) -> Self:
-        """Another collection of the same Qdrant, which need not exist."""
+    def open_other(self, collection: str) -> Self:
+        """Open another collection of the same Qdrant, which need not exist."""
 
-    def resolve(self) -> None:
-        """From now on mean the collection itself, if `collection` is an alias.
+    def resolve_alias(self) -> None:
+        """If `collection` is an alias, replace it by the name of the collection.
 
         An alias may be moved to vectors of another space while points are stored.
         """
 
     def layout(self) -> Layout | None:
-        """The vectors of the collection; None if it does not exist."""
+        """Return the vectors of the collection; None if it does not exist."""
 
     def create(self, layout: Layout, origin: Origin | None) -> None:
-        """Make the collection; its HNSW graph is not made before `start_indexing`."""
+        """Create the collection; `start_indexing` builds its HNSW graph."""
 
     def origin(self) -> Origin | None:
-        """Where its vectors come from; None if it does not say or does not exist."""
+        """Return the origin of its vectors; None if it has none or does not exist."""
 
-    def note_origin(self, origin: Origin) -> None:
-        """Have the collection say where its vectors come from, if this Qdrant can keep it."""
+    def set_origin(self, origin: Origin) -> None:
+        """Store the origin of the vectors, if this Qdrant can keep it."""
 
     def start_indexing(self) -> None:
-        """Have the HNSW graph of the dense vectors made, unless there is one."""
+        """Start to build the HNSW graph of the dense vectors, unless it exists."""
 
     def existing(self, ids: Sequence[str]) -> set[str]:
-        """Those of the points that the collection has."""
+        """Return the ids of points that exist."""
 
     def upsert(self, points: Sequence[Point]) -> None:
-        """Store points; it returns when they can be found."""
+        """Store points, and wait until they can be found."""
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Remove points."""
+        """Delete points."""
 
     def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
-        """Those of the points that the collection has."""
+        """Return the points that exist."""
 
     def sample(self, count: int) -> list[Point]:
-        """So many points by chance, or all; without vectors."""
+        """Return random points, without vectors."""
 
     def count(self, dataset: str | None) -> int:
-        """How many points a data set has, or all together."""
+        """Count the points of a data set, or all."""
 
     def page(self, dataset: str | None, offset: Any) -> tuple[list[str], Any]:
-        """Ids of the points of a data set, or of all, and where those after them begin.
+        """Return the ids of some points of a data set, or of all, and the next page's offset.
 
-        `offset` None is the beginning, and where there are no more.
+        The offset is None for the first page, and after the last one.
         """
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
-        """The points of each stage by falling score.
+        """Return the points of each stage by descending score.
 
-        The stages are `dense` and `sparse`, `fused` (their reciprocal rank fusion, or the only one
-        of them), and `colbert`; each stands there if the query has its vectors.
+        The stages are `dense`, `sparse`, `fused` (their reciprocal rank fusion, or the only one of
+        them) and `colbert`. Stages whose vectors the query lacks are left out.
         """
 
     def close(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and files."""
 
 
-def pages(store: Store, dataset: str | None) -> Iterator[list[str]]:
-    """The ids of the points of a data set, or of all."""
+def iterate_pages(store: Store, dataset: str | None) -> Iterator[list[str]]:
+    """Yield the ids of the points of a data set, or of all, page by page."""
     offset, is_first = None, True
     while is_first or offset is not None:
         ids, offset = store.page(dataset, offset)
@@ -322,18 +326,18 @@ def pages(store: Store, dataset: str | None) -> Iterator[list[str]]:
         yield ids
 
 
-def as_lists(array: Array) -> Any:
-    """The numbers as Qdrant's clients take them."""
+def to_lists(array: Array) -> Any:
+    """Convert an array to lists, which Qdrant's clients require."""
     return np.asarray(array, np.float32).tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a collection is.
+    """The address of a collection.
 
-    `address` is `http://host:6333`, a folder of Qdrant's engine in Python, `:memory:`, or
-    `edge:FOLDER` for Qdrant Edge. A server that answers no gRPC is asked by HTTP. After `timeout`
-    seconds a request has failed.
+    `address` is `http://host:6333`, a folder for Qdrant's engine in Python, `:memory:`, or
+    `edge:FOLDER` for Qdrant Edge. If a server does not answer gRPC, HTTP is used. A request fails
+    after `timeout` seconds.
     """
 
     address: str
@@ -349,9 +353,9 @@ def open_store(target: Target) -> Store:
 
     Raises:
         QdrantError: Nothing answers, or another process has the folder open.
-        ImportError: Of the package that the address needs.
+        ImportError: The package that the address requires is not installed.
     """
-    # Each of the two packages is needed for its own addresses alone.
+    # The packages are optional: only one of the two may be installed.
     if target.address.startswith(EDGE):
         from smart_embedder_client.qdrant.edge_store import EdgeStore  # noqa: PLC0415
 
@@ -362,7 +366,7 @@ def open_store(target: Target) -> Store:
 
 
 def check_model(store: Store, served: str) -> None:
-    """Raise `OtherSpaceError` if a point says that its vectors are of another model."""
+    """Raise `OtherSpaceError` if a random point names another model than the one served."""
     for point in store.sample(1):
         if (model := point.payload.get(MODEL, served)) != served:
             raise OtherSpaceError(
@@ -372,7 +376,7 @@ def check_model(store: Store, served: str) -> None:
 
 
 def read_vectors(named: Any) -> Vectors:
-    """Our vectors of a point, as Qdrant's clients give them."""
+    """Convert the vectors of a point from the types of Qdrant's clients."""
     if not isinstance(named, Mapping):
         return Vectors()
     arrays = {
@@ -385,20 +389,20 @@ def read_vectors(named: Any) -> Vectors:
     return Vectors(arrays.get(DENSE), sparse, arrays.get(COLBERT))
 
 
-def says_full(reason: str) -> bool:
-    """Whether a reason is that there is no space left."""
-    return any(each in reason.lower() for each in _NO_SPACE)
+def is_disk_full(reason: str) -> bool:
+    """Whether an error message says that no disk space is left."""
+    return any(phrase in reason.lower() for phrase in _DISK_FULL)
 
 
 def named_vectors(
     vectors: Vectors, make_sparse: Callable[[list[int], list[float]], Any]
 ) -> dict[str, Any]:
-    """The vectors that there are, by their names, as Qdrant's clients take them."""
+    """Convert vectors to the types of Qdrant's clients, by their names."""
     named: dict[str, Any] = {}
     if vectors.dense is not None:
-        named[DENSE] = as_lists(vectors.dense)
+        named[DENSE] = to_lists(vectors.dense)
     if vectors.sparse is not None:
         named[SPARSE] = make_sparse(vectors.sparse.indices.tolist(), vectors.sparse.values.tolist())
     if vectors.colbert is not None:
-        named[COLBERT] = as_lists(vectors.colbert)
+        named[COLBERT] = to_lists(vectors.colbert)
     return named
