@@ -1,20 +1,21 @@
 @echo off
-rem Starts Smart Embedder in a container (docker), or in a virtual environment of its own (local), for
-rem which it only finds a Python and hands over to launcher\.
-rem Programs are called: one that is itself a batch file, as pyenv's python is, would not come back.
+rem Starts Smart Embedder in a container (docker), or in a virtual environment (local). For the latter it
+rem only finds a Python, and launcher\ does the rest.
+rem Programs are started by `call`, because one may be a batch file, such as pyenv's python, which would
+rem not return otherwise.
 setlocal EnableExtensions DisableDelayedExpansion
-rem A folder of another machine gets a letter until the end.
+rem pushd gives a network folder a drive letter until popd.
 pushd "%~dp0"
 call :main %*
 set "STATUS=%ERRORLEVEL%"
 popd
 if %STATUS% equ 0 exit /b 0
-rem A window that Explorer has opened for this file would close, and nobody could read the message.
+rem If Explorer has opened the window for this file, wait for a key so that the message can be read.
 if not defined CMDCMDLINE exit /b %STATUS%
 set "CALLED=%CMDCMDLINE:"=%"
 call set "REST=%%CALLED:%~f0=%%"
 if "%REST%"=="%CALLED%" exit /b %STATUS%
-rem It fails where the input is no console, and then nobody could press a key.
+rem timeout fails if the input is not a console, where nobody can press a key.
 call timeout /t 0 >nul 2>&1
 if %ERRORLEVEL% equ 0 pause
 exit /b %STATUS%
@@ -23,7 +24,7 @@ exit /b %STATUS%
 set "FLAVOUR="
 call :read_flavour %*
 if defined FLAVOUR goto start_container
-rem Packages of another environment, which the server would import before its own.
+rem The server would import packages of another environment from these before its own.
 set "PYTHONPATH="
 set "PYTHONHOME="
 set "PYTHONSAFEPATH="
@@ -48,7 +49,7 @@ call %* -c "import sys; sys.exit(sys.version_info < (3, 11))" >nul 2>&1
 if %ERRORLEVEL% equ 0 set FOUND=%*
 exit /b 0
 
-rem FLAVOUR becomes cpu, gpu or auto where the arguments ask for a container.
+rem Sets FLAVOUR to cpu, gpu or auto if the arguments ask for a container.
 :read_flavour
 if /i "%~1"=="docker" shift
 if "%~1"=="" set "FLAVOUR=auto"
@@ -63,7 +64,7 @@ call docker compose version >nul 2>&1
 if %ERRORLEVEL% neq 0 goto compose_missing
 call docker info >nul 2>&1
 if %ERRORLEVEL% neq 0 goto daemon_missing
-rem What compose passes to the service, from the environment or .env: VALUE_DEVICE and so on.
+rem Values that compose passes to the service, from the environment or .env: VALUE_DEVICE and so on.
 set "NAMES=DEVICE DENSE_EMBEDDING_MODEL RERANKER_MODEL QWEN_RERANK_BATCH_SIZE QWEN_RERANK_MAX_LENGTH"
 for %%N in (%NAMES%) do set "VALUE_%%N="
 for /f "tokens=1,2" %%A in ('docker compose -f docker-compose.gpu.yml config') do (
@@ -81,7 +82,7 @@ if /i not "%VALUE_DEVICE%"=="auto" goto ask_models
 call nvidia-smi >nul 2>&1
 if %ERRORLEVEL% equ 0 set "FLAVOUR=gpu"
 :ask_models
-rem It fails where the input is no console, and then nothing is asked.
+rem timeout fails if the input is not a console, and then nothing is asked.
 call timeout /t 0 >nul 2>&1
 if %ERRORLEVEL% neq 0 goto asked
 call :ask_model DENSE_EMBEDDING_MODEL "Dense model" dense.txt "" Qwen/Qwen3-Embedding-0.6B
@@ -99,7 +100,7 @@ set "%~1=%~2"
 echo Set for this start: %~1=%~2.
 exit /b 0
 
-rem Asks for a model that is not set, as launcher\console.py does; for no answer it is BGE.
+rem Asks for a model that is not set, as launcher\console.py does; no answer means BGE.
 :ask_model
 if defined VALUE_%~1 exit /b 0
 type launcher\%~3
@@ -119,7 +120,7 @@ set "%~1=%~5"
 set "VALUE_%~1=%~5"
 exit /b 0
 
-rem Sets what launcher\gpu.py sets for a Qwen reranker, by the memory of the smallest GPU in MiB.
+rem Sets the limits of a Qwen reranker as launcher\gpu.py does, by the memory of the smallest GPU in MiB.
 :tune_reranker
 if /i "%VALUE_RERANKER_MODEL:qwen=%"=="%VALUE_RERANKER_MODEL%" exit /b 0
 set "BATCH=1"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Starts Smart Embedder in a container (docker), or in a virtual environment of its own (local), for
-# which it only finds a Python and hands over to launcher/.
-# Written for bash 3.2 and later, so that it also runs on macOS as it comes.
+# Starts Smart Embedder in a container (docker), or in a virtual environment (local). For the latter it
+# only finds a Python, and launcher/ does the rest.
+# Runs with bash 3.2 and later, which macOS has.
 set -euo pipefail
 shopt -s nocasematch
 
@@ -16,7 +16,7 @@ python_works() {
 
 start_local() {
   local candidate
-  # Packages of another environment, which the server would import before its own.
+  # The server would import packages of another environment from these before its own.
   unset PYTHONPATH PYTHONHOME PYTHONSAFEPATH
   if [[ -n ${PYTHON:-} ]]; then
     python_works "$PYTHON" || fail "PYTHON=$PYTHON is not a working Python 3.11 or newer."
@@ -28,7 +28,7 @@ start_local() {
   fail "Python 3.11 or newer was not found: install it, or name one with PYTHON=/path/to/python."
 }
 
-# A value that compose passes to the service, from the environment or .env; nothing if it is not set.
+# Prints a value that compose passes to the service, from the environment or .env, if it is set.
 value_of() {
   local pattern="[[:space:]]$1: \"?([^\"[:space:]]+)"
   if [[ $config =~ $pattern && ${BASH_REMATCH[1]} != null ]]; then
@@ -42,7 +42,7 @@ choose() {
   echo "Set for this start: $1=$2."
 }
 
-# Asks for a model that is not set, as launcher/console.py does; for no answer it is BGE.
+# Asks for a model that is not set, as launcher/console.py does; no answer means BGE.
 ask_model() {
   local variable=$1 subject=$2 text=$3 bge=$4 qwen=$5 answer
   [[ -z $(value_of "$variable") ]] || return 0
@@ -58,7 +58,7 @@ ask_model() {
   done
 }
 
-# Sets what launcher/gpu.py sets for a Qwen reranker, by the memory of the smallest GPU in MiB.
+# Sets the limits of a Qwen reranker as launcher/gpu.py does, by the memory of the smallest GPU in MiB.
 tune_reranker() {
   local memory smallest='' batch=16 length=8192
   if [[ $1 == *cpu* ]]; then
@@ -75,7 +75,7 @@ tune_reranker() {
   [[ -n $(value_of QWEN_RERANK_MAX_LENGTH) ]] || choose QWEN_RERANK_MAX_LENGTH "$length"
 }
 
-# Ends with one sentence where Docker cannot be used; sets `daemon` to what it tells of itself.
+# Fails if Docker cannot be used; sets `daemon` to the output of `docker info`.
 require_docker() {
   local version number='^v?([0-9]+)\.([0-9]+)\.([0-9]+)'
   command -v docker >/dev/null ||
@@ -90,11 +90,11 @@ require_docker() {
     fail "the Docker daemon does not answer, or you may not use it: 'docker info' says why."
 }
 
-# Ends with one sentence for what can be told before minutes are spent on building.
+# Fails, before the build of some minutes, if the container could not start.
 require_container() {
   local file=$1 port
   port=$(value_of published)
-  if [[ $daemon == *"\"Name\":\"$HOSTNAME\""* ]]; then # Not a daemon of another machine.
+  if [[ $daemon == *"\"Name\":\"$HOSTNAME\""* ]]; then # The daemon is on this machine.
     if [[ $file == *gpu* && $daemon != *nvidia* ]] &&
       ! command -v nvidia-container-runtime-hook nvidia-ctk >/dev/null; then
       fail "docker gpu needs the NVIDIA Container Toolkit, and Docker does not have it: install" \
@@ -103,10 +103,10 @@ require_container() {
   elif [[ $daemon != *'"Name":"docker-desktop"'* ]]; then
     return 0
   fi
-  # Compose replaces a container of ours that has the port.
+  # If our container has the port, compose replaces it.
   if [[ $(docker compose -f "$file" port embedder 8000 2>/dev/null) != *":$port" ]] &&
     (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-    fail "port $port of 127.0.0.1 is taken: end what listens there, or set another PORT."
+    fail "port $port of 127.0.0.1 is in use: stop the program there, or set another PORT."
   fi
 }
 

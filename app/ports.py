@@ -26,7 +26,7 @@ def require_port(host: str, port: int) -> None:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartupError(
-                f"port {port} of {host} is taken: end what listens there, or set another PORT"
+                f"port {port} of {host} is in use: stop the program there, or set another PORT"
             ) from error
         raise StartupError(
             f"HOST={host} PORT={port} cannot be listened on: {error.strerror}"

@@ -1,7 +1,7 @@
-"""`start_server local`: from the arguments to a running server on this machine.
+"""`start_server local`: starts the server on this machine.
 
 `python -m launcher` needs only the standard library. It makes `.venv` with the two packages of
-requirements/launcher.lock and goes on there as `python -m launcher.local`, which reads .env as the
-app does, installs what is missing and becomes the server. Containers are started by start_server.sh
-and start_server.bat alone.
+requirements/launcher.lock, and there runs `python -m launcher.local`, which reads .env, installs
+missing packages and becomes the server. start_server.sh and start_server.bat start containers
+without this package.
 """

@@ -1,4 +1,4 @@
-"""Messages and questions for the person at the terminal, and programs that are run for them."""
+"""Prints messages, asks questions at the terminal, and runs programs."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ SCRIPT = "start_server.bat" if WINDOWS else "start_server.sh"
 
 
 class LaunchError(Exception):
-    """A reason not to start, in one sentence for the user."""
+    """A reason for not starting, as one sentence for the user."""
 
 
 @contextmanager
-def ending() -> Iterator[None]:
-    """End the process with one sentence on stderr, or silently after Ctrl+C."""
+def exit_on_error() -> Iterator[None]:
+    """Exit with the error as one sentence on stderr, or silently after Ctrl+C."""
     try:
         yield
     except (LaunchError, OSError) as error:
@@ -30,7 +30,7 @@ def ending() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a line at once, before the output of any child process."""
+    """Print a line and flush it, so that it precedes the output of child processes."""
     print(text, flush=True)
 
 
@@ -47,7 +47,7 @@ def ask_models(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def ask(subject: str, explanation: str) -> str:
-    """Ask until the answer is BGE or QWEN; Enter and the end of input mean BGE."""
+    """Ask until the answer is BGE or QWEN; Enter or the end of input means BGE."""
     say(Path(__file__).with_name(explanation).read_text("utf-8").rstrip())
     while True:
         print(f"{subject}, BGE or QWEN [BGE]: ", end="", flush=True)
@@ -58,25 +58,25 @@ def ask(subject: str, explanation: str) -> str:
 
 
 def run_step(step: str, failure: str, command: Sequence[str | Path], log: Path) -> None:
-    """Run a program and append its output to a log; on a terminal show its latest line, too.
+    """Run a program and append its output to a log; on a terminal also show its latest line.
 
-    Raises `LaunchError`, which begins with `failure`, where the program fails.
+    Raises `LaunchError`, which begins with `failure`, if the program fails.
     """
     width = shutil.get_terminal_size().columns - 1
     on_terminal = sys.stdout.isatty()
     print(f"{step} ...", end="" if on_terminal else "\n", flush=True)
-    lines = ["it says nothing"]
+    lines = ["no output"]
     with (
         log.open("a", encoding="utf-8") as file,
         subprocess.Popen(
             command,
-            # Where an index is out of reach, pip would ask it five times for every package.
+            # If an index cannot be reached, pip would by default retry five times for each package.
             env={"PIP_RETRIES": "2", "PIP_DISABLE_PIP_VERSION_CHECK": "1"} | os.environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            close_fds=False,  # It inherits the lock of `installing_alone`.
+            close_fds=False,  # It inherits the lock of `hold_install_lock`.
         ) as program,
     ):
         for line in program.stdout or ():
@@ -92,10 +92,10 @@ def run_step(step: str, failure: str, command: Sequence[str | Path], log: Path) 
         raise LaunchError(f"{failure} ({said}); {log} has the details.")
 
 
-def become(command: list[str]) -> int:
-    """Replace this process by a program, which gets the signals; on Windows wait for it instead."""
+def exec_program(command: list[str]) -> int:
+    """Replace this process by a program; on Windows, run it and return its exit status."""
     sys.stdout.flush()
     if not WINDOWS:
         os.execv(command[0], command)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the server, which then drains.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Only the server handles Ctrl+C, by draining.
     return subprocess.run(command, check=False).returncode

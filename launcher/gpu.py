@@ -1,7 +1,7 @@
-"""The device: which one the argument and DEVICE ask for, and what follows for the settings.
+"""Chooses the device by the argument and DEVICE, and the settings that depend on it.
 
-NVIDIA's driver library tells whether torch can use a GPU: nvidia-smi may be missing from PATH, and
-does not know CUDA's compatibility libraries, with which an older driver is new enough.
+NVIDIA's driver library is asked whether torch can use a GPU. nvidia-smi may be missing from PATH,
+and does not know CUDA's compatibility libraries, with which torch can use an older driver.
 """
 
 import ctypes
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from launcher.console import WINDOWS, say
 
 LIBRARY = "nvcuda.dll" if WINDOWS else "libcuda.so.1"
-CUDA_VERSION = 13_000  # As the driver counts: the version that the pinned torch is built for.
+CUDA_VERSION = 13_000  # The CUDA version of the pinned torch, 13.0, as the driver reports it.
 OLDEST_DRIVER = 580
-# The most pairs in one forward of a Qwen reranker, and the tokens of a pair, on a CPU.
+# QWEN_RERANK_BATCH_SIZE and QWEN_RERANK_MAX_LENGTH on a CPU.
 CPU_LIMITS = (1, 2048)
-# PyTorch reads it from the environment alone.
+# PyTorch reads it only from the environment.
 ALLOCATOR, ALLOCATOR_OPTIONS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 
 
-def gpu_problem() -> str | None:
-    """Return why the GPU build of torch could not use a GPU, and what to do; None where it can."""
+def find_gpu_problem() -> str | None:
+    """Return why the GPU build of torch cannot use a GPU, and what to do; None if it can."""
     try:
         driver = ctypes.CDLL(LIBRARY)
     except OSError:
@@ -37,34 +37,34 @@ def gpu_problem() -> str | None:
         )
     if driver.cuInit(0) or not _ask_driver(driver, "cuDeviceGetCount"):
         return (
-            "local gpu needs an NVIDIA GPU, and the driver finds none that works: see what "
-            "nvidia-smi says"
+            "local gpu needs an NVIDIA GPU, and the driver finds none that works: see the output "
+            "of nvidia-smi"
         )
     return None
 
 
 def _ask_driver(driver: ctypes.CDLL, question: str) -> int:
-    """Return the number that a function of the driver writes; 0 where it fails."""
+    """Return the number that a function of the driver writes; 0 if it fails."""
     answer = ctypes.c_int(0)
     return 0 if driver[question](ctypes.byref(answer)) else answer.value
 
 
 def choose_flavour(argument: str, settings: Mapping[str, str]) -> str:
-    """Return cpu or gpu; for auto what DEVICE asks for, else gpu if nvidia-smi works."""
+    """Return cpu or gpu; for auto by DEVICE if it is set, else gpu if one can be used."""
     if argument != "auto":
         return argument
     if kind := device_kind(settings):
         return "gpu" if kind == "cuda" else "cpu"
     if not nvidia_smi():
         return "cpu"
-    if problem := gpu_problem():
+    if problem := find_gpu_problem():
         say(f"The GPU is not used: {problem}.")
         return "cpu"
     return "gpu"
 
 
 def device_variables(argument: str, flavour: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return DEVICE, unless it is set to a device that the argument allows, and the allocator."""
+    """Return the variables for the device: DEVICE, unless it fits already, and the allocator."""
     variables: dict[str, str] = {}
     if flavour == "gpu" and not os.environ.get(ALLOCATOR):
         variables[ALLOCATOR] = settings.get(ALLOCATOR, ALLOCATOR_OPTIONS)
@@ -75,22 +75,22 @@ def device_variables(argument: str, flavour: str, settings: Mapping[str, str]) -
 
 
 def device_kind(settings: Mapping[str, str]) -> str:
-    """Return the kind of device that DEVICE names, without a number; "" for auto and for none."""
+    """Return the kind of device in DEVICE, without its number; "" if it is auto or not set."""
     kind = settings.get("DEVICE", "").strip().lower().partition(":")[0]
     return "" if kind == "auto" else kind
 
 
 def gpu_limits(memory_mib: int) -> tuple[int, int]:
-    """Return the limits of a Qwen reranker on a GPU, as `CPU_LIMITS`."""
+    """Return the limits of a Qwen reranker on a GPU, in the order of `CPU_LIMITS`."""
     if memory_mib <= 6 * 1024:
         return (4, 4096)
     return (8 if memory_mib <= 8 * 1024 else 16, 8192)
 
 
 def tune_reranker(flavour: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the limits of a Qwen reranker that are not set; the smallest GPU decides.
+    """Return the limits of a Qwen reranker that are not set, by the memory of the smallest GPU.
 
-    Where no GPU tells its memory, as with [N/A], the app's defaults stay.
+    If no GPU reports its memory ([N/A]), returns nothing, and the defaults of the app remain.
     """
     if "qwen" not in settings.get("RERANKER_MODEL", "").lower():
         return {}
@@ -107,7 +107,7 @@ def tune_reranker(flavour: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """Return what nvidia-smi says; nothing where it fails or is missing."""
+    """Return the output of nvidia-smi; an empty string if it fails or is missing."""
     try:
         command = ["nvidia-smi", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout

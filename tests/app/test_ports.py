@@ -26,7 +26,7 @@ def test_a_port_that_is_taken_is_told_of_and_that_of_ipv6_does_not_take_the_one_
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         for host in ("127.0.0.1", "0.0.0.0"):
-            with pytest.raises(StartupError, match=f"port {port} of {host} is taken"):
+            with pytest.raises(StartupError, match=f"port {port} of {host} is in use"):
                 require_port(host, port)
     try:
         other = socket.create_server(("::1", 0), family=socket.AF_INET6)
@@ -34,7 +34,7 @@ def test_a_port_that_is_taken_is_told_of_and_that_of_ipv6_does_not_take_the_one_
         pytest.skip("no IPv6 here")
     with other:
         port = other.getsockname()[1]
-        with pytest.raises(StartupError, match="is taken"):
+        with pytest.raises(StartupError, match="is in use"):
             require_port("::", port)
     with socket.create_server(("0.0.0.0", port)):
         require_port("::", port)

@@ -300,7 +300,7 @@ def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(monke
     monkeypatch.setattr(process, "DrainingServer", Refused)
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = Settings(port=other.getsockname()[1])
-        with pytest.raises(StartupError, match=r"port \d+ of 127\.0\.0\.1 is taken: end what"):
+        with pytest.raises(StartupError, match=r"port \d+ of 127\.0\.0\.1 is in use: stop the"):
             serve(settings, lambda *_, **__: "app")
 
 

@@ -165,5 +165,5 @@ def test_a_taken_port_is_told_before_an_image_is_built_where_it_is_one_of_the_da
     add_program(checkout.tools, "docker", program)
     result = checkout.start("docker cpu")
     assert (result.returncode, "up --build" in result.stdout) == (is_refused, not is_refused)
-    sentence = f"port {taken} of 127.0.0.1 is taken: end what listens there, or set another PORT."
+    sentence = f"port {taken} of 127.0.0.1 is in use: stop the program there, or set another PORT."
     assert (sentence in result.stderr) == is_refused

@@ -78,7 +78,7 @@ def test_without_a_driver_it_says_so(started: Checkout) -> None:
 
 OLD = "the NVIDIA driver is too old: it knows CUDA up to 12.4, and local gpu needs 13.0"
 NONE_WORKS = "local gpu needs an NVIDIA GPU, and the driver finds none that works"
-SEE = "see what nvidia-smi says"
+SEE = "see the output of nvidia-smi"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
     monkeypatch.setattr(console, "WINDOWS", True)
     monkeypatch.setattr(signal, "signal", lambda *arguments: ignored.append(arguments))
     add_program(tools, "python.exe", '[[ "$*" == "-m app" ]] && exit 7')
-    assert console.become([str(tools / "python.exe"), "-m", "app"]) == 7
+    assert console.exec_program([str(tools / "python.exe"), "-m", "app"]) == 7
     assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
 
 
@@ -103,10 +103,10 @@ def test_env_files_are_read_as_the_app_reads_them(
     for environment in ({}, {"device": "cpu"}, {"PORT": "", "HF_HOME": "c"}):
         monkeypatch.setattr(os, "environ", environment)
         found = {name.upper(): value for name, value in environment.items() if value}
-        assert local.current_settings() == expected | found
+        assert local.read_settings() == expected | found
     (tmp_path / ".env").write_bytes(b"HOST=\xff")
     with pytest.raises(LaunchError, match=r"\.env cannot be read: 'utf-8' codec"):
-        local.current_settings()
+        local.read_settings()
 
 
 def test_a_byte_order_mark_in_the_env_file_does_not_hide_its_first_line(started: Checkout) -> None:
@@ -122,7 +122,7 @@ def test_the_environment_of_another_python_is_left_out(started: Checkout, tmp_pa
 
 @pytest.mark.parametrize("port", ["http", "65536", "-1", "80.5", "²"])
 def test_a_port_that_is_none_is_told(port: str) -> None:
-    with pytest.raises(LaunchError, match=f"PORT={port} is not a port: it is a number from 0 to"):
+    with pytest.raises(LaunchError, match=f"PORT={port} is not a port: set a number from 0 to"):
         local.require_free_port({"PORT": port})
 
 
@@ -131,7 +131,7 @@ def test_a_taken_port_is_told_before_anything_is_installed(started: Checkout) ->
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
         sentence = (
-            f"port {port} of 127.0.0.1 is taken: end what listens there, or set another PORT."
+            f"port {port} of 127.0.0.1 is in use: stop the program there, or set another PORT."
         )
         assert started.refusal("local cpu", PORT=port) == sentence
         started.file(".env").write_text(f"PORT={port}\n")

@@ -55,7 +55,7 @@ def test_the_kernels_are_built_where_their_library_is_missing_and_cost_speed_alo
 ) -> None:
     forget_kernels(started)
     failed = started.start("local cpu", BUILD_FAILS="1")
-    slower = "Going on without them, slower: the kernels could not be built (no compiler); "
+    slower = "Requests will be slower: the kernels could not be built (no compiler); "
     assert slower in failed.stdout
     assert told(failed)
     for builds in (True, False):
@@ -129,7 +129,7 @@ def test_an_environment_that_does_not_work_is_made_anew(started: Checkout, tmp_p
     half = "import sys\nif 'venv' in sys.orig_argv:\n    sys.exit('half')\n"
     failed = started.start("local cpu", PYTHON=started.prepared_python(half))
     assert failed.returncode == 1
-    assert "-m venv' could not make .venv. It said: " in failed.stderr
+    assert "-m venv' could not make .venv: " in failed.stderr
 
     requirements = started.file(SERVICE_LOCK)
     before = requirements.read_text()
@@ -138,7 +138,7 @@ def test_an_environment_that_does_not_work_is_made_anew(started: Checkout, tmp_p
     details = "which takes a few minutes; .venv/install.log has the details."
     assert failed.stdout.splitlines() == [
         f"The first start installs into .venv, {details}",
-        "Installing what the launcher needs ...",
+        "Installing the launcher's packages ...",
         "Installing PyTorch ...",
         "Installing the other packages ...",
     ]
@@ -171,7 +171,7 @@ def test_a_python_packaged_without_venv_is_told(checkout: Checkout) -> None:
     """As Debian packages it: Python finds no such module."""
     said = checkout.start("local cpu", PYTHON=checkout.prepared_python(HIDE))
     assert said.returncode == 1
-    assert "-m venv' could not make .venv. It said: " in said.stderr
+    assert "-m venv' could not make .venv: " in said.stderr
     assert "No module named venv" in said.stderr
 
 
@@ -180,6 +180,4 @@ def test_a_folder_that_cannot_be_written_is_told(checkout: Checkout, condition) 
     result = checkout.start("local cpu", condition(checkout.folder))
     assert result.returncode == 1
     (sentence,) = result.stderr.splitlines()
-    assert re.match(
-        "start_server: .* could not make .venv. It said: .*(Read-only|denied)", sentence
-    )
+    assert re.match("start_server: .* could not make .venv: .*(Read-only|denied)", sentence)
