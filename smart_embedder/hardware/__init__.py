@@ -1,1 +1,1 @@
-"""The devices and processors that models run on."""
+"""The GPUs and processors that models run on, their memory, and copies from device to host."""

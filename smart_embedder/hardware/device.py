@@ -1,4 +1,4 @@
-"""The device and the dtype that settings name; the hardware, its memory, and the time it takes."""
+"""The device and dtype that the settings name, the device's memory, and the time of a call."""
 
 import gc
 import platform
@@ -23,26 +23,29 @@ from smart_embedder.settings import FLOAT8, INT8
 
 log = structlog.get_logger(__name__)
 
-# Held while a CUDA graph is captured: PyTorch's allocator cannot return memory meanwhile, and
-# raises an error in any thread that wants it to.
+# Held while a CUDA graph is captured. Meanwhile PyTorch's allocator cannot return memory: it raises
+# an error in any thread that asks for it.
 capture_lock = threading.RLock()
-# Memory that the system can reclaim only by swapping, in version 1 of control groups, which has an
-# "shmem" too (of the group without its children), and in version 2.
+# Memory that the system can reclaim only by swapping, as version 1 and version 2 of control groups
+# name it. (Version 1 also has "shmem", which leaves out a group's children.)
 _HELD = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
 _STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-# In version 1 a larger number stands for no limit.
+# A larger limit means no limit in version 1 of control groups.
 _NO_LIMIT = 1 << 60
-# How often `shortest` runs something, at most, and the seconds after which it does not do so again.
+# `time_fastest_run` stops after this many runs, or after this many seconds.
 _MAX_RUNS = 3
 _LONG_SECONDS = 0.2
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that DEVICE names; `auto` takes a CUDA GPU, then Apple's, then the CPU."""
+    """Return the device that DEVICE names; `auto` prefers a CUDA GPU, then Apple's, then the CPU.
+
+    Raises `StartupError` if this machine does not have the device.
+    """
     if name == "auto":
         return torch.device(_best_device())
     device = torch.device(name)
-    if device.type == "cpu":  # For PyTorch there is one, whatever the number of the worker.
+    if device.type == "cpu":  # PyTorch has one CPU; the number in `cpu:1` is a worker's.
         return torch.device("cpu")
     if device.type == "cuda":
         if not _has_cuda():
@@ -68,7 +71,7 @@ def _best_device() -> str:
             return "cuda"
     elif torch.backends.mps.is_available():
         return "mps"
-    elif torch.version.cuda:  # The build for GPUs is installed, so a GPU was expected.
+    elif torch.version.cuda:  # PyTorch's build for GPUs is installed, so a GPU was expected.
         reason = _explain_missing_cuda()
     if reason is not None:
         log.warning("no_gpu_used", reason=reason, device="cpu")
@@ -83,7 +86,7 @@ def _has_cuda() -> bool:
 
 
 def _explain_missing_cuda() -> str:
-    """The first sentence of PyTorch's reason, such as a driver that is missing or too old."""
+    """Return the first sentence of PyTorch's reason, such as a missing or too old driver."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
@@ -92,29 +95,34 @@ def _explain_missing_cuda() -> str:
 
 
 def _explain_missing_kernels(device: torch.device) -> str | None:
-    """Why this build of PyTorch cannot compute on a GPU that it sees; None where it can.
+    """Return why this build of PyTorch cannot compute on a GPU that it sees; None if it can.
 
-    Code for one compute capability runs on later ones of the same major number, and code that the
-    driver compiles, on all later ones.
+    Machine code (`sm`) runs on its compute capability and later ones of the same major number. Code
+    that the driver compiles (`compute`) runs on all later ones.
     """
-    has = torch.cuda.get_device_capability(device)
+    gpu = torch.cuda.get_device_capability(device)
     known = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
     built = [(kind, (int(major), int(minor))) for kind, major, minor in known]
-    if not built or any(of <= has and (kind == "compute" or of[0] == has[0]) for kind, of in built):
+    if not built or any(
+        capability <= gpu and (kind == "compute" or capability[0] == gpu[0])
+        for kind, capability in built
+    ):
         return None
-    (major, minor), (first, second) = has, min(of for _, of in built)
+    (major, minor), (lowest_major, lowest_minor) = gpu, min(capability for _, capability in built)
     return (
-        f"PyTorch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)}, of "
-        f"compute capability {major}.{minor}; those that it has begin with {first}.{second}"
+        f"PyTorch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)}, "
+        f"which has compute capability {major}.{minor}; its kernels begin with "
+        f"{lowest_major}.{lowest_minor}"
     )
 
 
 def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torch.dtype:
-    """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
+    """Return the number format that DTYPE names; `auto` takes the device's fastest native format.
 
-    On a GPU Qwen3's states can leave the range of float16: `auto` takes bfloat16 for it, or float32
-    where an NVIDIA GPU has none (before Ampere), and on Apple's. For `int8` and `float8` it is the
-    format of what is not a matrix product.
+    Qwen3's states can leave the range of float16, so on a GPU `auto` takes bfloat16 for it, and
+    float32 on NVIDIA GPUs before Ampere and on Apple's. For `int8` and `float8` the result is the
+    format of everything except matrix products. Raises `StartupError` if the device does not
+    support the format.
     """
     on_cpu = device.type == "cpu"
     if name == FLOAT8:
@@ -130,8 +138,8 @@ def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torc
         )
     if name == INT8 and not cpu_has_int8():
         raise StartupError(
-            "DTYPE=int8 needs an x86 processor with AVX2, or on Linux one of ARM's with dot "
-            "products, and this one has neither; set DTYPE=auto"
+            "DTYPE=int8 needs an x86 processor with AVX2, or an ARM processor with dot products on "
+            "Linux; set DTYPE=auto"
         )
     if name in {"auto", INT8}:
         if on_cpu:
@@ -163,14 +171,14 @@ def cpu_has_int8() -> bool:
 
 
 def _cpu_has_any(*x86: str, arm: str) -> bool:
-    """Whether the processor has one of these features; PyTorch uses ARM's only on Linux."""
+    """Whether the processor has one of these features; on ARM, PyTorch uses them only on Linux."""
     capabilities = torch.cpu.get_capabilities()
     names = (*x86, arm) if platform.system() == "Linux" else x86
     return any(capabilities.get(name) for name in names)
 
 
 def describe_device(device: torch.device) -> str:
-    """The name of the hardware."""
+    """Return the name of the GPU, or the processor's name and number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     capabilities = torch.cpu.get_capabilities()
@@ -179,14 +187,14 @@ def describe_device(device: torch.device) -> str:
 
 
 def memory_bytes(device: torch.device) -> int | None:
-    """Memory of a CUDA device in bytes; None on others."""
+    """Return the memory of a CUDA device in bytes; None for other devices."""
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def make_memory_freer(device: torch.device) -> Callable[[], None]:
-    """A function that makes the device's allocator return memory that it does not use."""
+    """Make a function that returns the device allocator's unused memory to the system."""
 
     def free() -> None:
         gc.collect()
@@ -197,7 +205,10 @@ def make_memory_freer(device: torch.device) -> Callable[[], None]:
 
 
 def make_memory_reader(device: torch.device) -> Callable[[str], int] | None:
-    """Bytes allocated, reserved, free or total on a CUDA device; None on others."""
+    """Make a function that returns a CUDA device's allocated, reserved, free or total bytes.
+
+    Returns None for other devices.
+    """
     if device.type != "cuda":
         return None
     readers: dict[str, Callable[[], int]] = {
@@ -210,17 +221,17 @@ def make_memory_reader(device: torch.device) -> Callable[[str], int] | None:
 
 
 def empty_cuda_cache() -> None:
-    """Return memory that PyTorch's allocator does not use to the driver, after a capture's end."""
+    """Return the unused memory of PyTorch's allocator to the driver; waits for a capture's end."""
     with capture_lock:
         torch.cuda.empty_cache()
 
 
 @cache
 def ensure_allocates(device: torch.device) -> None:
-    """Allocate on a CUDA device; where only expandable segments fail, go on without them.
+    """Test an allocation on a CUDA device, and turn expandable segments off if they fail.
 
-    They need calls that some drivers do not support (under WSL, on virtual GPUs), and NVML, which
-    may be forbidden on a slice of a GPU (MIG).
+    Expandable segments need calls that some drivers do not support (under WSL, on virtual GPUs),
+    and NVML, which may be forbidden on a slice of a GPU (MIG).
     """
     if device.type != "cuda":
         return
@@ -234,7 +245,7 @@ def ensure_allocates(device: torch.device) -> None:
 
 
 def memory_usage(device: torch.device) -> MemoryUsage:
-    """The usage of the memory that models on this device are in."""
+    """Return the usage of the memory in which models on this device are."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return MemoryUsage(total - free, total, torch.cuda.memory_reserved(device))
@@ -242,17 +253,20 @@ def memory_usage(device: torch.device) -> MemoryUsage:
         return MemoryUsage(torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory())
     machine = psutil.virtual_memory()
     process = psutil.Process().memory_info()
-    # Mapped files count for nobody, as in what is available.
+    # Without mapped files, which the system's figure for available memory leaves out, too.
     own = process.rss - getattr(process, "shared", 0)
-    whole = MemoryUsage(machine.total - machine.available, machine.total, own)
-    limited = control_group_usage()
-    if limited is None or limited.total >= whole.total:
-        return whole
-    return replace(limited, own=own)
+    machine_usage = MemoryUsage(machine.total - machine.available, machine.total, own)
+    group_usage = control_group_usage()
+    if group_usage is None or group_usage.total >= machine_usage.total:
+        return machine_usage
+    return replace(group_usage, own=own)
 
 
 def control_group_usage() -> MemoryUsage | None:
-    """The usage of the control group that has least left, version 1 or 2; None without a limit."""
+    """Return the usage of the control group with the least memory left; None without a limit.
+
+    Control groups of version 1 and 2 are read.
+    """
     usages = []
     for group in find_control_groups("memory"):
         texts = (read_system_file(group / f"memory.{name}") for name in ("max", "limit_in_bytes"))
@@ -261,21 +275,21 @@ def control_group_usage() -> MemoryUsage | None:
             lines = read_system_file(group / "memory.stat").splitlines()
             statistics = dict(line.partition(" ")[::2] for line in lines)
             names = next((names for names in _HELD if names & statistics.keys()), set())
-            held = (statistics.get(name, "") for name in names)
-            usages.append(MemoryUsage(sum(int(each) for each in held if each.isdecimal()), limit))
+            texts = (statistics.get(name, "") for name in names)
+            usages.append(MemoryUsage(sum(int(text) for text in texts if text.isdecimal()), limit))
     return min(usages, key=lambda usage: usage.total - usage.used, default=None)
 
 
 def host_memory_left() -> int:
-    """Bytes that the process may still take before its machine or control group has no more."""
+    """Return the bytes that the process may still allocate in its machine or control group."""
     usage = memory_usage(torch.device("cpu"))
     return max(0, usage.total - usage.used)
 
 
 def measure_peak_growth(run: Callable[[], object]) -> int | None:
-    """Bytes by which the process's memory grows at most while `run` runs; None if not known.
+    """Return the peak growth of the process's memory, in bytes, during `run`; None if not known.
 
-    Where the system does not forget an earlier peak, it is that peak's.
+    If the system cannot reset the peak, an earlier, higher peak counts.
     """
     with suppress(OSError):
         _FORGET_PEAK.write_text("5", "ascii")
@@ -288,10 +302,10 @@ def measure_peak_growth(run: Callable[[], object]) -> int | None:
 def time_fastest_run(
     run: Callable[[], object], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """The seconds of the fastest of a few runs, as the first may compile; fewer of a long one."""
-    tries: list[float] = []
-    while len(tries) < _MAX_RUNS and sum(tries) < _LONG_SECONDS:
+    """Return the seconds of the fastest of up to three runs; the first one may compile."""
+    durations: list[float] = []
+    while len(durations) < _MAX_RUNS and sum(durations) < _LONG_SECONDS:
         began = clock()
         run()
-        tries.append(clock() - began)
-    return min(tries)
+        durations.append(clock() - began)
+    return min(durations)

@@ -33,7 +33,12 @@ CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
         (("avx2",), "Linux", torch.float32, None),
         (("avx", "sse4_2"), "Linux", torch.float32, "DTYPE=int8 needs an x86 processor with AVX2"),
         (("bf16", "dot", "i8mm"), "Linux", torch.bfloat16, None),
-        (("bf16", "dot", "i8mm"), "Darwin", torch.float32, "on Linux one of ARM's with dot"),
+        (
+            ("bf16", "dot", "i8mm"),
+            "Darwin",
+            torch.float32,
+            "an ARM processor with dot products on Linux",
+        ),
     ],
 )
 def test_on_a_cpu_what_is_native_is_taken_for_all_or_beside_int8(
@@ -140,7 +145,9 @@ CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"
 def test_a_gpu_is_taken_if_the_build_has_kernels_for_it(seen_gpu, capability, built, runs) -> None:
     seen_gpu(capability, built)
     has = ".".join(map(str, capability))
-    reason = f"PyTorch .* has no kernels for Some GPU, of compute capability {has}; .* with 7.5"
+    reason = (
+        f"PyTorch .* has no kernels for Some GPU, which has compute capability {has}; .* with 7.5"
+    )
     with capture_logs() as lines:
         assert device.choose_device("auto") == (CUDA if runs else CPU)
     if runs:
