@@ -1,7 +1,8 @@
-"""Encoders of every family without an implementation here, by transformers' modules.
+"""Encoders of families without an implementation here, computed by transformers' modules.
 
-A module is loaded, then tried: of the layouts that a batch can have, packed first, the fastest that
-computes each text as if it were alone is used. Code of a checkpoint is never run.
+After a module is loaded, a trial runs it with each layout of a batch, the fastest (packed) first.
+The first layout in which each text has the same states as alone is used. A checkpoint's code is
+never run.
 """
 
 import inspect
@@ -79,69 +80,70 @@ from smart_embedder.models.files.config import read_config, unusable
 from smart_embedder.models.files.weights import StoredTensor, Weights
 from smart_embedder.models.tokenizer import TextTokenizer
 
-# Besides what is stored, a module may have an unused pooler, and tables that it computes.
-_MAX_MADE = 1.5
-# Of a model whose layers share their tensors.
+# The most parameters of a module, relative to the stored numbers: it may also have an unused
+# pooler, and tables that it computes.
+_MAX_PARAMETERS = 1.5
+# The most layers of a model whose layers share their tensors.
 _MAX_LAYERS = 100
 # The errors that transformers raises for files that it cannot use.
 LOADING_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
     IndexError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
-# How the texts of a batch are laid out, the fastest first.
+# The layouts of the texts of a batch, the fastest first.
 PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
 _PACKED = "smart_embedder_packed"
-# Padding beside the tokens of a group that is computed together, as a share.
+# The most padding of a group that is computed together, as a share of its tokens.
 _MAX_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
-# What attention may take for a group of several texts, and for one on a CPU without asking how much
-# memory is free; then one may take this share of it, because others take memory, too.
+# The most memory of attention for a group of several texts, and for a single text on a CPU before
+# the free memory is checked. Then a text may take this share of it, as others need memory, too.
 _GROUP_BYTES = 2**28
 _FREE_SHARE = 0.5
 _RETRY_AFTER = 30
 _LAYOUT = "batch"
-# What computes parts of a module: the backend, or what transformers has for them.
+# The name of the proof of replaced parts, and who computes them: the backend or transformers.
 _PARTS, _BACKEND, TRANSFORMERS = "modules", "backend", "transformers"
-# The rounding errors of all layers, as a multiple of one operation's; one product's in 8 bits.
+# The rounding error of all layers, as a multiple of one operation's; that of a product in 8 bits.
 _LAYERS = 4
 _INT8_TOLERANCE = 3e-2
-# Tokens of the texts of the trial. Some are padded beside others, two are of one length, and one is
-# longer than the blocks of windowed attention and than the window.
+# The tokens of the trial's texts. Some are padded beside others, two have the same length, and one
+# is longer than the window and than the blocks of windowed attention.
 _TRIAL_LENGTHS = (3, 15, 17, 19, 19, 40)
 _LONGEST_TRIAL = 700
 _WIDEST_TRIAL = (_LONGEST_TRIAL - 9) // 2
-# The attributes, of configurations and of attentions, that limit how far a token sees.
+# Attributes, of configurations and of attentions, that limit how far a token attends.
 _WINDOWS = ("sliding_window", "attention_chunk_size")
-# Of rotary positions that are others in long texts: from how many tokens on. In the trial a text
-# that is padded beside others is longer, and another is not.
+# The number of tokens above which rotary positions change (`longrope`). In the trial, some of the
+# texts that are padded together are longer than this number, and some are not.
 _LONG_FROM, _TRIAL_LONG_FROM = "original_max_position_embeddings", 16
-# Ids that every vocabulary has.
+# A range of ids that every vocabulary has.
 _TRIAL_IDS = (5, 100)
-# One of them, to pad with where another padding must not change anything.
+# One of these ids, to test that the padding's id does not matter.
 _OTHER_PADDING = 7
-# The memory of attention follows from texts of so many tokens, twice and thrice as many.
+# Attention's memory is measured with texts of this many tokens, twice and three times as many.
 _MEASURED_TOKENS = 16
-# Of a configuration: what is no matter of a text's states.
+# Options of a configuration that do not change a text's states.
 _WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels",
     "problem_type", "torch_dtype", "transformers_version", "use_cache",
 }  # fmt: skip
-# The number of positions of a model that limits it nowhere.
+# The number of positions of a model that has no limit.
 _UNLIMITED = 2**31
 
 
 def load_by_transformers(
     folder: Path, target: Target, read_tokenizer: Callable[[int], TextTokenizer]
 ) -> tuple[Backbone, TextTokenizer]:
-    """Load the transformer in `folder`; raises `StartupError` where transformers cannot.
+    """Load the transformer in `folder` and its tokenizer, for the module's number of positions.
 
-    Its tokenizer is read for the number of positions.
+    Raises `StartupError` if transformers cannot load it.
     """
     module = _load_module(folder, target)
     count, positions = _find_positions(module)
     tokenizer = read_tokenizer(count)
-    tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
+    tables = (part for part in module.modules() if isinstance(part, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
-    parameters = sum(each.numel() for each in module.parameters()) - in_tables
+    parameters = sum(parameter.numel() for parameter in module.parameters()) - in_tables
     with _lower_limits(module):
         trial = _Trial(folder, module, target, count, positions)
         target = trial.choose_layout()
@@ -156,7 +158,7 @@ def load_by_transformers(
         max_length=count,
         parameters=parameters,
         positions=positions,
-        # Without defaults, and what changes no number.
+        # Without defaults and options that do not change the states.
         configuration=sorted(
             (name, repr(value))
             for name, value in module.config.to_diff_dict().items()
@@ -167,7 +169,7 @@ def load_by_transformers(
 
 
 def _find_positions(module: Any) -> tuple[int, PositionScheme]:
-    """The number of positions, and how they are counted."""
+    """Return the number of positions, and how they are counted."""
     for name, table in module.named_modules():
         if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
             padding = table.padding_idx
@@ -179,7 +181,10 @@ def _find_positions(module: Any) -> tuple[int, PositionScheme]:
 
 
 def _load_module(folder: Path, target: Target) -> Any:
-    """The module in `folder`, without a head, on its device; raises `StartupError`."""
+    """Load the module in `folder`, without a head, on its device.
+
+    Raises `StartupError` if it cannot be loaded or lacks tensors.
+    """
     _require_supported(folder)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -194,14 +199,15 @@ def _load_module(folder: Path, target: Target) -> Any:
     if missing:
         raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
     module.config.use_cache = False
-    # Short forwards run between two layers, which are the longest list of modules.
-    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
+    # Lets short forwards run between two layers. The layers are the longest list of modules.
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     for layer in max(lists, key=len, default=()):
         layer.register_forward_pre_hook(lambda *_: preemption_point())
     return module.eval().to(target.device)
 
 
 def _require_supported(folder: Path) -> None:
+    """Raise `StartupError` for a model that transformers cannot compute without further code."""
     config = read_config(folder)
     model_type = config.get("model_type")
     if model_type not in CONFIG_MAPPING:
@@ -222,28 +228,31 @@ def _require_supported(folder: Path) -> None:
 
 
 def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
-    """The module, and what is said of its tensors; raises `StartupError` for impossible sizes."""
+    """Load the module; return it with transformers' report of missing tensors.
+
+    Raises `StartupError` for impossible sizes, before memory is allocated for them.
+    """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     weights = Weights.read(folder)
     weights.require_numbers()
     for key, value in config.to_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
             raise unusable(folder, key, value)
-        # Every layer has tensors of its own, unless it is one that is used again and again.
+        # Each layer has its own tensors, unless all layers share them.
         if "layers" in key and type(value) is int and value > _MAX_LAYERS + len(weights.tensors):
             raise unusable(folder, key, value)
     encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     with torch.device("meta"):
         described = (AutoModelForTextEncoding if encodes else AutoModel).from_config(config)
-    # Those that are missing would be made, however large they are.
-    needed = sum(each.numel() for each in described.parameters())
-    stored = sum(math.prod(each.shape) for each in weights.tensors.values())
-    if needed > _MAX_MADE * stored:
+    # transformers would allocate missing tensors, however large they are.
+    needed = sum(parameter.numel() for parameter in described.parameters())
+    stored = sum(math.prod(tensor.shape) for tensor in weights.tensors.values())
+    if needed > _MAX_PARAMETERS * stored:
         raise StartupError(
             f"{folder / 'config.json'} describes a model of {needed:,} numbers, and its weights "
             f"have {stored:,}"
         )
-    # Not by the folder's name: transformers would map the files.
+    # With the tensors, not the folder's name, from which transformers would map the files.
     loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
         None,
         config=config,
@@ -256,18 +265,21 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
 
 
 def _named_tensors(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors, which are noted as the module calls them; the pooler is not computed."""
+    """Yield the tensors by their stored names; their contents are hashed under the module's names.
+
+    The hash leaves out the pooler, which is not computed, and whole numbers.
+    """
     for stored_name, tensor in weights.tensors.items():
         name = stored_name.removeprefix(f"{prefix}.")
-        counts = "pooler" not in name and tensor.dtype.is_floating_point
-        yield stored_name, replace(tensor, name=name, content=tensor.content if counts else None)
+        is_hashed = "pooler" not in name and tensor.dtype.is_floating_point
+        yield stored_name, replace(tensor, name=name, content=tensor.content if is_hashed else None)
 
 
 class ModuleTransformer(Transformer):
-    """A module of transformers, whose batches have a `layout`; `attend` is for the packed one.
+    """A transformers module that gets its batches in a `layout`; the packed one needs `attend`.
 
-    `padding` is the token that fills rows up, by default the model's own. `bytes_per_pair` is what
-    attention takes for each pair of tokens of one text, where it is quadratic.
+    `padding` is the id of the padding token, by default the model's. `bytes_per_pair` is the memory
+    of attention for each pair of tokens of a text, if it is quadratic.
     """
 
     def __init__(
@@ -280,18 +292,19 @@ class ModuleTransformer(Transformer):
         self._module = module
         self.layout = layout
         self.attend = attend
-        own: int | None = getattr(module.config, "pad_token_id", None)
-        self._padding = (own or 0) if padding is None else padding
+        default: int | None = getattr(module.config, "pad_token_id", None)
+        self._padding = (default or 0) if padding is None else padding
         self.bytes_per_pair = 0.0
         self.rounds_up = layout == PACKED
         self.window = getattr(module.config, "sliding_window", None)
-        # A graph does not know the lengths that a window is found by where the attention has none.
+        # Without a window of its own, the attention is divided by the lengths of texts, which a
+        # captured graph would repeat for other batches.
         self.capturable = attend is not None and (self.window is None or has_window(attend))
 
     def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
         """Implement `Transformer`.
 
-        Raises `OutOfMemoryError` for a text whose attention the free memory of a CPU does not hold.
+        Raises `OutOfMemoryError` for a text whose attention does not fit the free memory of a CPU.
         """
         if self.attend is None:
             self._require_memory(packed)
@@ -305,7 +318,7 @@ class ModuleTransformer(Transformer):
         return states if rows is None else states.index_select(0, rows)
 
     def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
-        """The states of each group of sequences, padded, in packed order."""
+        """Yield the states of each group of sequences, computed with padding, in packed order."""
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
         ids = torch.split(packed.input_ids[0], packed.lengths)
         attended = torch.split(packed.attended, packed.lengths)
@@ -317,22 +330,22 @@ class ModuleTransformer(Transformer):
             is_token = np.arange(input_ids.shape[1]) < np.array(packed.lengths[group])[:, None]
             mask = pad(list(attended[group])).long()
             output = self._module(input_ids=input_ids, attention_mask=mask)
-            # A boolean index on the device would make this thread wait for it.
+            # A boolean index on the device would make this thread wait for the device.
             slots = to_device(packed.device, np.flatnonzero(is_token))
             yield output.last_hidden_state.flatten(0, 1).index_select(0, slots)
 
     def _require_memory(self, packed: PackedBatch) -> None:
-        """Refuse a text whose attention a CPU's memory does not hold: the system would kill us."""
+        """Refuse a text whose attention does not fit a CPU's memory: the system would kill us."""
         needed = packed.max_length**2 * self.bytes_per_pair
         if packed.device.type != "cpu" or needed <= _GROUP_BYTES:
             return
         usage = memory_usage(packed.device)
-        most = _FREE_SHARE * (usage.total - usage.used)
-        if needed > most:
+        available = _FREE_SHARE * (usage.total - usage.used)
+        if needed > available:
             raise OutOfMemoryError(
                 f"attention over a text of {packed.max_length} tokens takes {needed / 2**30:.1f} "
-                f"GiB in this model, and {max(0.0, most) / 2**30:.1f} GiB can be had; send shorter "
-                "texts, or lower max_tokens or EMBED_MAX_LENGTH",
+                f"GiB in this model, and {max(0.0, available) / 2**30:.1f} GiB are available; send "
+                "shorter texts, or lower max_tokens or EMBED_MAX_LENGTH",
                 retry_after=_RETRY_AFTER,
             )
 
@@ -345,9 +358,9 @@ class ModuleTransformer(Transformer):
 
 
 class _Trial:
-    """Random texts, on which the layouts of batches are compared with each text by itself.
+    """Random texts, for which layouts of batches are compared with each text alone.
 
-    The module's limits are to be low meanwhile (`_lower_limits`).
+    Run it within `_lower_limits`, so that some texts are longer than the module's limits.
     """
 
     def __init__(
@@ -360,27 +373,29 @@ class _Trial:
         window = getattr(module.config, "sliding_window", None) or 0
         lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
         random = np.random.default_rng(0)
-        texts = [random.integers(*_TRIAL_IDS, min(each, count)) for each in sorted(lengths)]
+        texts = [random.integers(*_TRIAL_IDS, min(length, count)) for length in sorted(lengths)]
         others = [ids[::-1] if i % 2 == 0 else ids for i, ids in enumerate(texts)]
         self._pack = partial(pack, device=target.device, positions=positions)
         self._texts = self._pack(texts)
-        # The same lengths, and every second text is another: its own tokens backwards.
+        # The same lengths, but every second text is reversed.
         self._beside_others = self._pack(others)
         kept = np.concatenate([np.full(len(ids), i % 2 == 1) for i, ids in enumerate(texts)])
         self._kept = to_device(target.device, np.flatnonzero(kept))
 
     @torch.inference_mode()
     def choose_layout(self) -> Target:
-        """The target, with the first layout that computes a text as alone.
+        """Return the target with the first layout that computes texts as if they were alone.
 
-        Raises `StartupError`.
+        Raises `StartupError` if there is none.
         """
         module, target = self.module, self._target
         own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
         try:
             self._expected = ModuleTransformer(module, ALONE)(self._texts)
         except (*LOADING_ERRORS, AssertionError) as error:
-            raise StartupError(f"{self._described} does not read texts alone: {error}") from error
+            raise StartupError(
+                f"{self._described} cannot compute a text that is alone in its batch: {error}"
+            ) from error
         if not self._expected.cpu().isfinite().any():
             raise never_finite_error(f"in {self._folder}")
         refused: list[Proof] = []
@@ -395,8 +410,8 @@ class _Trial:
             module.set_attn_implementation(own_attention)
         if target.attention_named:
             raise StartupError(
-                f"the model in {self._folder} brings an attention of its own, which no other can "
-                "replace; set ATTENTION to auto"
+                f"the model in {self._folder} has its own attention, which no other can replace; "
+                "set ATTENTION to auto"
             )
         for layout in (PADDED, ONE_LENGTH, ALONE):
             proof = self._prove_layout(layout)
@@ -405,19 +420,19 @@ class _Trial:
                 return target.with_path(_LAYOUT, layout, refused)
             refused.append(proof)
         raise StartupError(
-            f"{self._described} makes other vectors of the same text each time "
+            f"{self._described} computes different vectors for the same text each time "
             f"({refused[-1].reason})"
         )
 
     def transformer(self, target: Target) -> ModuleTransformer:
-        """The module, as it is now, in the layout of a target."""
+        """Make a transformer of the module, as it is now, in the layout of a target."""
         layout = target.paths[_LAYOUT]
         attend = target.backend.attention if layout == PACKED else None
         return ModuleTransformer(self.module, layout, attend)
 
     @torch.inference_mode()
     def use_backend(self, target: Target) -> Target:
-        """Let the backend compute the parts that it can, where the model stays what it is."""
+        """Replace parts of the module by the backend's; undo that if the states change."""
         proven, parts = self._prove_parts(target)
         replace_parts(parts, proven.backend)
         proof = self._prove_replaced_parts(proven)
@@ -431,13 +446,16 @@ class _Trial:
 
     @torch.inference_mode()
     def quantize(self, target: Target, tokenizer: TextTokenizer) -> Target:
-        """Compute the products in 8 bits, by the states of some texts; raises `StartupError`."""
+        """Replace the products by products in 8 bits, calibrated with some texts.
+
+        Raises `StartupError` if the module cannot be computed so.
+        """
         texts = encode_calibration(tokenizer)
         packed = self._pack(texts)
         exact = self.transformer(target)(packed)
         target, parts = self._prove_parts(target)
         transformer = self.transformer(target)
-        # In one call, of one text where others cannot be beside it.
+        # One call calibrates all texts; layouts that are not packed get them joined as one text.
         joined = np.concatenate(texts)[: tokenizer.max_length]
         try:
             with calibrating_backend(target.backend, target.dtype) as int8_backend:
@@ -453,14 +471,14 @@ class _Trial:
         proof = self._prove_replaced_parts(target)
         if not proof.holds:
             raise StartupError(
-                f"{self._described} is not computed in 8 bits as it is ({proof.reason}); set DTYPE "
-                "to auto"
+                f"{self._described} is not computed in 8 bits correctly ({proof.reason}); set "
+                "DTYPE to auto"
             )
         warn_if_inexact(self._folder.name, transformer(packed), exact, packed)
         return target
 
     def _prove_parts(self, target: Target) -> tuple[Target, list[Replacement]]:
-        """What can be replaced, and the operations that this takes proven."""
+        """Find the parts that can be replaced, and prove the operations that they need."""
         parts = find_parts(self.module, target.dtype, packed=target.paths[_LAYOUT] == PACKED)
         operations = {name for part in parts for name in part.operations}
         return prove(target, _read_shapes(self.module), sorted(operations)), parts
@@ -472,10 +490,10 @@ class _Trial:
         return replace(proof, operation=_PARTS, path=_BACKEND)
 
     def _prove_layout(self, layout: str, attend: Attention | None = None) -> Proof:
-        """Compare a layout with each text by itself, and with itself beside other texts.
+        """Compare a layout with each text alone, and then with itself beside other texts.
 
-        The second shapes are those of the first, so the tolerance is that of one operation: a
-        smaller influence of padding or neighbours shows in half precision, too.
+        The second comparison is between equal shapes, so its tolerance is that of one operation:
+        even in half precision it finds a small influence of padding or neighbours.
         """
         tolerance = TOLERANCES[self._target.dtype]
         rounding = _LAYERS * (_INT8_TOLERANCE if self._target.quantized else tolerance)
@@ -486,8 +504,8 @@ class _Trial:
             return states
 
         def compute_beside_others() -> list[Tensor]:
-            other = ModuleTransformer(self.module, layout, attend, _OTHER_PADDING)
-            return [other(self._beside_others).index_select(0, self._kept)]
+            transformer = ModuleTransformer(self.module, layout, attend, _OTHER_PADDING)
+            return [transformer(self._beside_others).index_select(0, self._kept)]
 
         proof = try_path("forward", layout, compute, [self._expected], rounding)
         if not proof.holds:
@@ -512,24 +530,24 @@ def _read_shapes(module: Any) -> Shapes:
         getattr(config, "num_key_value_heads", None) or heads,
         getattr(config, "head_dim", None) or width // heads,
         bias=False,
-        causal=any(getattr(each, "is_causal", False) for each in module.modules()),
+        causal=any(getattr(part, "is_causal", False) for part in module.modules()),
     )
 
 
 @contextmanager
 def _lower_limits(module: Any) -> Iterator[None]:
-    """Lower what makes long texts others than short ones until some texts of the trial are long.
+    """Lower a module's limits, so that the trial's longest texts are computed as long texts.
 
-    Those are attention windows, and the number of tokens from which on rotary positions are others
-    (`longrope`). They are read where they are used, so that a high limit is computed as a low one.
+    The limits are attention windows, and the number of tokens above which rotary positions change
+    (`longrope`). Modules read them at each call, so a low limit is computed as the real one.
     """
     window = getattr(module.config, "sliding_window", None) or 0
-    # Some families add one to the configuration's number, in each attention.
+    # All windows are lowered by the same number: some families' attentions add one to it.
     by = max(0, window - _WIDEST_TRIAL)
     parts = list(module.modules())
     configs = [part.config for part in parts if getattr(part, "config", None) is not None]
     with ExitStack() as before:
-        for holder in {id(each): each for each in (*parts, *configs)}.values():
+        for holder in {id(holder): holder for holder in (*parts, *configs)}.values():
             for name in _WINDOWS:
                 value = getattr(holder, name, None)
                 if isinstance(value, int) and value > _WIDEST_TRIAL:
@@ -538,17 +556,17 @@ def _lower_limits(module: Any) -> Iterator[None]:
                     setattr(holder, name, narrowed if narrowed > 0 else _WIDEST_TRIAL)
         for config in configs:
             rotary = getattr(config, "rope_parameters", None) or {}
-            # Those of every layer, or of every kind of layers.
-            for each in (rotary, *rotary.values()):
-                is_long = isinstance(each, dict) and each.get("rope_type") == "longrope"
-                if is_long and _LONG_FROM in each:
-                    before.callback(each.__setitem__, _LONG_FROM, each[_LONG_FROM])
-                    each[_LONG_FROM] = _TRIAL_LONG_FROM
+            # The parameters of all layers, or those of each kind of layer.
+            for options in (rotary, *rotary.values()):
+                is_long = isinstance(options, dict) and options.get("rope_type") == "longrope"
+                if is_long and _LONG_FROM in options:
+                    before.callback(options.__setitem__, _LONG_FROM, options[_LONG_FROM])
+                    options[_LONG_FROM] = _TRIAL_LONG_FROM
         yield
 
 
 class _LiveBytes(TorchFunctionMode):
-    """Notes after each operation, in `after`, the bytes of the results that are still alive."""
+    """Records, after each operation, the bytes of the results that are still in memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -561,11 +579,10 @@ class _LiveBytes(TorchFunctionMode):
         """Implement `TorchFunctionMode`."""
         del types
         result = func(*args, **(kwargs or {}))
-        for each in tree_leaves(result):
-            # Of a function that is mapped over a batch, as one that makes a mask, only the result
-            # of the map is in memory.
-            if isinstance(each, Tensor) and not is_batchedtensor(each):
-                storage = each.untyped_storage()
+        for leaf in tree_leaves(result):
+            # Tensors within `vmap`, which makes masks, are parts of its result, which counts once.
+            if isinstance(leaf, Tensor) and not is_batchedtensor(leaf):
+                storage = leaf.untyped_storage()
                 if id(storage) not in self._sizes:
                     weakref.finalize(storage, self._sizes.pop, id(storage))
                 self._sizes[id(storage)] = storage.nbytes()
@@ -575,10 +592,10 @@ class _LiveBytes(TorchFunctionMode):
 
 @torch.inference_mode()
 def _measure_bytes_per_pair(module: Any, positions: int, device: torch.device) -> float:
-    """What the module takes for each pair of tokens of a text while it computes it; 0 if nothing.
+    """Return the memory that a forward takes for each pair of tokens of a text, in bytes.
 
-    After each operation the memory in use is a polynomial of the number of tokens, and texts of
-    three lengths say what the factor of its square is.
+    After each operation the memory in use is a quadratic polynomial of the number of tokens. Texts
+    of three lengths determine the factor of its square, which is 0 if no memory is quadratic.
     """
     step = max(1, min(_MEASURED_TOKENS, positions // 3))
     counts: list[list[int]] = []
@@ -587,8 +604,8 @@ def _measure_bytes_per_pair(module: Any, positions: int, device: torch.device) -
             ids = torch.full((1, length), _OTHER_PADDING, device=device)
             module(input_ids=ids, attention_mask=torch.ones_like(ids))
         counts.append(live.after)
-    if len({len(each) for each in counts}) > 1:  # Longer texts take other operations.
-        counts = [[max(each)] for each in counts]
+    if len({len(count) for count in counts}) > 1:  # Longer texts take other operations.
+        counts = [[max(count)] for count in counts]
     squares = [
         (third - 2 * second + first) / 2 for first, second, third in zip(*counts, strict=True)
     ]

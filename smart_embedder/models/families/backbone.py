@@ -1,8 +1,7 @@
-"""What all families of transformers share: how they are called.
+"""The interface of all families of transformers.
 
-A `Backbone` is a transformer on its `Target`, which maps a packed batch to the hidden state of
-every token. Families derive from `Transformer`; what becomes of the states is a matter of
-`smart_embedder.models.heads`.
+A `Backbone` is a transformer on its `Target`. It maps a packed batch to the hidden state of every
+token. Families derive from `Transformer`; `smart_embedder.models.heads` turn states into vectors.
 """
 
 from abc import ABC, abstractmethod
@@ -35,19 +34,19 @@ from smart_embedder.models.cuda_graphs import (
 )
 from smart_embedder.tokens import TokenIds
 
-# The cost of all layers is measured with one in so many of them.
+# One in this many layers is run to measure the cost of all.
 _DEPTH_RATIO = 12
-# Rows of a thread that `run_in_row_blocks` computes at once.
+# The rows for each thread that `run_in_row_blocks` computes at once.
 _ROWS_PER_THREAD = 256
-# Pairs of tokens that one call of attention scores on a CPU where sequences are long: those of a
-# text of 8,192 tokens by one head, which takes 50 ms on two cores.
+# The most scores of one call of attention on a CPU: those of one head for a text of 8,192 tokens,
+# which take 50 ms on two cores.
 _SCORES_OF_A_CALL = 2**26
-# oneDNN compiles a kernel for each number of rows, which takes milliseconds in bfloat16. Rounding
-# up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
-# are. (Tokens above, multiple.)
+# (tokens, multiple): batches of more tokens are rounded up to the multiple. oneDNN compiles a
+# kernel for each number of rows, which takes milliseconds in bfloat16; rounded numbers reuse
+# kernels. Added rows cost relatively more in a small batch.
 _CPU_MULTIPLES = ((32, 8), (512, 32))
-# Tokens of a batch of which the last layer computes only those that are read: for fewer it takes
-# as long to choose them.
+# In batches of fewer tokens the last layer computes all: selecting those that are read would take
+# as long.
 _WORTH_CHOOSING = 256
 # Operations that a library may compute in another order for another number of rows.
 _BY_BATCH = ("linear", "add_linear", "int8_gemm", ATTENTION)
@@ -56,9 +55,9 @@ _BY_BATCH = ("linear", "add_linear", "int8_gemm", ATTENTION)
 class Transformer(ABC):
     """Maps a packed batch to the hidden state of every token.
 
-    `shares_prefixes`: common prefixes are computed once. `capturable`: a forward can be captured as
-    a CUDA graph. `rounds_up`: a forward accepts rows that belong to no sequence. `window`: the
-    attention window of some layers, if there is one.
+    `shares_prefixes`: whether common prefixes are computed once. `capturable`: whether a forward
+    can be captured as a CUDA graph. `rounds_up`: whether a forward accepts rows that belong to no
+    sequence. `window`: the attention window of some layers, or None.
     """
 
     shares_prefixes: ClassVar[bool] = False
@@ -68,20 +67,20 @@ class Transformer(ABC):
 
     @abstractmethod
     def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
-        """`[T, hidden]`: the last hidden state of every token, or `[R, hidden]` of those `rows`."""
+        """Return the last hidden states, `[T, hidden]`, or those of `rows`, `[R, hidden]`."""
 
     @abstractmethod
     def without_unattended(self) -> Self:
-        """A copy whose attention excludes tokens that are marked as unattended."""
+        """Return a copy whose attention excludes tokens that are marked as unattended."""
 
     def with_fewer_layers(self) -> tuple[Self, float]:
-        """A copy with fewer layers, and by what factor this one has more."""
+        """Return a copy with fewer layers, and the factor by which this one has more."""
         return self, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LayeredTransformer(Transformer):
-    """Layers, one after the other, which are called with states, batch and attention."""
+    """A transformer of layers that are called in order, with states, batch and attention."""
 
     layers: Sequence[Callable[..., Tensor]]
     attend: Attention
@@ -91,7 +90,7 @@ class LayeredTransformer(Transformer):
         return replace(self, attend=exclude_unattended(self.attend))
 
     def with_fewer_layers(self) -> tuple[Self, float]:
-        """Implement `Transformer`: enough layers to measure the cost of all."""
+        """Implement `Transformer`; keeps enough layers to measure the cost of all."""
         few: Any = self.layers[: max(2, len(self.layers) // _DEPTH_RATIO)]
         return replace(self, layers=few), len(self.layers) / len(few)
 
@@ -101,7 +100,7 @@ _rows_undivided = ContextVar("rows_undivided", default=False)
 
 @contextmanager
 def rows_undivided() -> Iterator[None]:
-    """Within, `run_in_row_blocks` computes all rows at once, however many there are."""
+    """Let `run_in_row_blocks` compute all rows at once within the context."""
     token = _rows_undivided.set(True)
     try:
         yield
@@ -112,23 +111,24 @@ def rows_undivided() -> Iterator[None]:
 def fits_one_call(tokens: int, scores: int) -> bool:
     """Whether a CPU computes attention and the products around it in one call.
 
-    `scores` counts those of all heads. Larger batches are divided by `run_in_row_blocks` and
-    `attend_by_heads`.
+    `scores` is the number of scores of all heads. `run_in_row_blocks` and `attend_by_heads` divide
+    larger batches.
     """
     return tokens <= _ROWS_PER_THREAD * torch.get_num_threads() and scores <= _SCORES_OF_A_CALL
 
 
 def run_in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
-    """Compute `step`, which treats each row by itself, on a CPU for a few rows at a time.
+    """Run `step`, which computes each row by itself, on a few rows at a time on a CPU.
 
-    Its intermediate results then fit the cache.
+    The intermediate results then fit the cache, and a short forward can run between two blocks.
     """
-    at_once = _ROWS_PER_THREAD * torch.get_num_threads()
-    if states.device.type != "cpu" or len(states) <= at_once or _rows_undivided.get():
+    num_rows = _ROWS_PER_THREAD * torch.get_num_threads()
+    if states.device.type != "cpu" or len(states) <= num_rows or _rows_undivided.get():
         return step(states, *others)
 
     def results() -> Iterator[Tensor]:
-        for block in zip(*(torch.split(each, at_once) for each in (states, *others)), strict=True):
+        blocks = (torch.split(tensor, num_rows) for tensor in (states, *others))
+        for block in zip(*blocks, strict=True):
             preemption_point()
             yield step(*block)
 
@@ -138,30 +138,32 @@ def run_in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tens
 def attend_by_heads(
     attend: Callable[[QueryKeyValue], Tensor], states: QueryKeyValue, packed: PackedBatch
 ) -> Tensor:
-    """As `attend`, on a CPU for a few heads at a time where sequences are long.
+    """Call `attend`; if sequences are long on a CPU, for a few heads at a time.
 
-    A short forward can then run in between; the heads do not depend on each other.
+    A short forward can then run between two calls.
     """
     query, key, value = states
     if query.device.type != "cpu" or len(query) * packed.pairs <= _SCORES_OF_A_CALL:
         preemption_point()
         return attend(states)
     group = len(query) // len(key)
-    at_once = max(1, _SCORES_OF_A_CALL // (group * packed.pairs))
+    num_keys = max(1, _SCORES_OF_A_CALL // (group * packed.pairs))
 
     def results() -> Iterator[Tensor]:
-        for start in range(0, len(key), at_once):
+        for start in range(0, len(key), num_keys):
             preemption_point()
-            keys, queries = (
-                slice(times * start, times * (start + at_once)) for times in (1, group)
-            )
+            keys = slice(start, start + num_keys)
+            queries = slice(group * keys.start, group * keys.stop)
             yield attend((query[queries], key[keys], value[keys]))
 
     return cat_in_large_pages(results(), len(query), dim=1)
 
 
 def preemption_point() -> None:
-    """Run a short forward that waits for this thread, if there is one."""
+    """Run a short forward that waits for this thread, if there is one.
+
+    Restores the number of threads, which that forward may have changed.
+    """
     threads = torch.get_num_threads()
     if run_preempting_call():
         torch.set_num_threads(threads)
@@ -170,10 +172,10 @@ def preemption_point() -> None:
 class Backbone:
     """A transformer that maps a packed batch to the hidden state of every token.
 
-    `max_length` is the number of positions, and `positions` says how tokens are numbered.
-    `parameters` is the number of weights that each token is multiplied with. `configuration` is
-    what its numbers depend on besides weights, whatever else stands in the files. With
-    `reproducible` the kernels in C make the same states of a text, to the last bit, in any batch.
+    `max_length` is the number of positions, and `positions` says how they are counted. `parameters`
+    is the number of weights that each token is multiplied with. `configuration` holds everything
+    besides weights that the states depend on. With `reproducible`, the kernels in C compute the
+    same states for a text, to the last bit, in any batch.
     """
 
     def __init__(
@@ -209,15 +211,15 @@ class Backbone:
 
     @property
     def reproducible(self) -> bool:
-        """Whether the states of a text are the same to the last bit, whatever is beside it."""
+        """Whether a text's states are the same to the last bit, whatever else is in the batch."""
         paths = self.target.paths
-        return self._reproducible and {paths.get(each, NATIVE) for each in _BY_BATCH} == {NATIVE}
+        return self._reproducible and all(paths.get(name, NATIVE) == NATIVE for name in _BY_BATCH)
 
     def place_head(self, head: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-        """The head on the device, by default in the model's dtype.
+        """Move a head to the device, by default in the model's dtype.
 
-        Where the states of a text do not depend on other texts, what it makes of them does not
-        either; if that cannot be, this is not `reproducible` any more.
+        If the backbone is `reproducible`, the head's linear layers become so, too. If the kernels
+        cannot compute them, the backbone is not `reproducible` any more.
         """
         placed = head.to(self.device, dtype or self.dtype)
         if not self.reproducible:
@@ -230,12 +232,12 @@ class Backbone:
 
     @property
     def wire_dtype(self) -> torch.dtype:
-        """The dtype in which vectors are copied to the host: as exact as the model."""
+        """The dtype in which vectors are copied to the host; as exact as the model's."""
         half = self.device.type == "cuda" and self.dtype is not torch.float32
         return torch.float16 if half else torch.float32
 
     def pack(self, sequences: list[TokenIds]) -> PackedBatch:
-        """Join token sequences as this transformer reads them."""
+        """Pack token sequences as this transformer reads them."""
         return pack(
             sequences,
             device=self.device,
@@ -245,7 +247,7 @@ class Backbone:
         )
 
     def multiple_of(self, tokens: int) -> int:
-        """The multiple to which this number of tokens is rounded up."""
+        """Return the multiple to which this number of tokens is rounded up."""
         multiple = 1
         if self.device.type == "cpu" and self._transformer.rounds_up:
             for above, larger in _CPU_MULTIPLES:
@@ -253,14 +255,14 @@ class Backbone:
         return multiple
 
     def forward(self, packed: PackedBatch) -> Tensor:
-        """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
+        """Return the last hidden state of every token, `[T, hidden]`, in the model's dtype."""
         return self.forward_of(packed, None)[0]
 
     def forward_of(self, packed: PackedBatch, end: End | None) -> tuple[Tensor, PackedBatch]:
-        """As `forward`, where no other token's state is read than the first or last of a sequence.
+        """Run a forward of which only the `end` of each sequence is read; None reads every token.
 
-        Returns the batch that the states belong to: the same, or one of these tokens alone, if the
-        last layer has computed no others.
+        Returns the states and the batch that they belong to: `packed`, or, if the last layer
+        computed only these tokens, a batch of one token for each sequence.
         """
         if self.device.type == "cpu":
             set_threads(packed.tokens * self._flop_per_token, self.target.cpu_threads)
@@ -274,9 +276,9 @@ class Backbone:
         return self._transformer(packed, rows), alone
 
     def capture_graphs_in_steps(self) -> Iterator[None]:
-        """On an NVIDIA GPU, launch small batches as CUDA graphs from the end on.
+        """Capture CUDA graphs of small batches on an NVIDIA GPU; later forwards launch them.
 
-        Yields wherever the device may do other work.
+        Yields whenever the device may do other work.
         """
         can_capture = self.device.type == "cuda" and self._transformer.capturable
         if self._graphs is not None or not can_capture:
@@ -292,22 +294,23 @@ class Backbone:
         )
 
     def exclude_unattended(self, length: int) -> None:
-        """Exclude tokens that are marked as unattended, in sequences of at most `length` tokens.
+        """Let no token attend to tokens that are marked as unattended.
 
-        Raises `StartupError` if such a sequence is longer than the attention window.
+        Sequences with such tokens have at most `length` tokens. Raises `StartupError` if that is
+        more than the attention window.
         """
         window = self._transformer.window
         if window is not None and length > window:
             raise StartupError(
-                f"queries are filled up to {length} tokens, and the model's tokens see no further "
-                f"than {window}: only shorter queries are computed"
+                f"queries are padded to {length} tokens, which is more than the model's attention "
+                f"window of {window} tokens: such queries cannot be computed"
             )
         self._transformer = self._transformer.without_unattended()
 
     def with_fewer_layers(self) -> tuple["Backbone", float]:
-        """A copy with fewer layers, and by what factor this one has more."""
+        """Return a copy with fewer layers, and the factor by which this one has more."""
         fewer = copy(self)
-        fewer._transformer, times = self._transformer.with_fewer_layers()  # noqa: SLF001 - its own
-        # Its last layer stands for many others.
+        fewer._transformer, factor = self._transformer.with_fewer_layers()  # noqa: SLF001 - a copy
+        # The copy's last layer stands for many others, so it computes all rows.
         fewer._leaves_out_rows = False  # noqa: SLF001
-        return fewer, times
+        return fewer, factor

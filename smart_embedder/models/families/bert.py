@@ -1,8 +1,6 @@
-"""BERT's, RoBERTa's and XLM-RoBERTa's encoder as a plain loop over packed tokens.
+"""The encoder of BERT, RoBERTa and XLM-RoBERTa as a plain loop over packed tokens.
 
-First its configuration, then the layers, then their parameters as they are read from a checkpoint
-for a CPU or a GPU. The tests compare it with transformers' modules, which compute the same and
-spend more time between the matrix products.
+The tests compare it with transformers' modules, which spend more time between the matrix products.
 """
 
 from dataclasses import dataclass
@@ -40,9 +38,9 @@ _SIZES = {
     "positions": "max_position_embeddings",
     "types": "type_vocab_size",
 }
-# The first tensor, whose name ends so in every checkpoint.
+# The first tensor; its name has this ending in every checkpoint.
 TOKENS = "embeddings.word_embeddings.weight"
-# The defaults of transformers' classes, for values that the file leaves out.
+# transformers' defaults for values that config.json leaves out.
 _DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512}
 _DEFAULT_PADDING = 1
 _DEFAULT_EPSILON = 1e-12
@@ -50,7 +48,7 @@ _DEFAULT_EPSILON = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """Sizes and kinds from `config.json`; RoBERTa counts positions from `padding` + 1."""
+    """The configuration in `config.json`; RoBERTa counts positions from `padding` + 1."""
 
     vocabulary: int
     width: int
@@ -65,7 +63,7 @@ class EncoderConfig:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read it; raises `StartupError` for another kind of model, and for impossible values."""
+        """Read `config.json`; raises `StartupError` for another model type or impossible values."""
         config = read_config(folder)
         model_type = config.get("model_type")
         if model_type not in ENCODER_TYPES:
@@ -99,7 +97,7 @@ class EncoderConfig:
 
     @property
     def max_length(self) -> int:
-        """The most tokens of a sequence, by its positions."""
+        """The most tokens of a sequence, for which there are positions."""
         return self.positions - (0 if self.padding is None else self.padding + 1)
 
     @property
@@ -109,7 +107,7 @@ class EncoderConfig:
 
     @property
     def position_scheme(self) -> PositionScheme:
-        """How tokens are numbered; as in `Embeddings`, those of the second segment come last."""
+        """How positions are counted; those of the second segment follow all others."""
         return PositionScheme(self.padding, self.max_length if self.reads_segments else 0)
 
     @property
@@ -119,7 +117,7 @@ class EncoderConfig:
 
 
 def require_positions(folder: Path, config: dict[str, Any]) -> None:
-    """Raise `StartupError` for a kind of positions that nothing computes, transformers included."""
+    """Raise `StartupError` for relative positions, which transformers does not compute either."""
     kind = str(config.get("position_embedding_type"))
     if kind.startswith("relative_key"):
         raise StartupError(
@@ -132,10 +130,10 @@ def require_positions(folder: Path, config: dict[str, Any]) -> None:
 class Embeddings:
     """The normalised sum of the embeddings of a token, its position and its type.
 
-    `tokens` is `[vocabulary, width]`, half of a model like bge-m3. `positions` is
-    `[types x positions, width]`: those of type 0, then those of the second segment, to which the
-    difference of type 1 and type 0 is added. `type` `[width]` is type 0, which is added to every
-    token; on a GPU it is in `positions`, and there is none.
+    `tokens` is `[vocabulary, width]`, half of the weights of a model like bge-m3. `positions` is
+    `[types x positions, width]`: the positions of the first segment, then those of the second, to
+    which the difference of the two types is added. `type` `[width]` is the embedding of type 0,
+    which is added to every token. On a GPU it is None, and `positions` include it.
     """
 
     backend: Backend
@@ -145,7 +143,7 @@ class Embeddings:
     norm: LayerNorm
 
     def __call__(self, packed: PackedBatch) -> Tensor:
-        """`[T, width]`: the states that the first layer reads."""
+        """Return the states `[T, width]` that the first layer reads."""
         ids, positions = packed.input_ids[0], packed.position_ids[0]
         if self.type is None:
             return self.backend.embed((ids, positions), (self.tokens, self.positions), self.norm)
@@ -157,7 +155,7 @@ class Embeddings:
 def read_embeddings(
     weights: Weights, config: EncoderConfig, backend: Backend, dtype: torch.dtype
 ) -> Embeddings:
-    """The embedding; its tables are in `dtype`, which need not be the other parameters'."""
+    """Read the embeddings; the tables are in `dtype`, the norm in that of the `weights`."""
     tokens = weights.get(TOKENS, config.vocabulary, config.width, dtype=dtype)
     types, positions = (
         weights.get(f"embeddings.{name}.weight", count, config.width, dtype=torch.float32)
@@ -169,16 +167,16 @@ def read_embeddings(
     first, device = None, weights.device.type
     if device == "cpu":
         first = types[0].to(dtype)
-    elif device != "meta":  # Not in the order of transformers, which would take one more pass.
+    elif device != "meta":  # transformers adds in another order, which would take one more pass.
         positions = positions + types[0]
     if config.reads_segments and device != "meta":
-        positions = torch.cat([positions + (each - types[0]) for each in types])
+        positions = torch.cat([positions + (embedding - types[0]) for embedding in types])
     norm = _read_norm(weights, config, "embeddings")
     return Embeddings(backend, tokens, positions.to(dtype), first, norm)
 
 
 def _read_norm(weights: Weights, config: EncoderConfig, name: str) -> LayerNorm:
-    # Only on a CPU PyTorch accepts parameters that are more exact than the states.
+    # PyTorch accepts parameters that are more exact than the states only on a CPU.
     dtype = torch.float32 if weights.device.type == "cpu" else None
     weight, bias = (
         weights.get(f"{name}.LayerNorm.{parameter}", config.width, dtype=dtype)
@@ -187,16 +185,16 @@ def _read_norm(weights: Weights, config: EncoderConfig, name: str) -> LayerNorm:
     return LayerNorm(weight, bias, config.epsilon)
 
 
-# Tokens of a batch whose layers are single calls. In larger ones a layer takes so long that a short
-# forward should run in between.
+# The most tokens of a batch whose layers are single calls. In a larger batch a layer takes so long
+# that a short forward should be able to run in between.
 _SMALL_BATCH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
-    """Attention and feed-forward, each added to its input and normalised after.
+    """Attention and feed-forward, each added to its input, with a norm after each.
 
-    In as few `calls` as may be, where the backend has them.
+    `calls` computes the layer in one or two calls, if the backend supports that.
     """
 
     parts: EncoderParts
@@ -204,13 +202,13 @@ class EncoderLayer:
 
     @classmethod
     def of(cls, parts: EncoderParts) -> Self:
-        """The layer of these parts."""
+        """Prepare the layer of these parts."""
         return cls(parts, parts.backend.encoder_layer(parts))
 
     def __call__(
         self, states: Tensor, packed: PackedBatch, attend: Attention, rows: Tensor | None = None
     ) -> Tensor:
-        """The next states, of all tokens or of those `rows`."""
+        """Return the next states, of all tokens or of the tokens `rows`."""
         parts = self.parts
         calls = self.calls if attend == parts.backend.attention else None
         if calls and len(states) <= _SMALL_BATCH:
@@ -223,7 +221,7 @@ class EncoderLayer:
             projected = run_in_row_blocks(parts.to_query_key_value, states)
             attended = self_attention(projected, parts.heads, packed, attend)
         if rows is not None:
-            attended, states = (each.index_select(0, rows) for each in (attended, states))
+            attended, states = attended.index_select(0, rows), states.index_select(0, rows)
         return run_in_row_blocks(
             calls.feed_forward if calls else self._feed_forward, attended, states
         )
@@ -235,15 +233,15 @@ class EncoderLayer:
 
 
 def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: Attention) -> Tensor:
-    """Attention `[T, hidden]` over query, key and value side by side, `[T, 3 hidden]`."""
+    """Compute attention `[T, hidden]` for query, key and value side by side, `[T, 3 hidden]`."""
     query, key, value = projected.view(len(projected), 3, heads, -1).permute(1, 2, 0, 3)
-    attend_each = partial(attend, packed=packed, scale=query.shape[-1] ** -0.5, causal=False)
-    return attend_by_heads(attend_each, (query, key, value), packed).flatten(1)
+    attend_packed = partial(attend, packed=packed, scale=query.shape[-1] ** -0.5, causal=False)
+    return attend_by_heads(attend_packed, (query, key, value), packed).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder(LayeredTransformer):
-    """The encoder: its layers read what `embeddings` makes of tokens."""
+    """The encoder: embeddings, then layers."""
 
     embeddings: Embeddings
 
@@ -260,11 +258,11 @@ class Encoder(LayeredTransformer):
 def read_layer(
     weights: Weights, config: EncoderConfig, index: int, backend: Backend
 ) -> EncoderLayer:
-    """The layer number `index`, under the names that transformers gives its parameters."""
+    """Read the layer number `index`, whose parameters have transformers' names."""
     width, inner_width, name = config.width, config.inner_width, f"encoder.layer.{index}"
     projections = [
-        weights.linear(f"{name}.attention.self.{each}", width, width)
-        for each in ("query", "key", "value")
+        weights.linear(f"{name}.attention.self.{projection}", width, width)
+        for projection in ("query", "key", "value")
     ]
     attended = weights.linear(f"{name}.attention.output.dense", width, width)
     inner = weights.linear(f"{name}.intermediate.dense", width, inner_width)
@@ -285,7 +283,7 @@ def read_layer(
 def make_encoder(
     weights: Weights, config: EncoderConfig, backend: Backend, dtype: torch.dtype
 ) -> Encoder:
-    """The encoder with the parameters of a checkpoint, in `dtype`."""
+    """Make the encoder with the parameters of a checkpoint, in `dtype`."""
     embeddings = read_embeddings(weights, config, backend, dtype)
     layers = [read_layer(weights, config, index, backend) for index in range(config.layers)]
     return Encoder(layers, backend.attention, embeddings)

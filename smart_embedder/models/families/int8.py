@@ -1,14 +1,14 @@
 """Linear layers in 8 bits for the CPU: weights by output channel, activations by row.
 
-Weights are s8 with one scale for each output channel, activations u8 with a scale and a minimum for
-each row: nothing about a row depends on the other rows of its batch. (Signed activations would be
-slower: without AMX oneDNN has no fast product of s8 with s8.)
+Weights are s8 with one scale for each output channel. Activations are u8 with a scale and a minimum
+for each row, so no row depends on the other rows of its batch. (Signed activations would be slower:
+without AMX oneDNN has no fast product of s8 with s8.)
 
-A few channels of any trained model are many times as large as the others, which they would leave
-few of the 255 steps. Two things are done about them, both chosen from the states of calibration:
-each channel is divided by a power of its usual size, which the weights are multiplied with
-(SmoothQuant, Xiao et al. 2023); and the channels that are the largest then are spread over several
-columns, which makes the range that counts narrower and their own steps finer (Zhao et al. 2019).
+In every trained model a few channels are many times as large as the others, and would leave them
+few of the 255 steps. Two methods reduce that; both read the states of calibration texts. First,
+each channel is divided by a power of its usual size, and the weights are multiplied with it
+(SmoothQuant, Xiao et al. 2023). Then the largest channels are split over several columns, which
+narrows the range of the row and makes the steps of these channels finer (Zhao et al. 2019).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,18 +51,17 @@ from smart_embedder.tokens import TokenIds
 log = structlog.get_logger(__name__)
 
 _TINY = 1e-30
-# The cosine of a vector with the one in float32, at least, of models that suit 8 bits.
+# The lowest cosine between vectors in 8 bits and in float32 that is usual for trained models.
 _MIN_COSINE = 0.995
-# How far the division follows the size of the activations (1), or that of the weights (0).
+# SmoothQuant's alpha: 1 divides channels by the size of activations, 0 by that of weights.
 _SMOOTHING = 0.4
-# The least size of a channel's activations, as a share of the largest: calibration texts may not
-# have used it at all.
+# The smallest size of a channel, relative to the largest: calibration may not use it at all.
 _MIN_SIZE = 1e-3
-# For so many channels there is a further column, in whole steps of the kernels.
+# One further column for each 64 channels, in multiples of the kernels' 16.
 _CHANNELS_OF_REPEAT, _REPEATS_AT_ONCE = 64, 16
-# Weights rounded at once: larger temporary tensors would leave the memory full of holes.
+# The number of weights to round at a time: large temporary tensors would fragment the memory.
 _WEIGHTS_AT_ONCE = 2**18
-# Of many scripts and kinds, to choose by their states how channels are quantized.
+# Texts of many scripts and kinds, whose states decide how channels are quantized.
 CALIBRATION_TEXTS = (
     "",
     "Hybrid search joins dense vectors with lexical weights.",
@@ -95,13 +94,13 @@ def quantize(
     dtype: torch.dtype,
     activation: str | None = None,
 ) -> QuantizedLinear:
-    """Quantize `layers` that read states like `states` `[T, in]`, side by side.
+    """Quantize layers that read states like `states` `[T, in]`; their outputs lie side by side.
 
-    Their output is in `dtype`.
+    The outputs are in `dtype`.
     """
     divisor, columns = _choose_columns(states, layers)
     rows = max(1, _WEIGHTS_AT_ONCE // len(columns.offsets))
-    blocks = (block for each in layers for block in torch.split(each.weight.detach(), rows))
+    blocks = (block for layer in layers for block in torch.split(layer.weight.detach(), rows))
     limit = backend.int8_weight_limit
     quantized = (_quantize_block(block.float() * divisor, columns, limit) for block in blocks)
     values, scale, sums = map(torch.cat, zip(*quantized, strict=True))
@@ -115,17 +114,17 @@ def _float32_bias(layer: nn.Linear) -> Tensor:
 
 
 def encode_calibration(tokenizer: TextTokenizer) -> list[TokenIds]:
-    """The tokens of `CALIBRATION_TEXTS`, but of those that have none."""
+    """Tokenise `CALIBRATION_TEXTS`, and leave out texts without tokens."""
     return [text.ids for text in tokenizer.encode(list(CALIBRATION_TEXTS)) if len(text.ids)]
 
 
 @contextmanager
 def calibrating_backend(backend: Backend, dtype: torch.dtype) -> Iterator[Backend]:
-    """A backend whose products are computed in 8 bits, and the rest in `dtype`.
+    """Provide a backend that computes products in 8 bits, and the rest in `dtype`.
 
-    Each product is prepared for states like those of its first call, which should be within the
-    context and those of all `CALIBRATION_TEXTS`. What none of them reaches is prepared at the end,
-    for states whose channels are of one size.
+    The first call of each product quantizes it for states like the ones it gets. Within the
+    context, call all products with the states of `CALIBRATION_TEXTS`. Products that were not called
+    are quantized at the end, for states whose channels all have the same size.
     """
     products: list[tuple[_CalibratedLinear, int]] = []
 
@@ -138,7 +137,7 @@ def calibrating_backend(backend: Backend, dtype: torch.dtype) -> Iterator[Backen
 
     with rows_undivided():
         yield backend.prefer("int8", linear=prepare, add_linear=make_add_linear(prepare))
-    unreached = [each for each in products if each[0].quantize is not None]
+    unreached = [(product, width) for product, width in products if product.quantize is not None]
     for product, width in unreached:
         product(torch.ones(1, width))
     if unreached:
@@ -146,13 +145,13 @@ def calibrating_backend(backend: Backend, dtype: torch.dtype) -> Iterator[Backen
             "int8_not_calibrated",
             products=len(unreached),
             of=len(products),
-            detail="no text of the calibration reaches these products of the model: if texts of "
-            "yours do, their vectors may be less exact; DTYPE=auto computes them as they are",
+            detail="no calibration text reaches these products of the model: if your texts do, "
+            "their vectors may be less exact; DTYPE=auto computes them without rounding to 8 bits",
         )
 
 
 class _CalibratedLinear:
-    """Implements `Linear` by what `quantize` makes for the states of the first call: `linear`."""
+    """A `Linear` that is quantized at its first call, for states like the ones it gets."""
 
     def __init__(self, quantize: Callable[[Tensor], QuantizedLinear]) -> None:
         self.quantize: Callable[[Tensor], QuantizedLinear] | None = quantize
@@ -161,40 +160,40 @@ class _CalibratedLinear:
     def __call__(self, states: Tensor) -> Tensor:
         if self.quantize is not None:
             self.linear = self.quantize(states)
-            self.quantize = None  # It holds the weights.
+            self.quantize = None  # Frees the weights in float32.
         return self.linear(states)
 
 
 def min_cosine(states: Tensor, exact: Tensor, packed: PackedBatch) -> float:
-    """The least one of vectors of the texts with those of the `exact` states, both `[T, width]`.
+    """Return the lowest cosine between vectors of `states` and of `exact`, both `[T, width]`.
 
-    A text's vector may be made of its first token, its last, or all.
+    For each text it compares the first token's state, the last one's, and the mean.
     """
-    least = 1.0
+    lowest = 1.0
     for start, stop in pairwise(packed.offsets[: len(packed.unpack_order) + 1].tolist()):
-        ours, theirs = (
+        vectors, expected = (
             torch.stack([text[0], text[-1], text.mean(0)])
             for text in (states[start:stop].float(), exact[start:stop].float())
         )
-        least = min(least, float(functional.cosine_similarity(ours, theirs).min()))
-    return least
+        lowest = min(lowest, float(functional.cosine_similarity(vectors, expected).min()))
+    return lowest
 
 
 def warn_if_inexact(name: str, states: Tensor, exact: Tensor, packed: PackedBatch) -> None:
-    """Log where vectors of the calibration's texts differ from those of the `exact` states."""
-    least = min_cosine(states, exact, packed)
-    if not least >= _MIN_COSINE:
+    """Log a warning if vectors in 8 bits are further than usual from those of `exact` states."""
+    lowest = min_cosine(states, exact, packed)
+    if not lowest >= _MIN_COSINE:
         log.warning(
             "int8_differs",
             model=name,
-            cosine=round(least, 4),
+            cosine=round(lowest, 4),
             detail="in 8 bits a vector of this model is further than usual from the one in float32 "
-            f"(cosine {least:.4f}, usual are {_MIN_COSINE} and more); DTYPE=auto is closer",
+            f"(cosine {lowest:.4f}, usual are {_MIN_COSINE} and more); DTYPE=auto is more exact",
         )
 
 
 def _choose_columns(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tensor, Columns]:
-    """`[in]`: what each channel of states is divided by, and the columns that they become then."""
+    """Choose the divisor of each channel, `[in]`, and the columns of the divided channels."""
     states = states.float()
     size = states.square().mean(0).sqrt()
     size = size.clamp_min(_MIN_SIZE * float(size.max())).clamp_min(_TINY)
@@ -202,28 +201,32 @@ def _choose_columns(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tenso
     divisor = size**_SMOOTHING / weights.amax(0).float().clamp_min(_TINY) ** (1 - _SMOOTHING)
 
     largest, channels = _max_abs_of_columns(states) / divisor, list(range(len(divisor)))
-    counts, places = torch.ones(len(divisor)), torch.zeros(len(divisor)).tolist()
+    # The number of columns of each channel, and each column's index among those of its channel.
+    counts, indices = torch.ones(len(divisor)), torch.zeros(len(divisor)).tolist()
     steps = -(-len(divisor) // (_CHANNELS_OF_REPEAT * _REPEATS_AT_ONCE))
     for _ in range(steps * _REPEATS_AT_ONCE):
         channel = int((largest / counts).argmax())
         channels.append(channel)
-        places.append(float(counts[channel]))
+        indices.append(float(counts[channel]))
         counts[channel] += 1
     repeated = torch.tensor(channels[len(divisor) :], dtype=torch.int32)
-    offsets = (torch.tensor(places) + 0.5) / counts[channels]
+    offsets = (torch.tensor(indices) + 0.5) / counts[channels]
     return divisor, Columns(1 / (divisor * counts), repeated, offsets)
 
 
 def _max_abs_of_columns(matrix: Tensor) -> Tensor:
-    # Absolute values of all of them would be a large temporary tensor.
+    # `abs` would make a large temporary tensor.
     return torch.maximum(matrix.amax(0), -matrix.amin(0))
 
 
 def _quantize_block(weight: Tensor, columns: Columns, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Values `[out, columns]` s8 to `limit`, their scale `[out]`, and the rows' sums times it."""
+    """Round weights to s8 up to `limit`.
+
+    Returns the values `[out, columns]`, and for each output channel its scale and its scaled sum.
+    """
     scale = weight.abs().amax(1).clamp_min(_TINY) / limit
     values = columns.spread(weight / scale[:, None])
-    # Below 2^24 float32 is exact in whole numbers, and sums them faster than bytes are summed.
+    # float32 is exact for whole numbers below 2^24, and is summed faster than bytes.
     return values.to(torch.int8), scale, scale * values.sum(1)
 
 
@@ -236,32 +239,32 @@ def make_quantized_encoder(
     *,
     compared: PackedBatch,
 ) -> Encoder:
-    """The encoder with `weights`, for texts like those of `calibration`.
+    """Make an encoder that computes products in 8 bits, and the rest in the target's dtype.
 
-    All but the products is in the target's dtype. For the texts that are `compared` the layers are
-    computed in float32, too, to log where the vectors differ.
+    It is quantized for texts like those of `calibration`. For the texts in `compared` the layers
+    are also computed in float32, to log a warning if the vectors differ.
     """
     backend, dtype, reference = target.backend, target.dtype, unprepared_backend()
-    # In float32, so that the weights of the file are rounded only once.
+    # In float32, so that the weights in the file are rounded only once.
     weights = weights.to(target.device, torch.float32)
     embeddings, layers = read_embeddings(weights, config, backend, dtype), []
     states, exact = embeddings(calibration), embeddings(compared).float()
     with calibrating_backend(backend, dtype) as int8_backend:
         for index in range(config.layers):
-            own = weights.keeping()
-            layer = bert.read_layer(own, config, index, int8_backend)
+            layer_weights = weights.keeping()
+            layer = bert.read_layer(layer_weights, config, index, int8_backend)
             states = layer(states, calibration, backend.attention)
             layers.append(_finish_layer(layer, backend))
-            in_float32 = bert.read_layer(own, config, index, reference)
-            exact = in_float32(exact, compared, reference.attention)
-            del own, in_float32  # Their weights would be in memory beside the next ones.
+            float32_layer = bert.read_layer(layer_weights, config, index, reference)
+            exact = float32_layer(exact, compared, reference.attention)
+            del layer_weights, float32_layer  # Frees them before the next layer is read.
     encoder = Encoder(layers, backend.attention, embeddings)
     warn_if_inexact(weights.folder.name, encoder(compared), exact, compared)
     return encoder
 
 
 def _finish_layer(layer: EncoderLayer, backend: Backend) -> EncoderLayer:
-    """A layer with its products as the states of calibration have made them, perhaps one call."""
+    """Make the layer of its calibrated products, in one or two calls if the backend can."""
     names = ("to_query_key_value", "from_attended", "to_inner", "from_inner")
     products = {name: getattr(layer.parts, name).linear for name in names}
     return EncoderLayer.of(replace(layer.parts, backend=backend, **products))
@@ -271,9 +274,9 @@ def _finish_layer(layer: EncoderLayer, backend: Backend) -> EncoderLayer:
 def make_quantized_decoder(
     weights: Weights, config: DecoderConfig, target: Target, calibration: PackedBatch
 ) -> Decoder:
-    """The decoder with `weights`, as `make_quantized_encoder`.
+    """Make a decoder as `make_quantized_encoder` does.
 
-    Beside it the layers are computed in float32, to log where the vectors differ.
+    For all texts of `calibration` the layers are also computed in float32.
     """
     backend, dtype, reference = target.backend, target.dtype, unprepared_backend()
     weights = weights.to(target.device, torch.float32)
@@ -284,12 +287,12 @@ def make_quantized_decoder(
     exact, layers = states.float(), []
     with calibrating_backend(backend, dtype) as int8_backend:
         for index in range(config.layers):
-            own = weights.keeping()
-            layer = qwen3.read_layer(own, config, index, reference)
-            exact = layer(exact, calibration, reference.attention, rotary)
-            layers.append(qwen3.read_layer(own, config, index, int8_backend, dtype))
+            layer_weights = weights.keeping()
+            float32_layer = qwen3.read_layer(layer_weights, config, index, reference)
+            exact = float32_layer(exact, calibration, reference.attention, rotary)
+            layers.append(qwen3.read_layer(layer_weights, config, index, int8_backend, dtype))
             states = layers[-1](states, calibration, backend.attention, rotary)
-            del own, layer
+            del layer_weights, float32_layer
     final_norm = RmsNorm(norm, config.epsilon)
     exact_norm = RmsNorm(norm.float(), config.epsilon)
     warn_if_inexact(weights.folder.name, final_norm(states), exact_norm(exact), calibration)

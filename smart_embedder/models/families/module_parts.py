@@ -1,8 +1,8 @@
-"""Parts of transformers' modules that the backend computes: products, norms, attention, gates.
+"""Replaces parts of transformers' modules by the backend's: products, norms, attention, gates.
 
-What a part is, is told by what it holds and by what it computes of a few numbers, not by its
-family; what is not understood stays as it is. Whether the model is still computed as before is for
-the trial of the whole (`transformers_module`) to say.
+A part is recognised by its layers and by its results for a few numbers, not by its family. Parts
+that are not recognised stay. `auto_model` then tests whether the whole module computes the same
+states as before.
 """
 
 import inspect
@@ -28,16 +28,15 @@ from smart_embedder.kernels.backend import (
 )
 from smart_embedder.models.families.backbone import attend_by_heads, run_in_row_blocks
 
-# Names that the layers of an attention have: what projects its input, and what its output.
+# The names of an attention's layers: those that project its input, and the one for its output.
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("Wqkv",), ("q_lin", "k_lin", "v_lin"))
 _OUTPUTS = (("o_proj",), ("Wo",), ("out_lin",))
 _HEAD_NORMS = ("q_norm", "k_norm")
-# Those of a gated feed-forward: the gate, what passes it, and the output; or the first two as one.
+# Those of a gated feed-forward: gate, values and output; or gate and values as one layer.
 _GATED = (("gate_proj", "up_proj", "down_proj"), ("Wi", "Wo"))
 # Arguments of a family's attention that packed attention does not compute.
 _UNSUPPORTED = ("position_bias", "softcap", "s_aux", "cache")
-# How much a function of a few numbers may differ from the one that it is taken for: GELU differs
-# from its approximation by 5e-4.
+# The tolerance for recognising a function by its values; GELU and its approximation differ by 5e-4.
 _ROUNDING = 1e-5
 
 
@@ -54,7 +53,10 @@ def attend_packed(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """For transformers, `[1, H, T, D]` to `[1, T, H, D]`; raises `ValueError` for options."""
+    """Implement transformers' attention interface, from `[1, H, T, D]` to `[1, T, H, D]`.
+
+    Raises `ValueError` for options that packed attention does not support.
+    """
     del attention_mask
     unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
     if unsupported:
@@ -73,9 +75,9 @@ def attend_packed(
 
 
 class _RowsPart(nn.Module):
-    """In place of a part that treats each row by itself: what `compute` makes of the rows."""
+    """Replaces a part that computes each row by itself with `compute`."""
 
-    # Some families look at its dtype, if there is one.
+    # Some families read the dtype of the weight, if there is one.
     weight = None
 
     def __init__(self, compute: Linear) -> None:
@@ -83,7 +85,7 @@ class _RowsPart(nn.Module):
         self._compute = compute
 
     def forward(self, states: Tensor) -> Tensor:
-        """`[..., in]` to `[..., out]`."""
+        """Turn `[..., in]` into `[..., out]`."""
         rows = states.reshape(-1, states.shape[-1]).contiguous()
         return self._compute(rows).view(*states.shape[:-1], -1)
 
@@ -97,9 +99,10 @@ def _rms_norm(norm: RmsNorm, backend: Backend) -> nn.Module:
 
 
 def _layer_norm(source: nn.LayerNorm, backend: Backend) -> nn.Module:
-    """In place of `nn.LayerNorm` on a CPU, where PyTorch's wakes its threads for a single row.
+    """Replace `nn.LayerNorm` on a CPU, where PyTorch's wakes its threads for a single row.
 
-    The norm of twice the states is theirs to the last bit, with four times the epsilon.
+    `add_norm` adds the states to themselves. The norm of twice the states with four times the
+    epsilon is the norm of the states, to the last bit.
     """
     weight = source.weight.detach().float()
     bias = torch.zeros_like(weight) if source.bias is None else source.bias.detach().float()
@@ -110,35 +113,35 @@ def _layer_norm(source: nn.LayerNorm, backend: Backend) -> nn.Module:
 def _gated(
     gate_and_up: list[nn.Linear], down: nn.Linear, activation: str, backend: Backend
 ) -> nn.Module:
-    """In place of a gated feed-forward: `down(activation(gate(x)) up(x))`."""
-    to_both, to_output = backend.linear(gate_and_up), backend.linear([down])
+    """Replace a gated feed-forward: `down(activation(gate(x)) up(x))`."""
+    to_gate_up, to_output = backend.linear(gate_and_up), backend.linear([down])
 
     def feed_forward(rows: Tensor) -> Tensor:
-        return to_output(backend.gate(to_both(rows), activation))
+        return to_output(backend.gate(to_gate_up(rows), activation))
 
     return _RowsPart(partial(run_in_row_blocks, feed_forward))
 
 
 class _Rotary(nn.Module):
-    """In place of a rotary embedding, which rounds cosines and sines to the model's format."""
+    """Replaces a rotary embedding, which would round cosines and sines to the model's dtype."""
 
     def __init__(self, source: nn.Module, _: Backend) -> None:
         super().__init__()
         self._source = source
 
     def forward(self, states: Tensor, *positions: Any, **options: Any) -> RotaryEmbedding:
-        """That of the tokens of one row."""
+        """Return the embedding of a packed row's tokens, in float32."""
         exact = states.new_empty(1, dtype=torch.float32)
         waves = self._source(exact, *positions, **options)
         half = waves[0].shape[-1] // 2
-        cosines, sines = (each[0, :, :half].contiguous() for each in waves)
+        cosines, sines = (wave[0, :, :half].contiguous() for wave in waves)
         return RotaryEmbedding(cosines, sines)
 
 
 class _SelfAttention(nn.Module):
-    """In place of a self-attention over a packed row; heads may be normalised and rotated.
+    """Replaces a self-attention over a packed row, with or without norms and rotation of heads.
 
-    `heads` are the numbers of query, key and value heads, each `width` wide. `norm` is that of the
+    `heads` are the numbers of query, key and value heads, each `width` wide. `norm` normalises the
     heads that are rotated.
     """
 
@@ -159,12 +162,12 @@ class _SelfAttention(nn.Module):
         self._norm = norm
         self._project = backend.linear(projections)
         self._to_output = backend.linear(output)
-        # What `attend_packed` asks a family's attention for, and what that passes on.
+        # Attributes that `attend_packed` reads, and arguments that a family's attention gives it.
         self.config: Any = source.config
         self.is_causal = getattr(source, "is_causal", True)
         self.scaling = getattr(source, "scaling", None)
-        own = source if hasattr(source, "sliding_window") else source.config
-        self.sliding_window = getattr(own, "sliding_window", None)
+        holder = source if hasattr(source, "sliding_window") else source.config
+        self.sliding_window = getattr(holder, "sliding_window", None)
 
     def forward(
         self,
@@ -173,7 +176,7 @@ class _SelfAttention(nn.Module):
         attention_mask: object = None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """`[1, T, width]` to the same."""
+        """Turn states `[1, T, width]` into attended states of the same shape."""
         waves: tuple[Tensor, ...] = ()
         if position_embeddings is not None:
             waves = position_embeddings.cosines, position_embeddings.sines
@@ -192,20 +195,21 @@ class _SelfAttention(nn.Module):
         return projected
 
 
-# What makes a part's replacement.
+# Makes the replacement of a part.
 Make = Callable[[Backend], nn.Module]
 
 
 def _match_attention(module: nn.Module, dtype: torch.dtype) -> Make | None:
-    """For a self-attention; None if it is none, or has more than is computed here."""
+    """Return how to replace a self-attention; None for other parts and unsupported attentions."""
     projections = _find_layers(module, *_PROJECTIONS)
     output = _find_layers(module, *_OUTPUTS)
     width = getattr(module, "head_dim", getattr(module, "attention_head_size", None))
     if projections is None or output is None or not width or not hasattr(module, "config"):
         return None
-    out = sum(each.out_features for each in projections)
-    of_keys = projections[1].out_features if len(projections) > 1 else out // 3
-    heads = [out // width - 2 * (of_keys // width), *[of_keys // width] * 2]
+    out = sum(layer.out_features for layer in projections)
+    key_features = projections[1].out_features if len(projections) > 1 else out // 3
+    key_heads = key_features // width
+    heads = [out // width - 2 * key_heads, key_heads, key_heads]
     norms = [getattr(module, name) for name in _HEAD_NORMS if hasattr(module, name)]
     norm = _join_head_norms(norms, heads, width, projections[0].weight.new_empty(0, dtype=dtype))
     if norm is None or not _has_only(module, *projections, *output, *norms):
@@ -217,69 +221,72 @@ def _match_attention(module: nn.Module, dtype: torch.dtype) -> Make | None:
 def _join_head_norms(
     norms: list[nn.Module], heads: list[int], width: int, like: Tensor
 ) -> RmsNorm | None:
-    """One norm of all heads that are rotated, where and as exact as `like`; None if none can be."""
-    if like.dtype is torch.float16:  # It has no norm that changes nothing.
+    """Join the norms of query and key heads, on the device and in the dtype of `like`.
+
+    Returns None if they cannot be joined.
+    """
+    if like.dtype is torch.float16:  # `RmsNorm.identity` does not exist in float16.
         return None
     if not norms:
         return RmsNorm.identity(heads[0] + heads[1], like.new_empty(width))
-    of_heads = [_match_rms_norm(each, like.dtype) for each in norms]
+    matched = [_match_rms_norm(norm, like.dtype) for norm in norms]
     weights = [
-        each.weight.expand(count, -1)
-        for each, count in zip(of_heads, heads, strict=False)
-        if each is not None and each.weight.shape == (width,)
+        norm.weight.expand(count, -1)
+        for norm, count in zip(matched, heads, strict=False)
+        if norm is not None and norm.weight.shape == (width,)
     ]
     if len(weights) < len(_HEAD_NORMS):
         return None
-    return RmsNorm(torch.cat(weights), next(each.epsilon for each in of_heads if each is not None))
+    return RmsNorm(torch.cat(weights), next(norm.epsilon for norm in matched if norm is not None))
 
 
 def _match_gated(module: nn.Module) -> Make | None:
-    """For a gated feed-forward; None if it is none, or has more than is computed here."""
+    """Return how to replace a gated feed-forward; None for other parts and unsupported ones."""
     layers = _find_layers(module, *_GATED)
     if layers is None:
         return None
-    functions = [each for each in module.children() if _match_activation(each)]
+    functions = [child for child in module.children() if _match_activation(child)]
     if len(functions) != 1 or not _has_only(module, *layers, *functions):
         return None
     *first, down = layers
-    if len(first) == 1:  # Two layers that share the memory of one.
-        (both,) = first
-        biases = (None, None) if both.bias is None else both.bias.chunk(2)
-        first = list(map(make_linear, both.weight.chunk(2), biases))
-    if [each.out_features for each in first] != [down.in_features] * 2:
+    if len(first) == 1:  # Divides the layer into two, without a copy.
+        (gate_up,) = first
+        biases = (None, None) if gate_up.bias is None else gate_up.bias.chunk(2)
+        first = list(map(make_linear, gate_up.weight.chunk(2), biases))
+    if [layer.out_features for layer in first] != [down.in_features] * 2:
         return None
     return partial(_gated, first, down, _match_activation(functions[0]) or "")
 
 
 def _find_layers(module: nn.Module, *choices: tuple[str, ...]) -> list[nn.Linear] | None:
-    """The linear layers of the first choice of names whose layers the module has.
+    """Return a module's linear layers by the first choice of names that it has all of.
 
-    Layers side by side all have a bias, or none has: the last one has an input of its own.
+    In the families that have them, layers that read the same input all have a bias, or none has.
     """
     for names in choices:
         found = [getattr(module, name, None) for name in names]
-        layers = [each for each in found if type(each) is nn.Linear]
+        layers = [layer for layer in found if type(layer) is nn.Linear]
         if len(layers) == len(names):
             return layers
     return None
 
 
 def _has_only(module: nn.Module, *parts: nn.Module) -> bool:
-    """Whether it has no other parts that compute, and no parameters of its own."""
-    others = [each for each in module.children() if not any(each is part for part in parts)]
-    idle = all(isinstance(each, nn.Dropout | nn.Identity) for each in others)
-    return idle and not list(module.parameters(recurse=False))
+    """Whether the module has no other children that compute, and no direct parameters."""
+    others = [child for child in module.children() if not any(child is part for part in parts)]
+    are_idle = all(isinstance(child, nn.Dropout | nn.Identity) for child in others)
+    return are_idle and not list(module.parameters(recurse=False))
 
 
 @torch.inference_mode()
 def _match_activation(module: nn.Module) -> str | None:
-    """The name of the activation that it is, told by its values."""
+    """Return the name of the activation that computes the same values as the module, or None."""
     if any(True for _ in module.children()) or any(True for _ in module.parameters()):
         return None
     inputs = torch.linspace(-6, 6, 97)
     try:
         outputs = module(inputs)
-    except TypeError:  # It takes more than states.
+    except TypeError:  # The module has further arguments.
         return None
     known = filter(None, ACTIVATIONS)
     return next(
@@ -289,17 +296,20 @@ def _match_activation(module: nn.Module) -> str | None:
 
 @torch.inference_mode()
 def _match_rms_norm(module: nn.Module, dtype: torch.dtype) -> RmsNorm | None:
-    """The RMS norm that it is, told by its values; some families' weights are to be added to 1."""
+    """Return the RMS norm that computes the same values as the module, or None.
+
+    Some families add 1 to the weight.
+    """
     weights = dict(module.named_parameters())
     epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     if list(weights) != ["weight"] or weights["weight"].ndim != 1 or not isinstance(epsilon, float):
         return None
     if isinstance(module, nn.LayerNorm):
         return None
-    own = weights["weight"].detach().float().cpu()
-    states = torch.randn(5, len(own), generator=torch.Generator().manual_seed(0))
-    outputs = functional_call(module, {"weight": own}, (states,))
-    for weight in (own, 1 + own):
+    stored = weights["weight"].detach().float().cpu()
+    states = torch.randn(5, len(stored), generator=torch.Generator().manual_seed(0))
+    outputs = functional_call(module, {"weight": stored}, (states,))
+    for weight in (stored, 1 + stored):
         if _is_close(outputs, RmsNorm(weight, epsilon)(states)):
             return RmsNorm(weight.to(weights["weight"].device, dtype), epsilon)
     return None
@@ -311,7 +321,10 @@ def _is_close(actual: Tensor, expected: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A part that can be replaced: where it is, by what, and the operations that this takes."""
+    """A part that can be replaced: the child `name` of `parent`.
+
+    `make` makes the replacement, which needs the backend's `operations`.
+    """
 
     parent: nn.Module
     name: str
@@ -320,15 +333,15 @@ class Replacement:
 
 
 def find_parts(module: nn.Module, dtype: torch.dtype, *, packed: bool) -> list[Replacement]:
-    """The parts of a module that the backend can compute, on states in `dtype`.
+    """Find the parts of a module that the backend can compute, on states in `dtype`.
 
-    Attention is replaced in a packed layout alone, and only if all of it can be: what heads are
-    rotated by is given to it in another form then.
+    Attention is replaced only in a packed layout, and only if all attentions can be: the
+    replacements get the rotary embedding in another form.
     """
     attentions: dict[nn.Module, Make] = {}
     if packed:
-        found = {each: _match_attention(each, dtype) for each in module.modules()}
-        attentions = {each: make for each, make in found.items() if make is not None}
+        found = {part: _match_attention(part, dtype) for part in module.modules()}
+        attentions = {part: make for part, make in found.items() if make is not None}
         if not attentions.keys() >= set(_find_rotating(module)):
             attentions = {}
     return list(_find_in(module, dtype, attentions))
@@ -338,45 +351,45 @@ def _find_in(
     module: nn.Module, dtype: torch.dtype, attentions: dict[nn.Module, Make]
 ) -> Iterator[Replacement]:
     for name, child in module.named_children():
-        place = partial(Replacement, module, name)
+        replace_by = partial(Replacement, module, name)
         if child in attentions:
-            yield place(attentions[child], ("linear", "rotary"))
+            yield replace_by(attentions[child], ("linear", "rotary"))
         elif attentions and type(child).__name__.endswith("RotaryEmbedding"):
-            yield place(partial(_Rotary, child), ())
+            yield replace_by(partial(_Rotary, child), ())
         elif (gated := _match_gated(child)) is not None:
-            yield place(gated, ("linear", "gate"))
+            yield replace_by(gated, ("linear", "gate"))
         elif type(child) is nn.Linear:
-            yield place(partial(_product, child), ("linear",))
+            yield replace_by(partial(_product, child), ("linear",))
         elif isinstance(child, nn.LayerNorm) and _can_replace(child):
-            yield place(partial(_layer_norm, child), ("add_norm",))
+            yield replace_by(partial(_layer_norm, child), ("add_norm",))
         elif (norm := _match_rms_norm(child, dtype)) is not None:
-            yield place(partial(_rms_norm, norm), ("rms_norm",))
+            yield replace_by(partial(_rms_norm, norm), ("rms_norm",))
         else:
             yield from _find_in(child, dtype, attentions)
 
 
 def _can_replace(norm: nn.LayerNorm) -> bool:
-    """Whether it is on a CPU, of the last dimension, and has a weight."""
-    usual = type(norm) is nn.LayerNorm and norm.elementwise_affine
-    return usual and len(norm.normalized_shape) == 1 and norm.weight.device.type == "cpu"
+    """Whether a norm is on a CPU, normalises the last dimension, and has a weight."""
+    has_weight = type(norm) is nn.LayerNorm and norm.elementwise_affine
+    return has_weight and len(norm.normalized_shape) == 1 and norm.weight.device.type == "cpu"
 
 
 def _find_rotating(module: nn.Module) -> Iterator[nn.Module]:
-    """The innermost parts that are given what heads are rotated by."""
-    takes = {
-        each: "position_embeddings" in inspect.signature(each.forward).parameters
-        for each in module.modules()
+    """Find the innermost parts whose forward takes a rotary embedding."""
+    takes_rotary = {
+        part: "position_embeddings" in inspect.signature(part.forward).parameters
+        for part in module.modules()
     }
-    for each, is_given in takes.items():
-        inner = (takes[part] for part in each.modules() if part is not each)
-        if is_given and not any(inner):
-            yield each
+    for part, takes in takes_rotary.items():
+        inner = (takes_rotary[child] for child in part.modules() if child is not part)
+        if takes and not any(inner):
+            yield part
 
 
 def replace_parts(parts: list[Replacement], backend: Backend) -> None:
-    """Replace parts in their modules, one after the other; the list is empty then.
+    """Replace parts in their modules one by one, and remove them from the list.
 
-    Nothing holds on to what was replaced, so that no weight is held twice.
+    So each replaced part is freed at once, and no weight is in memory twice.
     """
     while parts:
         part = parts.pop(0)

@@ -1,6 +1,6 @@
-"""Qwen3's decoder: its configuration, its parameters, and a plain loop over packed tokens.
+"""Qwen3's decoder as a plain loop over packed tokens; it generates no text.
 
-There is no generation here. The tests compare it with transformers' modules.
+The tests compare it with transformers' modules.
 """
 
 from dataclasses import dataclass
@@ -35,22 +35,23 @@ _SIZES = {
     "head_width": "head_dim",
     "positions": "max_position_embeddings",
 }
-# The first tensor, whose name ends so in every checkpoint.
+# The first tensor; its name has this ending in every checkpoint.
 TOKENS = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
-# The defaults of transformers' class, for values that the file leaves out.
+# transformers' defaults for values that config.json leaves out.
 _DEFAULT_HEAD_WIDTH = 128
 _DEFAULT_EPSILON = 1e-6
 _DEFAULT_THETA = 10_000.0
-# Options of which only the value of all known models is implemented.
+# Options that have one value in all known models; only that value is implemented.
 _LAYER_TYPE = "full_attention"
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Sizes from `config.json`; the queries' `heads` share the `key_heads`, all `head_width` wide.
+    """The configuration in `config.json`.
 
+    `heads` query heads share `key_heads` heads of keys and values; all are `head_width` wide.
     `theta` is the base of the rotary embedding's wave lengths. `tied` says whether the language
     model's head is the token embedding.
     """
@@ -69,7 +70,7 @@ class DecoderConfig:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read it; raises `StartupError` for another kind of model, and for impossible values."""
+        """Read `config.json`; raises `StartupError` for another model type or impossible values."""
         config = read_config(folder)
         model_type = config.get("model_type")
         if model_type != "qwen3":
@@ -77,7 +78,7 @@ class DecoderConfig:
         config.setdefault("head_dim", _DEFAULT_HEAD_WIDTH)
         size = {name: whole_number(folder, config, key) for name, key in _SIZES.items()}
         kinds = config.get("layer_types") or []
-        if not isinstance(kinds, list) or any(each != _LAYER_TYPE for each in kinds):
+        if not isinstance(kinds, list) or any(kind != _LAYER_TYPE for kind in kinds):
             raise unusable(folder, "layer_types", kinds)
         for key, known in _FIXED.items():
             value = config.get(key, known)
@@ -103,14 +104,15 @@ class DecoderConfig:
 
 
 def _read_theta(folder: Path, config: dict[str, Any]) -> float:
-    """Transformers 5 writes it into `rope_parameters`, versions before it beside `rope_scaling`.
+    """Read `rope_theta`, which transformers 5 writes into `rope_parameters`.
 
-    Where there are both, only those of the older version count, as in transformers.
+    Older versions write it beside `rope_scaling`. If both exist, the older ones count, as in
+    transformers.
     """
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rotary = config.get(key) or {}
-    # Of several, each is for a kind of layers.
-    if not isinstance(rotary, dict) or any(isinstance(each, dict) for each in rotary.values()):
+    # A dictionary of dictionaries has parameters for each kind of layer.
+    if not isinstance(rotary, dict) or any(isinstance(value, dict) for value in rotary.values()):
         raise unusable(folder, key, rotary)
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind != "default":
@@ -123,9 +125,9 @@ def _read_theta(folder: Path, config: dict[str, Any]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention and feed-forward, each behind a norm and added to its input.
+    """Attention and feed-forward, each with a norm before it, and added to its input.
 
-    `head_norm` is that of the heads of queries and keys, `[heads + key_heads, width]`.
+    `head_norm` normalises the heads of queries and keys, `[heads + key_heads, width]`.
     """
 
     backend: Backend
@@ -146,15 +148,15 @@ class DecoderLayer:
         rotary: RotaryEmbedding,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """The next states, of all tokens that are computed or of the tokens `rows`."""
+        """Return the next states, of all computed tokens or of the tokens `rows`."""
         projected = run_in_row_blocks(self._project, states, rotary.cosines, rotary.sines)
         if packed.sharing is not None:
             projected = projected.index_select(0, packed.sharing.inverse)
         rotated, width = self.head_norm.weight.shape
         heads = [rotated - self.key_heads, self.key_heads, self.key_heads]
         query, key, value = torch.split(projected.transpose(0, 1), heads)
-        attend_each = partial(attend, packed=packed, scale=width**-0.5, causal=True)
-        attended = attend_by_heads(attend_each, (query, key, value), packed).flatten(1)
+        attend_packed = partial(attend, packed=packed, scale=width**-0.5, causal=True)
+        attended = attend_by_heads(attend_packed, (query, key, value), packed).flatten(1)
         computed = rows
         if packed.sharing is not None:
             rows = packed.sharing.unique if rows is None else rows
@@ -166,7 +168,7 @@ class DecoderLayer:
         return run_in_row_blocks(self._feed_forward, attended, states)
 
     def _project(self, states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """Queries, keys and values, `[T, heads + 2 key_heads, width]`."""
+        """Return queries, keys and values, `[T, heads + 2 key_heads, width]`."""
         width = self.head_norm.weight.shape[1]
         projected = self.to_query_key_value(self.backend.rms_norm(states, self.input_norm))
         projected = projected.view(len(states), -1, width)
@@ -183,7 +185,7 @@ class DecoderLayer:
 class Decoder(LayeredTransformer):
     """The decoder; common prefixes of sequences are computed once.
 
-    `embeddings` are those of the tokens, `[vocabulary, width]`.
+    `embeddings` `[vocabulary, width]` are the embeddings of tokens.
     """
 
     shares_prefixes: ClassVar[bool] = True
@@ -216,9 +218,9 @@ def read_layer(
     backend: Backend,
     dtype: torch.dtype | None = None,
 ) -> DecoderLayer:
-    """The layer number `index`, under the names that transformers gives its parameters.
+    """Read the layer number `index`, whose parameters have transformers' names.
 
-    Its norms are in `dtype`, by default in that of the `weights`.
+    The norms are in `dtype`, by default in that of the `weights`.
     """
     width, inner_width, head_width = config.width, config.inner_width, config.head_width
     heads, key_heads, epsilon = config.heads, config.key_heads, config.epsilon
@@ -231,13 +233,13 @@ def read_layer(
         return weights.linear(f"layers.{index}.{name}", in_features, out_features, bias=False)
 
     projections = [
-        linear(f"self_attn.{each}_proj", width, count * head_width)
-        for each, count in (("q", heads), ("k", key_heads), ("v", key_heads))
+        linear(f"self_attn.{name}_proj", width, count * head_width)
+        for name, count in (("q", heads), ("k", key_heads), ("v", key_heads))
     ]
-    of_queries, of_keys = (norm(f"self_attn.{each}_norm", head_width) for each in "qk")
-    # Not joined: see `Weights.unread`.
-    head_norms = of_queries.new_empty(heads + key_heads, head_width)
-    head_norms[:heads], head_norms[heads:] = of_queries, of_keys
+    query_norm, key_norm = (norm(f"self_attn.{name}_norm", head_width) for name in "qk")
+    # With tensors of `Weights.unread` `torch.cat` would import PyTorch's compiler.
+    head_norms = query_norm.new_empty(heads + key_heads, head_width)
+    head_norms[:heads], head_norms[heads:] = query_norm, key_norm
     return DecoderLayer(
         backend=backend,
         key_heads=key_heads,
@@ -247,7 +249,7 @@ def read_layer(
         from_attended=backend.add_linear(linear("self_attn.o_proj", heads * head_width, width)),
         inner_norm=RmsNorm(norm("post_attention_layernorm", width), epsilon),
         to_gate_up=backend.linear(
-            [linear(f"mlp.{each}_proj", width, inner_width) for each in ("gate", "up")]
+            [linear(f"mlp.{name}_proj", width, inner_width) for name in ("gate", "up")]
         ),
         from_inner=backend.add_linear(linear("mlp.down_proj", inner_width, width)),
     )
@@ -256,13 +258,13 @@ def read_layer(
 def read_ends(
     weights: Weights, config: DecoderConfig, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The embeddings of tokens and the weight of the last norm."""
+    """Read the embeddings of tokens, and the weight of the last norm."""
     embeddings = weights.get(TOKENS, config.vocabulary, config.width, dtype=dtype)
     return embeddings, weights.get("norm.weight", config.width, dtype=dtype)
 
 
 def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> Decoder:
-    """The decoder with the parameters of a checkpoint, in the dtype of `weights`."""
+    """Make the decoder with the parameters of a checkpoint, in the dtype of `weights`."""
     layers = [read_layer(weights, config, index, backend) for index in range(config.layers)]
     embeddings, norm = read_ends(weights, config)
     return Decoder(
@@ -272,9 +274,9 @@ def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> D
 
 
 def vocabulary_head(weights: Weights, config: DecoderConfig, token: int) -> Tensor:
-    """The weights `[width]` of one token in the language model's head, as in the file.
+    """Read the weights `[width]` of one token in the language model's head.
 
-    A head that the file has counts also where the configuration says that it is the embedding.
+    If the file has a head, it is used even if the configuration says that it is the embedding.
     """
     shape = config.vocabulary, config.width
     if config.tied and _HEAD not in weights:

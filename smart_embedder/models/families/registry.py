@@ -1,6 +1,6 @@
-"""Loads the transformer in a folder: by a family of its own here, or by transformers' modules.
+"""Loads the transformer in a folder by the family that implements its `model_type`.
 
-Knows which family computes which `model_type`; what is made of the states is not known here.
+Types without an implementation here are loaded by transformers' modules.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,9 +37,9 @@ from smart_embedder.tokens import TokenIds
 
 # Types whose states stay within the range of float16.
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
-# Of a vector in float8 with the one without: the least that even random weights reach is 0.99.
+# The lowest cosine between vectors in float8 and in the target's dtype; random weights reach 0.99.
 _MIN_COSINE = 0.98
-# One of so many texts of the calibration is compared with float32: all take seconds.
+# One in this many calibration texts is compared with float32; all would take seconds.
 _COMPARED_OF = 8
 
 
@@ -50,12 +50,12 @@ def is_qwen3(folder: Path) -> bool:
 
 
 def is_quantized_by_layers(folder: Path) -> bool:
-    """Whether a start in 8 bits never holds all weights as they are in the file."""
+    """Whether the start in 8 bits quantizes layer by layer, so that it never holds all weights."""
     return is_qwen3(folder) or read_config(folder).get("model_type") in ENCODER_TYPES
 
 
 def overflows_float16(folder: Path) -> bool:
-    """Whether states may leave the range of float16, so that bfloat16 is needed."""
+    """Whether states may leave the range of float16, so that the model needs bfloat16."""
     return read_config(folder).get("model_type") not in _HALF_PRECISION_TYPES
 
 
@@ -70,9 +70,9 @@ def load_backbone(
 ) -> tuple[Backbone, TextTokenizer]:
     """Load the transformer in `folder`, of any family, and its tokenizer.
 
-    Texts are read by their options, cut to `max_length` tokens or to the number of positions, and
-    end with the token `closing`. `weights` are the folder's, if they were read already. Raises
-    `StartupError` for a folder that cannot be used.
+    The tokenizer follows the options in `texts`, cuts texts to `max_length` tokens or to the number
+    of positions, and ends them with the token `closing`. `weights` are the folder's, if they were
+    read already. Raises `StartupError` for a folder that cannot be used.
     """
 
     def read_tokenizer(positions: int) -> TextTokenizer:
@@ -92,8 +92,8 @@ def load_backbone(
         return load_encoder(folder, target, encode_calibration(tokenizer), weights), tokenizer
     if target.float8:
         raise StartupError(
-            f"DTYPE=float8 is for models of BERT's kind and Qwen3, and {folder} holds none; set "
-            "DTYPE to auto"
+            f"DTYPE=float8 is for models of BERT's kind and Qwen3, and the model in {folder} is "
+            "neither; set DTYPE to auto"
         )
     # transformers takes seconds to import, and most models do not need it.
     from smart_embedder.models.families.auto_model import load_by_transformers  # noqa: PLC0415
@@ -102,7 +102,7 @@ def load_backbone(
 
 
 def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
-    """Load an encoder's tokenizer; texts are cut to `max_length` or the number of positions.
+    """Load an encoder's tokenizer; it cuts texts to `max_length` or the number of positions.
 
     Raises `StartupError` for a folder that cannot be used.
     """
@@ -122,7 +122,7 @@ def load_encoder(
     """
     config = EncoderConfig.read(folder)
     weights = (weights or Weights.read(folder)).before(bert.TOKENS)
-    # Before anything is computed with sizes that may be wrong: operations are proven first.
+    # Checks all shapes before `prove` computes with the sizes in config.json.
     make_encoder(weights.unread(), config, unprepared_backend(), target.dtype)
     heads, head_width = config.heads, config.width // config.heads
     shapes = Shapes(
@@ -155,7 +155,7 @@ def load_encoder(
 def load_decoder(
     folder: Path, target: Target, weights: Weights, calibration: Sequence[TokenIds]
 ) -> Backbone:
-    """As `load_encoder`, a decoder of Qwen3's architecture."""
+    """Load a decoder of Qwen3's architecture, as `load_encoder` does."""
     config = DecoderConfig.read(folder)
     weights = weights.before(qwen3.TOKENS)
     make_decoder(weights.unread(), config, unprepared_backend())
@@ -192,27 +192,27 @@ def _make_transformer(
     pack_texts: Callable[[], PackedBatch],
     name: str,
 ) -> Transformer:
-    """What `make` makes with the target's backend, or with one whose products are in float8.
+    """Call `make` with the target's backend; with `float8`, with one that multiplies in float8.
 
-    Raises `StartupError` where the device does not compute these as it should, or where a vector of
-    the texts is not what it is in the target's own number format.
+    In float8 it also compares the vectors of some texts with those in the target's dtype. Raises
+    `StartupError` if they differ, or if the device does not multiply in float8 correctly.
     """
     if not target.float8:
         return make(target.backend)
     if target.paths["float8_product"] != CUDA:
         raise StartupError(
-            "this device does not multiply in float8 as it should (path_refused in the log says "
-            "why); set DTYPE to auto"
+            "this device does not multiply in float8 correctly (path_refused in the log says why); "
+            "set DTYPE to auto"
         )
     texts, dtype = pack_texts(), target.dtype
     with torch.inference_mode():
         exact = make(target.backend)(texts)
         transformer = make(float8_backend(target.backend, dtype))
-        least = min_cosine(transformer(texts), exact, texts)
-    if not least >= _MIN_COSINE:
+        lowest = min_cosine(transformer(texts), exact, texts)
+    if not lowest >= _MIN_COSINE:
         raise StartupError(
-            f"in float8 a vector of {name} has a cosine of {least:.4f} with the one in "
-            f"{str(dtype).removeprefix('torch.')}, and the least allowed is {_MIN_COSINE}; set "
+            f"in float8 a vector of {name} has a cosine of {lowest:.4f} with the one in "
+            f"{str(dtype).removeprefix('torch.')}, and at least {_MIN_COSINE} is required; set "
             "DTYPE to auto"
         )
     return transformer

@@ -98,7 +98,7 @@ def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> No
         backbone.exclude_unattended(32)
         assert backbone.forward(packed).all()
     else:
-        with pytest.raises(StartupError, match="filled up to 32 tokens, .* no further than 31"):
+        with pytest.raises(StartupError, match="padded to 32 tokens, .* attention window of 31"):
             backbone.exclude_unattended(32)
 
 

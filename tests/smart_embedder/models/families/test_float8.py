@@ -61,7 +61,7 @@ def test_a_device_that_multiplies_otherwise_stops_the_start(tiny_m3: Path) -> No
     wrong = torch_backend().prefer(CUDA, float8_product=twice)
     with (
         capture_logs() as logs,
-        pytest.raises(StartupError, match="does not multiply in float8 as it should"),
+        pytest.raises(StartupError, match="does not multiply in float8 correctly"),
     ):
         M3Embedder("m3", tiny_m3, 512, target(wrong))
     assert [(line["operation"], line["path"]) for line in logs] == [("float8_product", CUDA)]

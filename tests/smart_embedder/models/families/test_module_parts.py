@@ -187,7 +187,7 @@ def test_parts_that_compute_something_else_give_way_to_transformers_own(
 @pytest.mark.usefixtures("wrong_parts")
 def test_8_bits_that_compute_something_else_stop_the_start(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
-    with pytest.raises(StartupError, match="is not computed in 8 bits as it is .*; set DTYPE to"):
+    with pytest.raises(StartupError, match="is not computed in 8 bits correctly .*; set DTYPE to"):
         load(folder, INT8)
 
 
