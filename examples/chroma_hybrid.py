@@ -1,11 +1,11 @@
-"""Search with Chroma: dense vectors and part numbers find, the reranker ranks.
+"""Search with Chroma: dense vectors and exact words find passages, the reranker sorts them.
 
 pip install ./client chromadb
 
-Chroma has no index of sparse vectors but in its cloud, so passages that contain a word of the
-question with a digit, such as E42, are found by their text. CHROMA_HOST is the name of a server
-(its port is CHROMA_PORT, 8000 by default); without it, files in the folder chroma-data are used.
-SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it asks for
+Only Chroma's cloud has an index of sparse vectors, so words of the question with a digit, such as
+E42, are searched in the text. CHROMA_HOST is the name of a server, CHROMA_PORT its port (8000 by
+default). Without it, files in the folder chroma-data are used.
+SMART_EMBEDDER_URL is the address of the service, SMART_EMBEDDER_TOKEN its access token if it has
 one.
 """
 
@@ -27,13 +27,13 @@ PASSAGES = [
 QUESTION = "The display shows E42, what should I do?"
 
 
-def id_of(passage: str) -> str:
-    """It follows from the text, so what is stored already is replaced, and not stored again."""
+def make_id(passage: str) -> str:
+    """Derive the id from the text, so that a second run replaces passages and adds none."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
 
 
 def connect() -> ClientAPI:
-    """The server that is named, else files in a folder."""
+    """Connect to the server in the environment, or open files in a folder."""
     settings = Settings(anonymized_telemetry=False)
     if "CHROMA_HOST" in os.environ:
         port = int(os.environ.get("CHROMA_PORT", "8000"))
@@ -42,17 +42,18 @@ def connect() -> ClientAPI:
 
 
 def store(chroma: ClientAPI, service: Client, passages: list[str]) -> chromadb.Collection:
-    """Make the collection where there is none, and put the passages into it."""
+    """Create the collection if there is none, and store the passages in it."""
     collection = chroma.get_or_create_collection(
         "manual", embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
     )
     vectors = service.embed_documents(passages, return_sparse=False)
-    collection.upsert([id_of(each) for each in passages], vectors.dense, documents=passages)
+    ids = [make_id(passage) for passage in passages]
+    collection.upsert(ids, vectors.dense, documents=passages)
     return collection
 
 
 def search(collection: chromadb.Collection, service: Client, question: str) -> list[str]:
-    """The best 20 by dense vectors, and before them those with a word that has a digit."""
+    """Return passages with a word that has a digit, then the best 20 by dense vectors."""
     dense = service.embed_query(question, return_sparse=False).dense
     found: list[str] = []
     for word in re.findall(r"\w*\d\w*", question):

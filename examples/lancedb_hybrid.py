@@ -1,10 +1,10 @@
-"""Hybrid search with LanceDB: dense vectors and full text find, ColBERT vectors rank.
+"""Hybrid search with LanceDB: dense vectors and full text find passages, ColBERT sorts them.
 
 pip install ./client lancedb pyarrow
 
-LanceDB has no sparse vectors; its full-text index (BM25) takes their place. LANCEDB_URI is a folder
-(lancedb-data by default) or the address of a bucket. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN
-say where the service is, and its token if it asks for one.
+LanceDB has no sparse vectors; its full-text index (BM25) is used instead. LANCEDB_URI is a folder
+(lancedb-data by default) or the address of a bucket. SMART_EMBEDDER_URL is the address of
+the service, SMART_EMBEDDER_TOKEN its access token if it has one.
 """
 
 import os
@@ -27,13 +27,13 @@ PASSAGES = [
 QUESTION = "The display shows E42, what should I do?"
 
 
-def id_of(passage: str) -> str:
-    """It follows from the text, so what is stored already is replaced, and not stored again."""
+def make_id(passage: str) -> str:
+    """Derive the id from the text, so that a second run replaces passages and adds none."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
 
 
 def store(database: lancedb.DBConnection, service: Client, passages: Sequence[str]) -> Table:
-    """Make the table where there is none, and put the passages into it."""
+    """Create the table if there is none, and store the passages in it."""
     vectors = service.embed_documents(
         passages, return_sparse=False, return_colbert=True, output_dtype="float16"
     )
@@ -47,10 +47,10 @@ def store(database: lancedb.DBConnection, service: Client, passages: Sequence[st
     )
     rows = pa.Table.from_pydict(
         {
-            "id": [id_of(passage) for passage in passages],
+            "id": [make_id(passage) for passage in passages],
             "text": list(passages),
             "dense": list(vectors.dense),
-            "colbert": [list(each) for each in vectors.colbert],
+            "colbert": [list(tokens) for tokens in vectors.colbert],
         },
         schema,
     )
@@ -61,7 +61,7 @@ def store(database: lancedb.DBConnection, service: Client, passages: Sequence[st
 
 
 def search(table: Table, service: Client, question: str) -> list[dict]:
-    """The best 100 by dense vectors and by words, fused by RRF; the best 20 ranked by ColBERT."""
+    """Fuse the best 100 by dense vectors and by words with RRF, and sort the best 20 by ColBERT."""
     vectors = service.embed_query(question, return_sparse=False, return_colbert=True)
     by_dense = (
         table.search(vectors.dense[0], vector_column_name="dense")

@@ -1,10 +1,10 @@
-"""Hybrid search with LangChain: its Qdrant store finds by dense and sparse vectors, /rerank ranks.
+"""Hybrid search with LangChain: its Qdrant store finds passages, the reranker sorts them.
 
 pip install ./client langchain-core langchain-qdrant
 
 QDRANT_URL is the address of a server, or ":memory:"; without it, files in the folder qdrant-data
-are used. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it
-asks for one.
+are used. SMART_EMBEDDER_URL is the address of the service, SMART_EMBEDDER_TOKEN its access token if
+it has one.
 """
 
 import os
@@ -33,41 +33,41 @@ COLLECTION = "langchain"
 
 
 class Dense(Embeddings):
-    """The service's dense vectors."""
+    """Dense vectors of the service."""
 
     def __init__(self, service: Client) -> None:
         self._service = service
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector for each text."""
+        """Return a vector for each text."""
         return self._service.embed_documents(texts, return_sparse=False).dense.tolist()
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of a question."""
+        """Return the vector of a question."""
         return self._service.embed_query(text, return_sparse=False).dense[0].tolist()
 
 
 class Sparse(SparseEmbeddings):
-    """The service's sparse vectors."""
+    """Sparse vectors of the service."""
 
     def __init__(self, service: Client) -> None:
         self._service = service
 
     def embed_documents(self, texts: list[str]) -> list[SparseVector]:
-        """One vector for each text."""
+        """Return a vector for each text."""
         vectors = self._service.embed(texts, return_dense=False).sparse
         return [
-            SparseVector(indices=each.indices.tolist(), values=each.values.tolist())
-            for each in vectors
+            SparseVector(indices=vector.indices.tolist(), values=vector.values.tolist())
+            for vector in vectors
         ]
 
     def embed_query(self, text: str) -> SparseVector:
-        """The vector of a question."""
+        """Return the vector of a question."""
         return self.embed_documents([text])[0]
 
 
 class Reranker(BaseDocumentCompressor):
-    """The service's reranker."""
+    """Reranker of the service."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     service: Client
@@ -79,8 +79,8 @@ class Reranker(BaseDocumentCompressor):
         query: str,
         callbacks: Callbacks = None,  # noqa: ARG002
     ) -> list[Document]:
-        """The best `top_n` documents, with their scores in the metadata."""
-        ranking = self.service.rerank(query, [each.page_content for each in documents])
+        """Return the best `top_n` documents, with their scores in the metadata."""
+        ranking = self.service.rerank(query, [document.page_content for document in documents])
         best = zip(ranking.indices[: self.top_n].tolist(), ranking.scores.tolist())
         return [
             Document(
@@ -91,27 +91,27 @@ class Reranker(BaseDocumentCompressor):
         ]
 
 
-def id_of(passage: str) -> str:
-    """It follows from the text, so what is stored already is replaced, and not stored again."""
+def make_id(passage: str) -> str:
+    """Derive the id from the text, so that a second run replaces passages and adds none."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
 
 
 def connect() -> QdrantClient:
-    """The server that is named, else files in a folder."""
+    """Connect to the server in the environment, or open files in a folder."""
     if "QDRANT_URL" in os.environ:
         return QdrantClient(os.environ["QDRANT_URL"], api_key=os.environ.get("QDRANT_API_KEY"))
     return QdrantClient(path="qdrant-data")
 
 
 def make_store(qdrant: QdrantClient, service: Client) -> QdrantVectorStore:
-    """A collection for both kinds of vectors, made where there is none; it fuses them by RRF."""
+    """Open or create a collection of dense and sparse vectors, which are fused by RRF."""
     dense = Dense(service)
     if not qdrant.collection_exists(COLLECTION):
         width = len(dense.embed_query(QUESTION))
         qdrant.create_collection(
             COLLECTION,
             {"dense": models.VectorParams(size=width, distance=models.Distance.COSINE)},
-            # bge-m3 has learned how much each word counts: no IDF.
+            # No IDF: bge-m3's weights already say how much each word counts.
             {"sparse": models.SparseVectorParams()},
         )
     return QdrantVectorStore(
@@ -126,7 +126,7 @@ def make_store(qdrant: QdrantClient, service: Client) -> QdrantVectorStore:
 
 
 def make_retriever(store: QdrantVectorStore, service: Client) -> Runnable[str, list[Document]]:
-    """A question goes in; the best 20 documents come out in the reranker's order."""
+    """Return a chain that finds 20 documents for a question, and reranks them."""
     reranker = Reranker(service=service)
     return {
         "documents": store.as_retriever(search_kwargs={"k": 20}),
@@ -137,6 +137,6 @@ def make_retriever(store: QdrantVectorStore, service: Client) -> Runnable[str, l
 if __name__ == "__main__":
     with closing(connect()) as qdrant, Client() as service:
         store = make_store(qdrant, service)
-        store.add_texts(PASSAGES, ids=[id_of(passage) for passage in PASSAGES])
+        store.add_texts(PASSAGES, ids=[make_id(passage) for passage in PASSAGES])
         for document in make_retriever(store, service).invoke(QUESTION):
             print(f"{document.metadata['relevance_score']:.3f}  {document.page_content}")

@@ -1,10 +1,10 @@
-"""Hybrid search with LlamaIndex: its Qdrant store finds by dense and sparse vectors, /rerank ranks.
+"""Hybrid search with LlamaIndex: its Qdrant store finds passages, the reranker sorts them.
 
 pip install ./client llama-index-core llama-index-vector-stores-qdrant
 
 QDRANT_URL is the address of a server, or ":memory:"; without it, files in the folder qdrant-data
-are used. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it
-asks for one.
+are used. SMART_EMBEDDER_URL is the address of the service, SMART_EMBEDDER_TOKEN its access token if
+it has one.
 """
 
 import os
@@ -32,7 +32,7 @@ QUESTION = "The display shows E42, what should I do?"
 
 
 class Dense(BaseEmbedding):
-    """The service's dense vectors."""
+    """Dense vectors of the service."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     service: Client
@@ -51,7 +51,7 @@ class Dense(BaseEmbedding):
 
 
 class Reranker(BaseNodePostprocessor):
-    """The service's reranker."""
+    """Reranker of the service."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     service: Client
@@ -60,7 +60,7 @@ class Reranker(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        ranking = self.service.rerank(query_bundle.query_str, [each.text for each in nodes])
+        ranking = self.service.rerank(query_bundle.query_str, [node.text for node in nodes])
         best = zip(ranking.indices[: self.top_n].tolist(), ranking.scores.tolist())
         return [NodeWithScore(node=nodes[index].node, score=score) for index, score in best]
 
@@ -68,7 +68,7 @@ class Reranker(BaseNodePostprocessor):
 def reciprocal_rank_fusion(
     dense: VectorStoreQueryResult, sparse: VectorStoreQueryResult, top_k: int = 20, **_: object
 ) -> VectorStoreQueryResult:
-    """A place by dense vectors counts three times one by sparse ones, whatever their scores."""
+    """Add 3 / rank by dense vectors and 1 / rank by sparse ones."""
     nodes, scores = {}, defaultdict(float)
     for weight, ranking in ((3, dense), (1, sparse)):
         for rank, node in enumerate(ranking.nodes or (), start=1):
@@ -76,30 +76,30 @@ def reciprocal_rank_fusion(
             scores[node.node_id] += weight / rank
     best = sorted(scores, key=scores.__getitem__, reverse=True)[:top_k]
     return VectorStoreQueryResult(
-        nodes=[nodes[each] for each in best], similarities=[scores[each] for each in best], ids=best
+        nodes=[nodes[id_] for id_ in best], similarities=[scores[id_] for id_ in best], ids=best
     )
 
 
-def id_of(passage: str) -> str:
-    """It follows from the text, so what is stored already is replaced, and not stored again."""
+def make_id(passage: str) -> str:
+    """Derive the id from the text, so that a second run replaces passages and adds none."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
 
 
 def connect() -> QdrantClient:
-    """The server that is named, else files in a folder."""
+    """Connect to the server in the environment, or open files in a folder."""
     if "QDRANT_URL" in os.environ:
         return QdrantClient(os.environ["QDRANT_URL"], api_key=os.environ.get("QDRANT_API_KEY"))
     return QdrantClient(path="qdrant-data")
 
 
 def make_store(qdrant: QdrantClient, service: Client) -> QdrantVectorStore:
-    """A collection for both kinds of vectors, made where there is none."""
+    """Open or create a collection of dense and sparse vectors."""
 
     def sparse(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
         vectors = service.embed(texts, return_dense=False).sparse
         return (
-            [each.indices.tolist() for each in vectors],
-            [each.values.tolist() for each in vectors],
+            [vector.indices.tolist() for vector in vectors],
+            [vector.values.tolist() for vector in vectors],
         )
 
     return QdrantVectorStore(
@@ -117,7 +117,7 @@ if __name__ == "__main__":
         index = VectorStoreIndex.from_vector_store(
             make_store(qdrant, service), embed_model=Dense(service=service)
         )
-        index.insert_nodes([TextNode(id_=id_of(text), text=text) for text in PASSAGES])
+        index.insert_nodes([TextNode(id_=make_id(text), text=text) for text in PASSAGES])
         retriever = index.as_retriever(
             vector_store_query_mode=VectorStoreQueryMode.HYBRID,
             similarity_top_k=100,

@@ -1,9 +1,9 @@
-"""Hybrid search with Milvus: dense and sparse vectors find, the reranker ranks.
+"""Hybrid search with Milvus: dense and sparse vectors find passages, the reranker sorts them.
 
 pip install ./client pymilvus milvus-lite
 
 MILVUS_URI is the address of a server, or a file for Milvus Lite (milvus-data.db by default).
-SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it asks for
+SMART_EMBEDDER_URL is the address of the service, SMART_EMBEDDER_TOKEN its access token if it has
 one.
 """
 
@@ -25,13 +25,13 @@ QUESTION = "The display shows E42, what should I do?"
 COLLECTION = "manual"
 
 
-def id_of(passage: str) -> str:
-    """It follows from the text, so what is stored already is replaced, and not stored again."""
+def make_id(passage: str) -> str:
+    """Derive the id from the text, so that a second run replaces passages and adds none."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
 
 
 def create_collection(milvus: MilvusClient, width: int) -> None:
-    """One row for each passage."""
+    """Create a collection with a row for each passage."""
     schema = MilvusClient.create_schema()
     schema.add_field("id", DataType.VARCHAR, max_length=36, is_primary=True)
     schema.add_field("text", DataType.VARCHAR, max_length=65535)
@@ -39,13 +39,13 @@ def create_collection(milvus: MilvusClient, width: int) -> None:
     schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
     index = MilvusClient.prepare_index_params()
     index.add_index("dense", index_type="AUTOINDEX", metric_type="COSINE")
-    # bge-m3 has learned how much each word counts: the inner product, not BM25.
+    # Inner product, not BM25: bge-m3's weights already say how much each word counts.
     index.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type="IP")
     milvus.create_collection(COLLECTION, schema=schema, index_params=index)
 
 
-def vectors_of(service: Client, texts: Sequence[str]) -> list[dict]:
-    """The vector fields of a row for each text."""
+def embed(service: Client, texts: Sequence[str]) -> list[dict]:
+    """Return the vector fields of a row for each text."""
     vectors = service.embed(texts)
     return [
         {"dense": dense, "sparse": sparse.as_dict()}
@@ -54,17 +54,17 @@ def vectors_of(service: Client, texts: Sequence[str]) -> list[dict]:
 
 
 def store(milvus: MilvusClient, service: Client, passages: Sequence[str]) -> None:
-    """Make the collection where there is none, and put the passages into it."""
-    vectors = vectors_of(service, passages)
+    """Create the collection if there is none, and store the passages in it."""
+    vectors = embed(service, passages)
     if not milvus.has_collection(COLLECTION):
         create_collection(milvus, len(vectors[0]["dense"]))
-    rows = [{"id": id_of(text), "text": text} | both for text, both in zip(passages, vectors)]
+    rows = [{"id": make_id(text), "text": text} | fields for text, fields in zip(passages, vectors)]
     milvus.upsert(COLLECTION, rows)
 
 
 def search(milvus: MilvusClient, service: Client, question: str) -> list[str]:
-    """The best 100 by each kind of vector, fused by reciprocal rank; the best 20 of them."""
-    (vectors,) = vectors_of(service, [question])
+    """Fuse the best 100 by each kind of vector with RRF, and return the best 20."""
+    (vectors,) = embed(service, [question])
     milvus.load_collection(COLLECTION)
     requests = [
         AnnSearchRequest([vectors["dense"]], "dense", {"metric_type": "COSINE"}, limit=100),

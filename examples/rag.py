@@ -1,15 +1,15 @@
-"""From files to an answer with citations: hybrid search finds passages, a language model answers.
+"""Answer a question from files, with citations: hybrid search, and a language model.
 
 pip install ./client semantic-text-splitter
 python examples/rag.py FOLDER "What does E42 mean?"
 
 FOLDER has texts and Markdown (.txt, .md) in UTF-8. LLM_URL is the address of a language model with
 OpenAI's API (Ollama's by default, http://127.0.0.1:11434/v1), LLM_MODEL its model (llama3.2),
-LLM_KEY its key if it asks for one. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the
-service is, and its token.
+LLM_KEY its key if it has one. SMART_EMBEDDER_URL is the address of the service,
+SMART_EMBEDDER_TOKEN its access token if it has one.
 
-Vectors are kept in memory and made anew by each run. For more files than a few hundred, fill a
-Qdrant collection by `smart-embedder ingest` and search there.
+Each run embeds all files, and keeps the vectors in memory. For more than a few hundred files, fill
+a Qdrant collection with `smart-embedder ingest`, and search there.
 """
 
 import os
@@ -29,8 +29,8 @@ INSTRUCTIONS = (
     "statement write the number of its passage in brackets, as in [2]. If they do not answer it, "
     "say so."
 )
-FOUND, READ = 20, 5
-# Of a passage: about 250 tokens of English.
+CANDIDATES, CONTEXT_PASSAGES = 20, 5
+# The length of a passage, about 250 tokens of English, and what it repeats of the one before.
 CHARACTERS, OVERLAP = 1_000, 100
 
 
@@ -42,8 +42,8 @@ class Passage:
     text: str
 
 
-def passages_of(folder: Path) -> list[Passage]:
-    """The files' texts, cut at headings, paragraphs and sentences."""
+def read_passages(folder: Path) -> list[Passage]:
+    """Read the files, and split them at headings, paragraphs and sentences."""
     splitters = {
         ".txt": TextSplitter(CHARACTERS, overlap=OVERLAP),
         ".md": MarkdownSplitter(CHARACTERS, overlap=OVERLAP),
@@ -60,37 +60,36 @@ def passages_of(folder: Path) -> list[Passage]:
     return passages
 
 
-def fused(vectors: Embeddings, question: Embeddings) -> list[int]:
-    """The best passages by meaning and by words, joined by reciprocal rank."""
-    (words,) = question.sparse
-    wanted = words.as_dict()
-    by_meaning = vectors.dense @ question.dense[0]
-    by_words = np.array(
+def fuse(vectors: Embeddings, question: Embeddings) -> list[int]:
+    """Return the best passages by reciprocal rank fusion of dense and sparse scores."""
+    weights = question.sparse[0].as_dict()
+    dense = vectors.dense @ question.dense[0]
+    sparse = np.array(
         [
-            sum(weight * wanted.get(token, 0.0) for token, weight in sparse.as_dict().items())
-            for sparse in vectors.sparse
+            sum(weight * weights.get(token, 0.0) for token, weight in vector.as_dict().items())
+            for vector in vectors.sparse
         ]
     )
-    scores: dict[int, float] = defaultdict(float)
-    # A place by meaning counts three times one by words.
-    for weight, ranking in ((3, by_meaning), (1, np.where(by_words > 0, by_words, -np.inf))):
-        for rank, index in enumerate(np.argsort(-ranking, kind="stable")[:100], start=1):
-            if np.isfinite(ranking[index]):
-                scores[int(index)] += weight / rank
-    return sorted(scores, key=scores.__getitem__, reverse=True)[:FOUND]
+    fused: dict[int, float] = defaultdict(float)
+    # A dense rank counts three times a sparse one.
+    for weight, scores in ((3, dense), (1, np.where(sparse > 0, sparse, -np.inf))):
+        for rank, index in enumerate(np.argsort(-scores, kind="stable")[:100], start=1):
+            if np.isfinite(scores[index]):
+                fused[int(index)] += weight / rank
+    return sorted(fused, key=fused.__getitem__, reverse=True)[:CANDIDATES]
 
 
 def search(passages: list[Passage], service: Client, question: str) -> list[Passage]:
-    """What the model reads: the best passages in the reranker's order."""
+    """Return the passages for the language model, sorted by the reranker."""
     vectors = service.embed_documents([passage.text for passage in passages], normalize_dense=True)
     query = service.embed_query(question, normalize_dense=True)
-    found = [passages[index] for index in fused(vectors, query)]
+    found = [passages[index] for index in fuse(vectors, query)]
     ranking = service.rerank(question, [passage.text for passage in found])
-    return [found[index] for index in ranking.indices[:READ]]
+    return [found[index] for index in ranking.indices[:CONTEXT_PASSAGES]]
 
 
 def chat(*messages: dict[str, str]) -> str:
-    """The language model's reply; the program ends with a sentence where it gives none."""
+    """Return the language model's reply; exit with a sentence if there is none."""
     url = os.environ.get("LLM_URL", "http://127.0.0.1:11434/v1").rstrip("/")
     key = os.environ.get("LLM_KEY")
     try:
@@ -116,7 +115,7 @@ def chat(*messages: dict[str, str]) -> str:
 
 
 def ask(question: str, passages: list[Passage]) -> str:
-    """The language model's answer."""
+    """Let the language model answer the question from the passages."""
     numbered = "\n\n".join(f"[{i}] {passage.text}" for i, passage in enumerate(passages, start=1))
     return chat(
         {"role": "system", "content": INSTRUCTIONS},
@@ -124,8 +123,8 @@ def ask(question: str, passages: list[Passage]) -> str:
     )
 
 
-def with_sources(answer: str, passages: list[Passage]) -> str:
-    """The answer, and below it the files that it cites; numbers that no passage has are told."""
+def add_sources(answer: str, passages: list[Passage]) -> str:
+    """Add the cited files to the answer, with a warning for citations that do not exist."""
     cited = " ".join(re.findall(r"\[([\d, ]+)\]", answer))
     numbers = sorted({int(number) for number in re.findall(r"\d+", cited)})
     lines = [
@@ -141,14 +140,14 @@ if __name__ == "__main__":
     if len(sys.argv) != len(["rag.py", "FOLDER", "QUESTION"]):
         sys.exit(__doc__)
     folder, question = Path(sys.argv[1]), sys.argv[2]
-    passages = passages_of(folder)
+    passages = read_passages(folder)
     if not passages:
         sys.exit(f"{folder} has no text in .txt or .md files")
-    # Before all passages are embedded, which may take long.
+    # Fail before all passages are embedded, which may take long.
     chat({"role": "user", "content": "Reply with OK."})
     try:
         with Client() as service:
             best = search(passages, service, question)
     except SmartEmbedderError as error:
         sys.exit(str(error))
-    print(with_sources(ask(question, best), best))
+    print(add_sources(ask(question, best), best))
