@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import IntEnum
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,8 +30,9 @@ from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.nvidia_driver import install_driver
 
 CPU = torch.device("cpu")
-DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6}
+# Emulated float16 would be a third compilation of the same source.
+DTYPES = [torch.bfloat16, torch.float32]
+TOLERANCE = {torch.bfloat16: 1.6e-2, torch.float32: 2e-6}
 emulated = pytest.mark.skipif(not CAN_EMULATE, reason="needs g++ and an x86 processor")
 
 
@@ -84,9 +84,9 @@ def test_rows_in_float8_have_the_bits_that_pytorch_gives_them(dtype, width) -> N
 
 
 @emulated
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.inference_mode()
-def test_gelu_is_that_of_the_normal_distribution(dtype: torch.dtype) -> None:
+def test_gelu_is_that_of_the_normal_distribution() -> None:
+    dtype = torch.bfloat16
     layer = nn.Linear(16, 8, dtype=dtype)
     layer.weight.copy_(torch.eye(8, 16))
     layer.bias.zero_()
@@ -96,8 +96,7 @@ def test_gelu_is_that_of_the_normal_distribution(dtype: torch.dtype) -> None:
     expected = functional.gelu(every[:, :8].double())
     actual = fused(dtype).linear([layer], "gelu")(every)
     # As exact as the format is, but for what is nothing beside the other states.
-    rounding = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
-    torch.testing.assert_close(actual.double(), expected, rtol=rounding, atol=4e-7)
+    torch.testing.assert_close(actual.double(), expected, rtol=2**-8, atol=4e-7)
     # As all rows or none, however many there are.
     narrow = fused(dtype).linear([nn.Linear(16, 12, dtype=dtype)], "gelu")
     assert torch.equal(narrow(every[:2])[:1], narrow(every[:1]))
@@ -159,11 +158,7 @@ def test_rows_in_float8_are_those_of_gelu_where_a_product_has_it() -> None:
 # Their source has one form below 8.0, one below 8.9 and one from there on.
 @pytest.mark.parametrize(
     ("capability", "dtype"),
-    [
-        ((7, 5), torch.float16),
-        ((8, 6), torch.bfloat16),
-        *product([(12, 0)], DTYPES),
-    ],
+    [((7, 5), torch.float16), ((8, 6), torch.bfloat16), ((12, 0), torch.float32)],
 )
 def test_they_compile_for_every_gpu(capability: tuple[int, int], dtype: torch.dtype) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings and nvidia-cuda-nvrtc are missing")
