@@ -66,7 +66,14 @@ settings = startup.EngineSettings(embedding_model=embedder, reranker_model=reran
 startup.load_models(settings)
 import torch
 print(json.dumps((Path(torch.__file__).parent / 'lib/libtorch_cuda.so').exists()))
-print(json.dumps([name for name in ('torch._dynamo', 'huggingface_hub') if name in sys.modules]))
+needless = ('torch._dynamo', 'huggingface_hub', 'transformers')
+print(json.dumps([name for name in needless if name in sys.modules]))
+from smart_embedder.errors import StartupError
+absent = startup.EngineSettings(embedding_model='no-such/model', hf_hub_offline=True)
+try: startup.load_models(absent)
+except StartupError: pass
+from huggingface_hub.constants import HF_HUB_DISABLE_TELEMETRY
+print(json.dumps(HF_HUB_DISABLE_TELEMETRY))
 """
 
 
@@ -78,6 +85,7 @@ def test_at_a_start_pytorchs_library_is_linked_before_its_import_and_nothing_nee
         [sys.executable, "-c", START, tiny_m3, tiny_qwen],
         env={
             "OMP_DISPLAY_ENV": "VERBOSE",
+            "HF_HUB_DISABLE_TELEMETRY": "0",
             "PYTHONPATH": str(Path(smart_embedder.__file__).parents[1]),
         },
         cwd=tmp_path,  # Our own folder may hold an .env.
@@ -86,9 +94,11 @@ def test_at_a_start_pytorchs_library_is_linked_before_its_import_and_nothing_nee
         timeout=120,
         check=True,
     )
-    imported, linked, for_cuda, needless = map(json.loads, done.stdout.splitlines())
-    # Neither PyTorch's compiler nor the hub's library.
+    printed = map(json.loads, done.stdout.splitlines())
+    imported, linked, for_cuda, needless, without_telemetry = printed
+    # Neither PyTorch's compiler nor the hub's library nor transformers.
     assert needless == []
+    assert without_telemetry, "whatever the environment says, as SECURITY.md promises"
     if sys.platform == "linux":
         assert not imported
         assert linked or for_cuda
