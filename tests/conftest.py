@@ -41,9 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Before the file is imported: what it imports may take seconds."""
-    is_test_file = collection_path.match("test_*.py")
-    return True if config.getoption("fast") and is_test_file and left_out(collection_path) else None
+    """Decide before a file or its conftest.py is imported: their imports may take seconds."""
+    has_tests = collection_path.match("test_*.py") or collection_path.is_dir()
+    return True if config.getoption("fast") and has_tests and left_out(collection_path) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

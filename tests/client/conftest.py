@@ -13,7 +13,6 @@ from smart_embedder_client import AsyncClient, Client
 
 from tests.clients.conftest import TOKEN
 from tests.clients.recorder import recorder
-from tests.support.checkpoints import save_m3
 from tests.support.server import RunningServer
 
 
@@ -74,14 +73,6 @@ def client(server: RunningServer):
     """One of the two, which differ in how they send alone."""
     with Client(server.url) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def other_server(serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """It differs from `server` in its weights alone: not in the name, the sizes or the tokens."""
-    model = save_m3(tmp_path_factory.mktemp("other") / "tiny-m3", layers=1)
-    with serve(EMBEDDING_MODEL=str(model), BGE_EMBED_MAX_LENGTH="2048") as running:
-        yield running
 
 
 @pytest.fixture

@@ -18,8 +18,16 @@ _SLOW |= {"FlagEmbedding", "sentence_transformers", "transformers"}
 _IMPORT = re.compile(r"^ *(?:import ([\w.]+)|from ([\w.]+) import (\([^)]*\)|.*))", re.MULTILINE)
 
 
-def left_out(file: Path) -> bool:
-    """Whether this test file, or a fixture that it names, does what takes long."""
+def left_out(path: Path) -> bool:
+    """Return whether this test file, or a fixture that it names, does what takes long.
+
+    A folder is left out with all of its files, so that its conftest.py is not imported.
+    """
+    return all(map(_file_left_out, path.rglob("test_*.py") if path.is_dir() else [path]))
+
+
+@cache
+def _file_left_out(file: Path) -> bool:
     if _module(file) in _slow_modules():
         return True
     nodes = list(ast.walk(_parsed(file)))

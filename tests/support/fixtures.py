@@ -1,5 +1,6 @@
 """Fixtures that several rooms share, a plugin of the tests."""
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -56,4 +57,12 @@ def serve(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
 def server(serve):
     """One real server process on loopback that serves `tiny_m3` in float32, up to 2,048 tokens."""
     with serve(BGE_EMBED_MAX_LENGTH="2048") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def other_server(serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """It differs from `server` in its weights alone: not in the name, the sizes or the tokens."""
+    model = save_m3(tmp_path_factory.mktemp("other") / "tiny-m3", layers=1)
+    with serve(EMBEDDING_MODEL=str(model), BGE_EMBED_MAX_LENGTH="2048") as running:
         yield running

@@ -4,14 +4,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from transformers import BertForMaskedLM, BertForSequenceClassification
 
 from tests.app.conftest import answered, serving
-from tests.support.wordpiece import save_model, save_splade
 
 TOKEN = "dialects-secret"
 NO_TOKEN = {"Authorization": ""}
-LABELS = ("contradiction", "entailment", "neutral")
 ALIASES = "text-embedding-3-small=tiny-qwen,rerank-v3.5=TINY-reranker"
 
 
@@ -30,27 +27,6 @@ def full(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path):
         bge_embed_max_length=300,
     ) as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
-        yield client
-
-
-@pytest.fixture(scope="session")
-def tiny_nli(tmp_path_factory) -> Path:
-    """A cross-encoder with the labels of natural language inference."""
-    folder = tmp_path_factory.mktemp("classifier") / "tiny-nli"
-    return save_model(folder, BertForSequenceClassification, id2label=dict(enumerate(LABELS)))
-
-
-@pytest.fixture(scope="session")
-def tiny_splade(tmp_path_factory) -> Path:
-    """A masked language model for sparse vectors."""
-    return save_splade(tmp_path_factory.mktemp("sparse") / "tiny-splade", BertForMaskedLM)
-
-
-@pytest.fixture(scope="module")
-def heads(tiny_splade: Path, tiny_m3: Path, tiny_nli: Path):
-    """A client of a service with SPLADE, bge-m3 for dense vectors and a classifier as reranker."""
-    models = {"embedding": tiny_splade, "dense_embedding": tiny_m3, "reranker": tiny_nli}
-    with serving(**{f"{role}_model": str(folder) for role, folder in models.items()}) as client:
         yield client
 
 

@@ -4,12 +4,37 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
-from transformers import pipeline
+import pytest
+from transformers import BertForMaskedLM, BertForSequenceClassification, pipeline
 
 from tests.app.conftest import answered as post
+from tests.app.conftest import serving
 from tests.app.dialects.test_tei import assert_error
+from tests.support.wordpiece import save_model, save_splade
 
 TEXTS = ["hybrid search", "", "memory, rank!", "sea " * 100]
+LABELS = ("contradiction", "entailment", "neutral")
+
+
+@pytest.fixture(scope="module")
+def tiny_nli(tmp_path_factory) -> Path:
+    """A cross-encoder with the labels of natural language inference."""
+    folder = tmp_path_factory.mktemp("classifier") / "tiny-nli"
+    return save_model(folder, BertForSequenceClassification, id2label=dict(enumerate(LABELS)))
+
+
+@pytest.fixture(scope="module")
+def tiny_splade(tmp_path_factory) -> Path:
+    """A masked language model for sparse vectors."""
+    return save_splade(tmp_path_factory.mktemp("sparse") / "tiny-splade", BertForMaskedLM)
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_splade: Path, tiny_m3: Path, tiny_nli: Path):
+    """A client of a service with SPLADE, bge-m3 for dense vectors and a classifier as reranker."""
+    models = {"embedding": tiny_splade, "dense_embedding": tiny_m3, "reranker": tiny_nli}
+    with serving(**{f"{role}_model": str(folder) for role, folder in models.items()}) as client:
+        yield client
 
 
 def test_passages_are_ranked_by_the_probability_of_entailment(heads, tiny_nli: Path) -> None:
