@@ -1,9 +1,9 @@
-"""Random checkpoints of the true shapes: speed does not depend on the values.
+"""Checkpoints of real shapes with random weights: speed does not depend on the values.
 
     python -m benchmarks.checkpoints NAME FOLDER
 
-`MAKERS` has the names: bge-m3 takes 2.2 GiB, as bge-reranker does, and two-layer is bge-m3's shape,
-64 wide and 2 layers deep. Qwen3's are in bfloat16, all others in float32.
+`MAKERS` has the names: bge-m3 takes 2.2 GiB; two-layer has bge-m3's architecture with a width of 64
+and two layers; qwen-reranker is in bfloat16, the others are in float32.
 """
 
 import argparse
@@ -16,16 +16,9 @@ from pathlib import Path
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
-    Gemma3TextConfig,
-    Gemma3TextModel,
-    ModernBertConfig,
-    ModernBertModel,
-    PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3Model,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -50,90 +43,46 @@ class Shape:
 _LARGE = Shape(hidden=1024, layers=24, heads=16, inner=4096)
 _SMALL = Shape(hidden=64, layers=2, heads=4, inner=256)
 VOCABULARY = 250_002
-# What Qwen3-Reranker's template and score need; its own vocabulary is smaller, which costs no time.
+# Tokens of Qwen3-Reranker's template.
 _QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-_POOLINGS = ("cls_token", "mean_tokens", "lasttoken")
 _ANSWERS = [AddedToken(word, single_word=True) for word in ("yes", "no")]
 
 
 def save_bge_m3(folder: Path, shape: Shape = _LARGE) -> Path:
-    """A checkpoint that every engine for bge-m3 can read: weights, heads and tokenizer."""
+    """Save a checkpoint that all engines for bge-m3 can read: weights, heads and tokenizer."""
     save_tokenizer(folder)
     save_encoder(folder, shape, vocabulary=VOCABULARY)
     save_heads(folder, shape.hidden)
-    save_modules(folder, shape.hidden, "cls_token")
+    save_modules(folder, shape.hidden)
     return folder
 
 
 def save_two_layers(folder: Path) -> Path:
-    """A small checkpoint of bge-m3's shape."""
+    """Save a small checkpoint of bge-m3's architecture."""
     return save_bge_m3(folder, _SMALL)
 
 
-def save_modules(folder: Path, width: int, pooling: str) -> None:
-    """What sentence-transformers reads: how states become a vector, which is normalised."""
+def save_modules(folder: Path, width: int) -> None:
+    """Save sentence-transformers' configuration: the first token's state, normalised."""
     parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(parts.items())
     ]
-    modes = {f"pooling_mode_{mode}": mode == pooling for mode in _POOLINGS}
+    pooling = {
+        "word_embedding_dimension": width,
+        "pooling_mode_cls_token": True,
+        "pooling_mode_mean_tokens": False,
+    }
     (folder / "1_Pooling").mkdir(exist_ok=True)
     (folder / "2_Normalize").mkdir(exist_ok=True)
     _save_json(folder / "modules.json", modules)
-    _save_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
+    _save_json(folder / "1_Pooling" / "config.json", pooling)
     _save_json(folder / "sentence_bert_config.json", {"max_seq_length": 8192})
 
 
-def save_modernbert(folder: Path) -> Path:
-    """A checkpoint of the shape of gte-modernbert-base and modernbert-embed-base, in float32."""
-    config = ModernBertConfig(
-        vocab_size=VOCABULARY, pad_token_id=1, bos_token_id=0, cls_token_id=0, eos_token_id=2,
-        sep_token_id=2,
-    )  # fmt: skip
-    return _save_dense(folder, ModernBertModel, config, "cls_token")
-
-
-def save_embedding_gemma(folder: Path) -> Path:
-    """A checkpoint of EmbeddingGemma's shape, without its projections, in float32."""
-    config = Gemma3TextConfig(
-        vocab_size=VOCABULARY, hidden_size=768, intermediate_size=1152, num_hidden_layers=24,
-        num_attention_heads=3, num_key_value_heads=1, head_dim=256, sliding_window=512,
-        max_position_embeddings=2048, use_bidirectional_attention=True, pad_token_id=1,
-        bos_token_id=0, eos_token_id=2,
-    )  # fmt: skip
-    return _save_dense(folder, Gemma3TextModel, config, "mean_tokens")
-
-
-def save_qwen_embedding(folder: Path) -> Path:
-    """A checkpoint of Qwen3-Embedding-0.6B's shape, in bfloat16."""
-    config = _qwen_config(VOCABULARY)
-    return _save_dense(folder, Qwen3Model, config, "lasttoken", torch.bfloat16)
-
-
-def _save_dense(
-    folder: Path,
-    kind: type[PreTrainedModel],
-    config: PreTrainedConfig,
-    pooling: str,
-    dtype: torch.dtype = torch.float32,
-) -> Path:
-    save_tokenizer(folder)
-    torch.manual_seed(3)
-    kind(config).to(dtype).save_pretrained(folder)
-    save_modules(folder, config.hidden_size, pooling)
-    return folder
-
-
-def save_bge_reranker(folder: Path) -> Path:
-    """A checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
-    save_tokenizer(folder)
-    save_encoder(folder, _LARGE, vocabulary=VOCABULARY, labels=1)
-    return folder
-
-
 def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, labels: int = 0) -> None:
-    """XLM-RoBERTa with bge-m3's positions and random weights, as safetensors in float32.
+    """Save XLM-RoBERTa with bge-m3's positions and random weights, as safetensors in float32.
 
     With `labels` it is a classifier.
     """
@@ -157,22 +106,16 @@ def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, labels: int = 0
 
 
 def save_qwen_reranker(folder: Path) -> Path:
-    """A checkpoint of Qwen3-Reranker-0.6B's architecture, in bfloat16."""
+    """Save a checkpoint of Qwen3-Reranker-0.6B's architecture, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
-    # So that the template is about as long as in the model's own vocabulary.
+    # With the template's words its length is about that in the model's own vocabulary.
     tokenizer = make_tokenizer((PREFIX + SUFFIX + DEFAULT_INSTRUCTION).split())
     tokenizer.add_special_tokens(_QWEN_TOKENS)
     tokenizer.add_tokens(_ANSWERS)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
     torch.manual_seed(2)
-    config = _qwen_config(tokenizer.get_vocab_size())
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
-def _qwen_config(vocabulary: int) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=vocabulary,
+    config = Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
         hidden_size=1024,
         num_hidden_layers=28,
         num_attention_heads=16,
@@ -183,10 +126,12 @@ def _qwen_config(vocabulary: int) -> Qwen3Config:
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
     )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 def save_heads(folder: Path, hidden: int) -> None:
-    """Random sparse and ColBERT heads as bge-m3 stores them."""
+    """Save random sparse and ColBERT heads in bge-m3's files."""
     for name, width in (("sparse_linear.pt", 1), ("colbert_linear.pt", hidden)):
         torch.save(torch.nn.Linear(hidden, width).state_dict(), folder / name)
 
@@ -196,13 +141,13 @@ def _save_json(file: Path, content: object) -> None:
 
 
 def make_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
-    """A unigram tokenizer of bge-m3's size: these words, benchmark.py's, and made-up syllables."""
+    """Make a unigram tokenizer of bge-m3's size from `words`, benchmark.py's and random words."""
     known = sorted({*WORDS, *words})
     letters = [chr(code) for code in range(33, 127)]
     parts = ["<s>", "<pad>", "</s>", "<unk>", "▁", *letters, *SYLLABLES]
-    every = map("".join, itertools.product(SYLLABLES, repeat=3))
-    coined = itertools.islice(every, VOCABULARY - len(parts) - len(known) - 1)
-    # A word as one piece is always likelier than the same word in parts.
+    all_coined = map("".join, itertools.product(SYLLABLES, repeat=3))
+    coined = itertools.islice(all_coined, VOCABULARY - len(parts) - len(known) - 1)
+    # A word as one piece is always more likely than its parts.
     pieces = [*((part, -20.0) for part in parts), *((f"▁{w}", -1.0) for w in (*known, *coined))]
     tokenizer = Tokenizer(models.Unigram([*pieces, ("<mask>", 0.0)], unk_id=3, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -213,7 +158,7 @@ def make_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """`make_tokenizer` with bge-m3's template; the folder is made, too."""
+    """Save the tokenizer of `make_tokenizer` with bge-m3's template; create the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -231,7 +176,7 @@ def save_tokenizer(folder: Path) -> None:
         pad_token="<pad>",
         mask_token="<mask>",
     ).save_pretrained(folder)
-    # The name under which transformers 4 and 5 both know it: some peers stay with 4.
+    # The class name that transformers 4 and 5 both know: some peers need 4.
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text())
     _save_json(file, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
@@ -240,16 +185,12 @@ def save_tokenizer(folder: Path) -> None:
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "bge-m3": save_bge_m3,
     "two-layer": save_two_layers,
-    "bge-reranker": save_bge_reranker,
     "qwen-reranker": save_qwen_reranker,
-    "qwen-embedding": save_qwen_embedding,
-    "modernbert": save_modernbert,
-    "embedding-gemma": save_embedding_gemma,
 }
 
 
 def main() -> None:
-    """Make the checkpoint that the command line names."""
+    """Save the checkpoint that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", choices=MAKERS, help="the architecture")
     parser.add_argument("folder", type=Path, help="the folder that is written")

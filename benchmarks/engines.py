@@ -245,8 +245,8 @@ PARTS: dict[str, Callable[[Path], Any]] = {
     "start": lambda folder: start.measured(
         folder, {each: (REPOSITORY, each) for each in page.PRECISIONS}, rounds=3
     ),
-    "neighbours": lambda _: neighbours.table(
-        neighbours.measured(None, [REPOSITORY], neighbours.USUAL, rounds=3, seconds=3)
+    "neighbours": lambda _: neighbours.tabulate(
+        neighbours.measure(None, [REPOSITORY], [*neighbours.LOADS], rounds=3, seconds=3)
     ),
     "load": measure_load,
 }

@@ -1,12 +1,11 @@
 """One report of this engine on a machine's GPU: correctness first, then speed and memory.
 
-    python -m benchmarks.gpu.report OUT --device cuda --other-torch FOLDER
+    python -m benchmarks.gpu.report OUT --device cuda
     python -m benchmarks.gpu.report OUT --only 'checkpoint bge-m3,tests,engines'
 
-Each section is a process with a time limit of its own; one that fails is a line of the report and
-does not end it. Writes `OUT/report.json` and `OUT/report.md`. Checkpoints of full size with random
-weights are made beside them and may be used again. `--other-torch` is where another PyTorch is
-installed with what it needs, as by `pip install --target`; both are compared.
+Each section is a process with its own time limit; one that fails is a line of the report and does
+not end it. Writes `OUT/report.json` and `OUT/report.md`. Checkpoints of full size with random
+weights are saved in `OUT/models` and can be used again.
 """
 
 import argparse
@@ -66,10 +65,8 @@ class Outcome:
     said: str
 
 
-def sections(
-    out: Path, device: str, *, quick: bool, other_torch: Path | None = None
-) -> Iterator[Section]:
-    """In the order of their weight: what is left out by the time limit is worth least."""
+def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
+    """Yield the sections, the most important first, because the time limit may cut the last."""
     models = {name: out / "models" / name for name in ("bge-m3", "qwen-reranker")}
     if quick:
         models = {"bge-m3": out / "models" / "two-layer"}
@@ -102,10 +99,6 @@ def sections(
     if device != "cpu":
         float8 = measured("float8", "rate", "bge-m3", 60.0)
         yield replace(float8, command=[*float8.command, "--dtype", "float8"])
-    if other_torch is not None:
-        places = (str(_ROOT), str(other_torch), os.environ.get("PYTHONPATH", ""))
-        path = {"PYTHONPATH": os.pathsep.join(filter(None, places))}
-        yield replace(measured("other_torch", "rate", "bge-m3", 60.0), environment=path)
     if "qwen-reranker" in models:
         yield checkpoint(models["qwen-reranker"])
         yield measured("kernels reranker", "reranker-kernels", "qwen-reranker", 60.0)
@@ -163,10 +156,7 @@ def machine() -> dict[str, object]:
 
 
 def compared(outcomes: list[Outcome]) -> Iterator[tuple[str, float, float]]:
-    """What was measured beside its aim, and this PyTorch beside the other one where there is one.
-
-    A row is a name, the figure, and what it is compared with.
-    """
+    """Yield name, figure and aim of each measurement."""
     found = {each.name: each.figures for each in outcomes if each.figures}
 
     def rate(section: str, kinds: str = "dense") -> float | None:
@@ -184,11 +174,6 @@ def compared(outcomes: list[Outcome]) -> Iterator[tuple[str, float, float]]:
         "lone query, ms": found.get("engines", {}).get("lone_query", {}).get("p50_ms"),
     }
     yield from ((name, each, AIMS[name]) for name, each in measured.items() if each is not None)
-    for kinds in ("dense", "all kinds"):
-        own, other = rate("engines", kinds), rate("other_torch", kinds)
-        if own is not None and other is not None:
-            versions = (found[name]["torch"] for name in ("engines", "other_torch"))
-            yield f"{kinds}, PyTorch {' beside '.join(versions)}", own, other
 
 
 def page(outcomes: list[Outcome]) -> str:
@@ -242,7 +227,6 @@ def report(
     device: str,
     *,
     quick: bool,
-    other_torch: Path | None = None,
     only: Collection[str] = (),
 ) -> list[Outcome]:
     """Run the sections, or only those of some names.
@@ -251,7 +235,7 @@ def report(
     """
     ends = time.monotonic() + _SECONDS
     outcomes = [Outcome("machine", 0.0, 0, machine(), "")]
-    for section in sections(out, device, quick=quick, other_torch=other_torch):
+    for section in sections(out, device, quick=quick):
         if only and section.name not in only:
             continue
         left = ends - time.monotonic()
@@ -273,17 +257,15 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="folder for the report and the checkpoints")
     parser.add_argument("--device", default="cuda", help="or cpu, to rehearse")
     parser.add_argument("--quick", action="store_true", help="a small model and few short texts")
-    parser.add_argument("--other-torch", type=Path, help="where another PyTorch is installed")
     parser.add_argument("--only", default="", help="names of sections, as in the report, by commas")
     arguments = parser.parse_args()
-    out, other = arguments.out.resolve(), arguments.other_torch
+    out = arguments.out.resolve()
     only = list(filter(None, arguments.only.split(",")))
-    every = sections(out, arguments.device, quick=arguments.quick, other_torch=other)
-    names = [each.name for each in every]
+    names = [section.name for section in sections(out, arguments.device, quick=arguments.quick)]
     if unknown := sorted({*only} - {*names}):
         parser.error(f"there is no section {unknown[0]}; there are: {', '.join(names)}")
     (out / "models").mkdir(parents=True, exist_ok=True)
-    outcomes = report(out, arguments.device, quick=arguments.quick, other_torch=other, only=only)
+    outcomes = report(out, arguments.device, quick=arguments.quick, only=only)
     print(f"{out / 'report.md'}")
     return 0 if all(each.status == 0 for each in outcomes) else 1
 

@@ -1,1 +1,1 @@
-"""The implementations that `tools.verify` and `benchmarks.rerankers` compare with."""
+"""The reference implementations that `tools.verify` compares with."""

@@ -1,6 +1,6 @@
-"""Which reference implementation a model has: decided by its folder, as the service decides.
+"""Choose the reference implementation of a model by its folder, as the service chooses its own.
 
-A package is imported when a model needs it: they take seconds, and one may be missing.
+A package is imported only if a model needs it: imports take seconds, and a package may be missing.
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from smart_embedder.models.families.registry import is_qwen3
-from smart_embedder.models.files.config import (
-    has_modules,
-    read_config,
-    read_modules,
-)
+from smart_embedder.models.files.config import has_modules, read_config, read_modules
 from smart_embedder.models.heads.colbert import is_colbert
 from smart_embedder.models.heads.m3 import HEADS
 from smart_embedder.models.loader import locate_models, overrides_of
@@ -29,112 +25,110 @@ _FLAG_TYPES = ("xlm-roberta", "roberta")
 
 
 class References:
-    """Those of the models that the settings name; each is loaded when it is first asked for.
+    """The references of the models in the settings, in float32; each is loaded at its first use.
 
-    `dtype` is that of a Qwen reranker; all others compute in float32.
-
-    Raises `ReferenceMissingError` where its package is not installed, and `StartupError` for a
-    model that is not there.
+    Raises `ReferenceMissingError` if a package is not installed, and `StartupError` if a model is
+    missing.
     """
 
-    def __init__(
-        self, settings: EngineSettings, device: str = "cpu", dtype: str = "float32"
-    ) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        self._device = device
-        self._dtype = dtype
         self._folders = locate_models(settings)
 
     @cached_property
     def embedding(self) -> EmbeddingReference:
-        """Of the embedding model."""
-        return self._embedder(self._folders.embedding, self._settings.default_entries.embedder)
+        """The reference of the embedding model."""
+        return self._load_embedder(self._folders.embedding, self._settings.default_entries.embedder)
 
     @cached_property
     def dense(self) -> EmbeddingReference | None:
-        """Of the model for dense vectors, where it is one of its own."""
+        """The reference of the model for dense vectors, if that is a separate model."""
         folder, entry = self._folders.dense, self._settings.default_entries.dense
-        return None if folder is None or entry is None else self._embedder(folder, entry)
+        return None if folder is None or entry is None else self._load_embedder(folder, entry)
 
     @cached_property
     def reranking(self) -> RerankingReference | None:
-        """Of the reranker."""
+        """The reference of the reranker."""
         if self._settings.reranker_model == LATE_INTERACTION:
-            made = self.embedding
-            return made if isinstance(made, RerankingReference) else LateInteraction(made)
+            embedder = self.embedding
+            if isinstance(embedder, RerankingReference):
+                return embedder
+            return LateInteraction(embedder)
         folder = self._folders.reranker
-        return None if folder is None else self._reranker(folder)
+        return None if folder is None else self._load_reranker(folder)
 
-    def _embedder(self, folder: Path, entry: ModelEntry) -> EmbeddingReference:
-        settings, device = self._settings, self._device
+    def _load_embedder(self, folder: Path, entry: ModelEntry) -> EmbeddingReference:
+        settings = self._settings
         if is_qwen3(folder) and not has_modules(folder):
             from tools.references.qwen import QwenEmbedding  # noqa: PLC0415 - see above
 
-            return QwenEmbedding(folder, settings.qwen_embed_max_length, device)
+            return QwenEmbedding(folder, settings.qwen_embed_max_length)
         limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
         if any((folder / head).is_file() for head in HEADS):
-            with _installed("FlagEmbedding"):
+            with _require("FlagEmbedding"):
                 from tools.references.flag_embedding import M3  # noqa: PLC0415
-            return M3(folder, _m3_limit(limit, folder), device)
-        with _installed("sentence-transformers"):
+            return M3(folder, _lower_limit(limit, folder))
+        with _require("sentence-transformers"):
             from tools.references import sentence  # noqa: PLC0415
         if any(module.kind == "SpladePooling" for module in read_modules(folder)):
-            return sentence.Sparse(folder, limit, device)
+            return sentence.Sparse(folder, limit)
         if is_colbert(folder):
-            return sentence.MultiVector(folder, limit, device)
+            return sentence.MultiVector(folder)
         overrides = overrides_of(entry)
         if is_qwen3(folder) and overrides.normalize is None:  # The service's vectors are raw.
             overrides = replace(overrides, normalize=False)
-        return sentence.Dense(folder, limit, device, overrides)
+        return sentence.Dense(folder, limit, overrides)
 
-    def _reranker(self, folder: Path) -> RerankingReference:
-        settings, device = self._settings, self._device
+    def _load_reranker(self, folder: Path) -> RerankingReference:
+        settings = self._settings
         if is_qwen3(folder) and not is_classifier(folder):
             from tools.references.qwen import QwenReranker  # noqa: PLC0415
 
-            return QwenReranker(folder, settings.qwen_rerank_max_length, device, self._dtype)
+            return QwenReranker(folder, settings.qwen_rerank_max_length)
         limit = settings.bge_rerank_max_length
         if is_qwen3(folder):
             limit = settings.qwen_rerank_max_length
         config = read_config(folder)
-        # Of bge-reranker's shape.
         has_one_label = len(config.get("id2label") or "ab") == 1
         if config.get("model_type") in _FLAG_TYPES and has_one_label:
-            with _installed("FlagEmbedding"):
+            with _require("FlagEmbedding"):
                 from tools.references.flag_embedding import Reranker  # noqa: PLC0415
-            return Reranker(folder, _m3_limit(limit, folder), device)
-        with _installed("sentence-transformers"):
+            return Reranker(folder, _lower_limit(limit, folder))
+        with _require("sentence-transformers"):
             from tools.references import sentence  # noqa: PLC0415
-        return sentence.Reranker(folder, limit, device)
+        return sentence.Reranker(folder, limit)
 
 
 class LateInteraction:
-    """The score of the vectors that a reference makes, for a model of one kind."""
+    """Scores passages by the vectors of a reference."""
 
     def __init__(self, embedder: EmbeddingReference) -> None:
         self.package = embedder.package
         self._embedder = embedder
 
     def scores(self, query: str, passages: list[str]) -> list[float]:
-        """As `RerankingReference.scores`; no prompt is read."""
-        (asked,) = self._embedder.embed([query], EmbeddingOptions(prompt="", input_type="query"))
+        """Score passages as `RerankingReference.scores`, without prompts."""
+        (query_vectors,) = self._embedder.embed(
+            [query], EmbeddingOptions(prompt="", input_type="query")
+        )
         found = self._embedder.embed(passages, EmbeddingOptions(prompt="", input_type="document"))
         weights = FusionWeights()
-        return [fuse(weights, score(asked, passage)) for passage in found]
+        return [fuse(weights, score(query_vectors, passage)) for passage in found]
 
 
-def _m3_limit(limit: int, folder: Path) -> int:
-    """The limit in force, which a model with fewer positions lowers."""
+def _lower_limit(limit: int, folder: Path) -> int:
+    """Lower the limit to the number of the model's positions."""
     config = read_config(folder)
     reserved = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
     return min(limit, int(config["max_position_embeddings"]) - reserved)
 
 
 @contextmanager
-def _installed(package: str) -> Iterator[None]:
+def _require(package: str) -> Iterator[None]:
+    """Turn an `ImportError` in the block into a `ReferenceMissingError`."""
     try:
         yield
     except ImportError as error:
         raise ReferenceMissingError(
-            f"the reference needs {package}, which '{install_command()}' installs ({error})"
+            f"the reference needs {package}: run '{install_command()}' ({error})"
         ) from error

@@ -1,4 +1,4 @@
-"""FlagEmbedding, for bge-m3 and bge-reranker-v2-m3."""
+"""FlagEmbedding, the reference of bge-m3 and bge-reranker-v2-m3."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,14 +15,14 @@ from tools.references.reference import BATCH, prompt_of
 
 
 class M3:
-    """`BGEM3FlagModel`."""
+    """Vectors of `BGEM3FlagModel`."""
 
     package = "FlagEmbedding"
 
-    def __init__(self, folder: Path, max_length: int, device: str) -> None:
+    def __init__(self, folder: Path, max_length: int) -> None:
         pooling = read_pooling(folder)
         self._model = BGEM3FlagModel(
-            str(folder), use_fp16=False, devices=device, pooling_method=pooling
+            str(folder), use_fp16=False, devices="cpu", pooling_method=pooling
         )
         self._max_length = max_length
         self._prompts = read_prompts(folder)
@@ -30,32 +30,31 @@ class M3:
     def embed(
         self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
     ) -> list[TextEmbedding]:
-        """As `EmbeddingReference.embed`."""
+        """Embed texts as `EmbeddingReference.embed`."""
         prompt = prompt_of(self._prompts, options)
         found = self._encode([prompt + text for text in texts])
-        # XLM-RoBERTa's separator is its end token, which is dropped; BERT's is dropped here.
+        # FlagEmbedding drops XLM-RoBERTa's separator, its end token, but not BERT's.
         separator = self._model.tokenizer.sep_token_id
         kinds = (found["dense_vecs"], found["lexical_weights"], found["colbert_vecs"])
-        made = []
-        for dense, named, colbert in zip(*kinds, strict=True):
-            weights = {int(key): float(each) for key, each in named.items()}
+        embeddings = []
+        for dense, lexical, colbert in zip(*kinds, strict=True):
+            weights = {int(key): float(weight) for key, weight in lexical.items()}
             weights.pop(separator, None)
             ids = sorted(weights)
-            values = np.array([weights[each] for each in ids], np.float32)
-            made.append(
+            values = np.array([weights[id_] for id_ in ids], np.float32)
+            embeddings.append(
                 TextEmbedding(
                     np.asarray(dense, np.float32),
                     SparseVector(np.array(ids, np.int64), values),
                     np.asarray(colbert, np.float32),
                 )
             )
-        return made
+        return embeddings
 
     def scores(self, query: str, passages: list[str]) -> list[float]:
-        """The mean of the three scores that `BGEM3FlagModel` computes from its own vectors.
+        """Return the mean of the three scores that `BGEM3FlagModel` computes from its vectors.
 
-        (Its `compute_score` gives the same, but wants a tokenizer with XLM-RoBERTa's special
-        tokens.)
+        `compute_score` returns the same, but needs a tokenizer with XLM-RoBERTa's special tokens.
         """
         found = self._encode([query, *passages])
         dense, weights, vectors = (
@@ -63,12 +62,12 @@ class M3:
         )
         return [
             float(
-                dense[0] @ dense[place]
-                + self._model.compute_lexical_matching_score(weights[0], weights[place])
-                + self._model.colbert_score(vectors[0], vectors[place])
+                dense[0] @ dense[index]
+                + self._model.compute_lexical_matching_score(weights[0], weights[index])
+                + self._model.colbert_score(vectors[0], vectors[index])
             )
             / 3
-            for place in range(1, len(passages) + 1)
+            for index in range(1, len(passages) + 1)
         ]
 
     def _encode(self, texts: list[str]) -> dict[str, Any]:
@@ -84,31 +83,33 @@ class M3:
 
 
 class Reranker:
-    """`FlagReranker`, for RoBERTa's kind with one label."""
+    """Scores of `FlagReranker`, for RoBERTa's architecture with one label."""
 
     package = "FlagEmbedding"
 
-    def __init__(self, folder: Path, max_length: int, device: str) -> None:
+    def __init__(self, folder: Path, max_length: int) -> None:
         self._model = FlagReranker(
-            str(folder), use_fp16=False, devices=device, max_length=max_length, batch_size=BATCH
+            str(folder), use_fp16=False, devices="cpu", max_length=max_length, batch_size=BATCH
         )
         tokenizer = self._model.tokenizer
-        tokenizer.prepare_for_model = partial(_join, tokenizer.bos_token_id, tokenizer.eos_token_id)
+        tokenizer.prepare_for_model = partial(
+            _join_pair, tokenizer.bos_token_id, tokenizer.eos_token_id
+        )
 
     def scores(self, query: str, passages: list[str]) -> list[float]:
-        """The raw logits."""
-        found = self._model.compute_score([(query, passage) for passage in passages])
-        # Of one pair it gives the number by itself.
-        return [float(each) for each in np.atleast_1d(found)]
+        """Return the raw logits."""
+        logits = self._model.compute_score([(query, passage) for passage in passages])
+        # For one pair FlagReranker returns a number instead of a list.
+        return [float(logit) for logit in np.atleast_1d(logits)]
 
 
-def _join(
+def _join_pair(
     begin: int, end: int, query: Sequence[int], passage: Sequence[int], max_length: int, **_: Any
 ) -> dict[str, list[int]]:
-    """Token ids of a pair, the passage cut; an empty passage is left out.
+    """Join the token ids of a pair, with the passage truncated; leave out an empty passage.
 
-    FlagReranker asks the tokenizers of transformers 4 for this. Those of transformers 5 lack it,
-    and it turns ids into text and that into ids again, which changes some texts.
+    FlagReranker expects this method of tokenizers, which transformers 5 has removed. Without it,
+    FlagReranker turns ids into text and back into ids, which changes some texts.
     """
     head = [begin, *query, end]
     tail = [end, *passage[: max_length - len(head) - 2], end] if passage else []

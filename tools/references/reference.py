@@ -1,4 +1,4 @@
-"""What a reference implementation is asked for, whichever package it is of."""
+"""The interface of reference implementations."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
@@ -6,11 +6,11 @@ from typing import Protocol, runtime_checkable
 from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions
 from smart_embedder.results import TextEmbedding
 
-# Texts of one padded forward, where a package's own default would need gigabytes.
+# Texts of one padded forward; the packages' own defaults can need gigabytes.
 BATCH = 8
-# Settings for who compares: one request may take as long as it needs, nobody waits for the answer.
+# No client waits for the comparison, so that a request may take long.
 PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0}
-# As sentence-transformers looks for them.
+# The names in sentence-transformers' order.
 _PROMPT_NAMES = {"query": ("query",), "document": ("document", "passage", "corpus"), None: ()}
 
 
@@ -26,9 +26,9 @@ class EmbeddingReference(Protocol):
     def embed(
         self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
     ) -> list[TextEmbedding]:
-        """Every kind of vectors that the model makes, in float32, as the package gives them.
+        """Return all kinds of vectors of the model, in float32, as the package returns them.
 
-        Of the options `prompt` and `input_type` count.
+        Only `prompt` and `input_type` of the options are used.
         """
 
 
@@ -39,11 +39,11 @@ class RerankingReference(Protocol):
     package: str
 
     def scores(self, query: str, passages: list[str]) -> list[float]:
-        """A score of each passage: a logit, or what the service gives in its place."""
+        """Return a score for each passage, on the scale of the service's scores."""
 
 
 def prompt_of(prompts: Mapping[str, str], options: EmbeddingOptions) -> str:
-    """What is read before each text, by a model with these `prompts`."""
+    """Return the prompt before each text for a model with these `prompts`."""
     if options.prompt is not None:
         return options.prompt
     named = (prompts[name] for name in _PROMPT_NAMES[options.input_type] if name in prompts)

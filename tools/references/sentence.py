@@ -1,4 +1,4 @@
-"""sentence-transformers: any dense encoder, SPLADE, ColBERT and cross-encoders."""
+"""sentence-transformers, the reference of dense encoders, SPLADE, ColBERT and cross-encoders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ _NO_LIMIT = 2**31
 
 
 class Dense:
-    """`SentenceTransformer`; `overrides` take the place of what its configuration says."""
+    """Vectors of `SentenceTransformer`; `overrides` replace values of its configuration."""
 
     package = PACKAGE
 
@@ -32,12 +32,11 @@ class Dense:
         self,
         folder: Path,
         max_length: int,
-        device: str,
         overrides: SentenceOverrides = NO_OVERRIDES,
     ) -> None:
-        self._model = model = _loaded(SentenceTransformer, folder, max_length, device)
+        self._model = model = _load(SentenceTransformer, folder, max_length)
         if overrides.pooling is not None:
-            names = {ours: theirs for theirs, ours in POOLINGS.items()}
+            names = {pooling: name for name, pooling in POOLINGS.items()}
             model[1].pooling_mode = names[overrides.pooling]
         if overrides.normalize is not None:
             if isinstance(model[-1], Normalize):
@@ -49,24 +48,24 @@ class Dense:
     def embed(
         self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
     ) -> list[TextEmbedding]:
-        """As `EmbeddingReference.embed`."""
-        vectors = _encoder(self._model, options)(texts, show_progress_bar=False)
+        """Embed texts as `EmbeddingReference.embed`."""
+        vectors = _choose_encode(self._model, options)(texts, show_progress_bar=False)
         return [TextEmbedding(dense=vector) for vector in np.asarray(vectors, np.float32)]
 
 
 class Sparse:
-    """`SparseEncoder`."""
+    """Vectors of `SparseEncoder`."""
 
     package = PACKAGE
 
-    def __init__(self, folder: Path, max_length: int, device: str) -> None:
-        self._model = _loaded(SparseEncoder, folder, max_length, device)
+    def __init__(self, folder: Path, max_length: int) -> None:
+        self._model = _load(SparseEncoder, folder, max_length)
 
     def embed(
         self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
     ) -> list[TextEmbedding]:
-        """As `EmbeddingReference.embed`."""
-        encode = _encoder(self._model, options)
+        """Embed texts as `EmbeddingReference.embed`."""
+        encode = _choose_encode(self._model, options)
         rows = encode(texts, show_progress_bar=False, convert_to_tensor=False, save_to_cpu=True)
         found = [row.coalesce() for row in rows]
         vectors = (SparseVector(row.indices()[0].numpy(), row.values().numpy()) for row in found)
@@ -74,34 +73,36 @@ class Sparse:
 
 
 class MultiVector:
-    """`MultiVectorEncoder`, which reads texts of no type as documents."""
+    """Vectors of `MultiVectorEncoder`; a text without a type is a document.
+
+    The checkpoint has its own, lower limits of length, another one for queries.
+    """
 
     package = PACKAGE
 
-    def __init__(self, folder: Path, max_length: int, device: str) -> None:
-        del max_length  # The checkpoint's own limits are lower, and apart for queries.
-        self._model = MultiVectorEncoder(str(folder), device=device, local_files_only=True).float()
+    def __init__(self, folder: Path) -> None:
+        self._model = MultiVectorEncoder(str(folder), device="cpu", local_files_only=True).float()
 
     def embed(
         self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
     ) -> list[TextEmbedding]:
-        """As `EmbeddingReference.embed`; the markers are the model's, whatever `prompt` is."""
+        """Embed texts as `EmbeddingReference.embed`, with the model's markers for any prompt."""
         model = self._model
         encode = model.encode_query if options.input_type == "query" else model.encode_document
         vectors = encode(texts, convert_to_numpy=True, show_progress_bar=False)
-        return [TextEmbedding(colbert=each) for each in vectors]
+        return [TextEmbedding(colbert=rows) for rows in vectors]
 
 
 class Reranker:
-    """`CrossEncoder`, with one label or several."""
+    """Scores of `CrossEncoder`, with one label or several."""
 
     package = PACKAGE
 
-    def __init__(self, folder: Path, max_length: int, device: str) -> None:
-        self._model = _loaded(CrossEncoder, folder, max_length, device)
+    def __init__(self, folder: Path, max_length: int) -> None:
+        self._model = _load(CrossEncoder, folder, max_length)
 
     def scores(self, query: str, passages: list[str]) -> list[float]:
-        """The logit, or of several labels the logarithm of the odds of the one that ranks."""
+        """Return the logit, or with several labels the log odds of the one that ranks."""
         logits: torch.Tensor = self._model.predict(
             [(query, passage) for passage in passages],
             activation_fn=torch.nn.Identity(),
@@ -113,20 +114,20 @@ class Reranker:
         ranking = find_ranking_label(tuple(self._model.config.id2label.values()))
         if ranking is None:
             raise ValueError("none of the labels says that a passage answers a query")
-        chances = logits.double().softmax(dim=1)[:, ranking]
-        return torch.logit(chances).tolist()
+        probabilities = logits.double().softmax(dim=1)[:, ranking]
+        return torch.logit(probabilities).tolist()
 
 
-def _loaded(kind: Callable[..., Any], folder: Path, max_length: int, device: str) -> Any:
-    """In float32, whatever the files are; texts are cut as the service cuts them."""
-    model = kind(str(folder), device=device, local_files_only=True).float()
+def _load(model_class: Callable[..., Any], folder: Path, max_length: int) -> Any:
+    """Load a model in float32, with the service's limit of length."""
+    model = model_class(str(folder), device="cpu", local_files_only=True).float()
     model.max_seq_length = min(max_length, model.max_seq_length or _NO_LIMIT)
     return model
 
 
-def _encoder(model: Any, options: EmbeddingOptions) -> Callable[..., Any]:
-    """The method that reads texts as `options` say."""
+def _choose_encode(model: Any, options: EmbeddingOptions) -> Callable[..., Any]:
+    """Return the model's method for the input type, or one with the prompt of `options`."""
     if options.prompt is not None:
-        return lambda texts, **how: model.encode(texts, prompt=options.prompt, **how)
+        return lambda texts, **kwargs: model.encode(texts, prompt=options.prompt, **kwargs)
     by_type = {"query": model.encode_query, "document": model.encode_document, None: model.encode}
     return by_type[options.input_type]  # type: ignore[no-any-return]
