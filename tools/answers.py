@@ -1,4 +1,4 @@
-"""Vectors as answers write them, made into arrays again, as a client does it."""
+"""Read the vectors of responses into arrays, as a client does."""
 
 import json
 from itertools import zip_longest
@@ -14,18 +14,18 @@ from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 SIGNS = ("binary", "ubinary")
 
 
-def restored(
+def restore_numbers(
     numbers: npt.NDArray[Any], dtype: str, width: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """bfloat16 from the upper halves of float32's bits; signs, eight to a byte, as 1 and -1."""
+    """Restore float32: bfloat16 has its upper 16 bits; packed signs become 1 and -1."""
     if dtype == "bfloat16":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     bits = numbers.astype(np.int16) + (128 if dtype == "binary" else 0)
     return np.unpackbits(bits.astype(np.uint8), axis=-1, count=width) * np.float32(2) - 1
 
 
-def embedding_in(vectors: dict[str, Any]) -> TextEmbedding:
-    """The `embeddings` of a text in a native answer; null is no vector."""
+def read_embedding(vectors: dict[str, Any]) -> TextEmbedding:
+    """Read `embeddings` of one text in a native JSON response; null is no vector."""
 
     def array(numbers: Any) -> FloatArray | None:
         return None if numbers is None else np.asarray(numbers, np.float32)
@@ -36,11 +36,11 @@ def embedding_in(vectors: dict[str, Any]) -> TextEmbedding:
     return TextEmbedding(array(vectors["dense"]), sparse, array(vectors["colbert"]))
 
 
-def embeddings_in(file: bytes) -> tuple[list[TextEmbedding], dict[str, Any]]:
-    """The vectors of each text in an answer in safetensors, and what it says beside them."""
+def read_safetensors(file: bytes) -> tuple[list[TextEmbedding], dict[str, Any]]:
+    """Read the vectors of each text, and the report in the metadata, of a safetensors response."""
     tensors = load(file)
     length = int.from_bytes(file[:8], "little")
-    told = json.loads(json.loads(file[8 : 8 + length])["__metadata__"][METADATA_KEY])
+    report = json.loads(json.loads(file[8 : 8 + length])["__metadata__"][METADATA_KEY])
     sparse: list[Any] = []
     if (offsets := tensors.get("sparse_offsets")) is not None:
         indices, values = tensors["sparse_indices"].astype(np.int64), tensors["sparse_values"]
@@ -50,4 +50,4 @@ def embeddings_in(file: bytes) -> tuple[list[TextEmbedding], dict[str, Any]]:
     if (offsets := tensors.get("colbert_offsets")) is not None:
         colbert = np.split(tensors["colbert"], offsets[1:-1])
     rows = zip_longest(tensors.get("dense", []), sparse, colbert)
-    return [TextEmbedding(*row) for row in rows], told
+    return [TextEmbedding(*row) for row in rows], report

@@ -1,4 +1,4 @@
-"""A running service as the tools ask it: with its token, and later where it has no room now."""
+"""A client of a running service for the tools: it sends the token, and retries when told to."""
 
 import argparse
 import time
@@ -11,25 +11,25 @@ import httpx2
 
 EMBED = "/embeddings/"
 RERANK = "/rerank"
-# Tries of one request, because other clients may use up the rate limit meanwhile.
-_TRIES = 5
+# Attempts for one request, because other clients may use up the rate limit meanwhile.
+_ATTEMPTS = 5
 
 
 class ServiceError(Exception):
-    """There is no service, or it does not do what it is asked for; the text is one sentence."""
+    """The service cannot be reached or refuses a request; the message is one sentence."""
 
 
 def add_server(parser: argparse._ActionsContainer) -> None:
-    """Add the arguments that tell which server is asked, and how."""
+    """Add the arguments that name the server."""
     add, url = parser.add_argument, "http://localhost:8000"
-    add("--url", default=url, type=address, help="the address of the server (%(default)s)")
-    add("--token", help="the access token, if the server asks for one")
-    help_ = "the most seconds for one answer (%(default)g)"
+    add("--url", default=url, type=parse_url, help="the address of the server (%(default)s)")
+    add("--token", help="the access token, if the server requires one")
+    help_ = "seconds until a request has failed (%(default)g)"
     add("--timeout", default=120.0, type=float, help=help_)
 
 
-def address(text: str) -> str:
-    """Argparse type: an http or https address, without its closing slash."""
+def parse_url(text: str) -> str:
+    """Parse an http or https address for argparse; remove a slash at its end."""
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
@@ -37,10 +37,10 @@ def address(text: str) -> str:
 
 
 class Service:
-    """Sends requests, with the token if there is one; threads may share it.
+    """Sends requests with the token, if there is one; thread-safe.
 
-    A request that is refused with one of the statuses `later` is sent again as soon as the
-    Retry-After of the refusal says, so many times, but never later than `timeout`.
+    A request that gets one of the statuses `retry_on` is sent again after the Retry-After of the
+    response, up to `attempts` times, unless Retry-After is longer than `timeout`.
     """
 
     def __init__(
@@ -48,20 +48,20 @@ class Service:
         url: str,
         token: str | None,
         timeout: float | None = None,
-        later: Collection[int] = (HTTPStatus.TOO_MANY_REQUESTS,),
-        tries: int = _TRIES,
+        retry_on: Collection[int] = (HTTPStatus.TOO_MANY_REQUESTS,),
+        attempts: int = _ATTEMPTS,
     ) -> None:
         self.url = url
         self.token = token
         self.health: dict[str, Any] = {}
         self._timeout = timeout
-        self._later = later
-        self._tries = tries
+        self._retry_on = retry_on
+        self._attempts = attempts
         self._client = httpx2.Client(base_url=url, timeout=timeout)
         self.close = self._client.close
 
     def read_health(self) -> None:
-        """Read /health, of which nothing is kept where it is not the one of this service."""
+        """Read /health; keep it only if it is a Smart Embedder's."""
         try:
             health = self.get("/health").json()
         except ValueError:
@@ -70,19 +70,19 @@ class Service:
             self.health = health
 
     def require_ready(self) -> None:
-        """Raise `ServiceError` where no healthy service answers; /health is read, too."""
+        """Read /health; raise `ServiceError` unless a healthy service answers."""
         try:
             self.read_health()
         except httpx2.HTTPError as error:
             raise ServiceError(f"cannot reach {self.url}: {error}") from None
         if not self.health:
-            raise ServiceError(f"what answers at {self.url} is no Smart Embedder: see its /health")
+            raise ServiceError(f"the server at {self.url} is no Smart Embedder: see its /health")
         if self.health["status"] != "healthy":
             reason = self.health.get("reason")
             raise ServiceError(f"the service at {self.url} is not ready: {reason}")
 
     def get(self, path: str, method: str = "GET") -> httpx2.Response:
-        """Ask for a page."""
+        """Send a request without a body."""
         return self._send(lambda: self._client.request(method, path, headers=self._headers()))
 
     def post(
@@ -93,14 +93,14 @@ class Service:
         token: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx2.Response:
-        """Send JSON, or bytes as they are; `token` stands in for the right one, "" for none."""
+        """Send JSON, or bytes as they are; `token` replaces the service's own, "" sends none."""
         content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
-        sent = httpx2.Headers(self._headers(token) | {"Content-Type": "application/json"})
-        sent.update(headers or {})
-        return self._send(lambda: self._client.post(path, headers=sent, **content))
+        all_headers = httpx2.Headers(self._headers(token) | {"Content-Type": "application/json"})
+        all_headers.update(headers or {})
+        return self._send(lambda: self._client.post(path, headers=all_headers, **content))
 
     def work(self, path: str, body: Any, accept: str = "application/json") -> httpx2.Response:
-        """The answer to a request that must be answered; raises `ServiceError`."""
+        """Send a request and return the response; raise `ServiceError` unless it is 200."""
         try:
             answer = self.post(path, body, headers={"Accept": accept})
         except httpx2.HTTPError as error:
@@ -114,12 +114,12 @@ class Service:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def _send(self, send: Callable[[], httpx2.Response]) -> httpx2.Response:
-        tries = self._tries
+        attempts = self._attempts
         while True:
             answer = send()
-            tries -= 1
+            attempts -= 1
             after = answer.headers.get("retry-after", "")
-            if not tries or answer.status_code not in self._later or not after.isdecimal():
+            if not attempts or answer.status_code not in self._retry_on or not after.isdecimal():
                 return answer
             if self._timeout is not None and int(after) > self._timeout:
                 return answer
@@ -127,5 +127,5 @@ class Service:
 
 
 def describe(answer: httpx2.Response) -> str:
-    """Status and body, for the message of a failure."""
+    """Describe a response by status and body, for an error message."""
     return f"{answer.status_code} {answer.text}"

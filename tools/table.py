@@ -1,10 +1,10 @@
-"""Tables for a person, which a page takes as they are: Markdown in even columns."""
+"""Tables in Markdown with aligned columns, for the terminal and for pages."""
 
 from collections.abc import Iterable, Sequence
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """The first column on the left, the others, mostly numbers, on the right."""
+    """Format a table: the first column is aligned left, the others, mostly numbers, right."""
     cells = [list(heads), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     first, *others = ["-" * width for width in widths]

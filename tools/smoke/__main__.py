@@ -1,8 +1,8 @@
-"""`python -m tools.smoke --url URL --token TOKEN`: does a running server answer as documented?
+"""`python -m tools.smoke --url URL --token TOKEN`: check that a running server works as documented.
 
-Sends a few dozen requests, prints a line for each check and then how many passed, and exits
-with 1 where one failed. Where the rate limit refuses a request, it waits as long as that says. It
-knows only what a client can see, and changes nothing.
+Sends a few dozen requests as a client, prints a line for each check and the number of checks that
+passed, and exits with 1 if one failed. It waits if the rate limit refuses a request, and changes
+nothing on the server.
 """
 
 import argparse
@@ -21,35 +21,35 @@ from tools.service import EMBED, RERANK, Service, ServiceError, add_server
 
 TEXTS = ["What is hybrid search?", "A recipe for bread."]
 PAIRS = {"query": TEXTS[0], "passages": [TEXTS[1], "Hybrid search joins words.", TEXTS[1]]}
-WORD, LONGEST = "search ", 8192
+WORD, MAX_LENGTH = "search ", 8192
 SPARSE = {"return_dense": False, "return_colbert": False}
-LEAST_COSINE, HALF_PRECISION = 0.999, 0.02
-# The series of /metrics that are added up.
+MIN_COSINE, HALF_PRECISION = 0.999, 0.02
+# The series of /metrics whose sum is each total of /stats.
 TOTALS = {
     "total_requests": "embedding_requests_total|rerank_requests_total",
     "total_sentences": "embedding_sentences_processed_total",
     "total_batches": "embedding_batch_size_count",
     "rejected_requests": "embedding_requests_rejected_total|rerank_requests_rejected_total",
 }
-# No answer, a wrong one, and one of another shape.
+# No response, a wrong one, and one of another shape.
 FAILURES = httpx2.HTTPError, ServiceError, AssertionError, LookupError, TypeError, ValueError
 
 
-def expect(what: str, seen: object, expected: object) -> None:
+def expect(name: str, seen: object, expected: object) -> None:
     """Raise `AssertionError` unless both are equal."""
     if seen != expected:
-        raise AssertionError(f"{what}: expected {expected!r:.300}, saw {seen!r:.300}")
+        raise AssertionError(f"{name}: expected {expected!r:.300}, saw {seen!r:.300}")
 
 
 def expect_error(answer: httpx2.Response, status: int, code: str) -> None:
-    """Raise unless it is an error of this status and code, in the shape that all errors have."""
+    """Raise unless the response is an error with this status and code, in the usual form."""
     error = answer.json()
     expect("status and code", (answer.status_code, error.get("code")), (status, code))
     expect("its request_id", error["request_id"], answer.headers["x-request-id"])
 
 
 def embed(service: Service, texts: list[str], **options: bool) -> Any:
-    """The answer to texts; raises `ServiceError` where they are refused."""
+    """Embed texts; raise `ServiceError` if they are refused."""
     return service.work(EMBED, {"sentences": texts, **options}).json()
 
 
@@ -70,7 +70,7 @@ def check_docs(service: Service) -> None:
 
 
 def check_token(service: Service) -> None:
-    """Without a token, or with a wrong one, work is 401 with WWW-Authenticate: Bearer."""
+    """A request for work without a token, or with a wrong one, is 401 with WWW-Authenticate."""
     if not service.token:
         raise SkipTest("no token was given")
     for token in ("", "wrong-wrong"):
@@ -80,7 +80,7 @@ def check_token(service: Service) -> None:
 
 
 def check_errors(service: Service) -> None:
-    """Empty input is 400, a malformed body 422, an unknown path 404, all in one shape."""
+    """Empty input is 400, a malformed body 422, an unknown path 404, all in one form."""
     answer = service.post(EMBED, {"sentences": []}, headers={"X-Request-ID": "smoke-1"})
     expect_error(answer, 400, "empty_input")
     expect("X-Request-ID", answer.headers["x-request-id"], "smoke-1")
@@ -90,7 +90,7 @@ def check_errors(service: Service) -> None:
 
 
 def check_embedding(service: Service) -> None:
-    """One request gives dense, sparse and ColBERT vectors of each text, in the texts' order."""
+    """One request returns dense, sparse and ColBERT vectors of each text, in the texts' order."""
     answer = embed(service, TEXTS, normalize_dense=True)
     expect("texts", [(item["id"], item["text"]) for item in answer["data"]], [*enumerate(TEXTS)])
     expect("model_name", answer["model_name"], service.health["dense_embedding_model"])
@@ -106,32 +106,32 @@ def check_embedding(service: Service) -> None:
 
 
 def check_sameness(service: Service) -> None:
-    """A text has the same vector alone and among others, and no kind that is not asked for."""
+    """A text has the same vector alone and in a batch, and no kind that was not requested."""
     options = {"normalize_dense": True, "return_sparse": False, "return_colbert": False}
     answers = [embed(service, texts, **options) for texts in (TEXTS[:1], [*TEXTS, WORD * 20])]
-    alone, among = (answer["data"][0]["embeddings"] for answer in answers)
+    alone, in_batch = (answer["data"][0]["embeddings"] for answer in answers)
     expect("other kinds", (alone["sparse"], alone["colbert"]), (None, None))
-    cosine = sum(a * b for a, b in zip(alone["dense"], among["dense"], strict=True))
-    expect(f"cosine {cosine} above {LEAST_COSINE}", cosine > LEAST_COSINE, True)
+    cosine = sum(a * b for a, b in zip(alone["dense"], in_batch["dense"], strict=True))
+    expect(f"cosine {cosine} above {MIN_COSINE}", cosine > MIN_COSINE, True)
 
 
 def check_truncation(service: Service) -> None:
-    """A text longer than the model reads is cut, and the warning says by how much."""
-    longest = service.health["max_input_length"]
-    if longest > LONGEST:
-        raise SkipTest(f"it would take a text of more than {LONGEST} tokens")
-    # Two short texts show how many tokens a word has, and how many there are besides words.
+    """A text longer than the model's limit is truncated, and the warning has the numbers."""
+    limit = service.health["max_input_length"]
+    if limit > MAX_LENGTH:
+        raise SkipTest(f"it would take a text of more than {MAX_LENGTH} tokens")
+    # Two short texts show how many tokens a word has, and how many special tokens there are.
     few, more = (embed(service, [WORD * n], **SPARSE)["usage"]["prompt_tokens"] for n in (1, 5))
-    original = few + (longest - 1) * (more - few) // 4
-    cut = {"max_tokens": longest, "original_tokens": original, "truncation_side": "end"}
-    warnings = embed(service, [TEXTS[0], WORD * longest], **SPARSE)["warnings"]
-    told = [(warning["code"], warning["target"]["pointer"]) for warning in warnings]
-    expect("warnings", told, [("input_truncated", "/sentences/1")])
-    expect("details", {key: warnings[0]["details"][key] for key in cut}, cut)
+    original = few + (limit - 1) * (more - few) // 4
+    details = {"max_tokens": limit, "original_tokens": original, "truncation_side": "end"}
+    warnings = embed(service, [TEXTS[0], WORD * limit], **SPARSE)["warnings"]
+    seen = [(warning["code"], warning["target"]["pointer"]) for warning in warnings]
+    expect("warnings", seen, [("input_truncated", "/sentences/1")])
+    expect("details", {key: warnings[0]["details"][key] for key in details}, details)
 
 
 def check_reranking(service: Service) -> None:
-    """Every passage comes back once, by falling score; equal scores keep the request's order."""
+    """Each passage is returned once, the best first; equal scores keep the request's order."""
     if service.health["reranker_model"] == "none":
         expect_error(service.post(RERANK, PAIRS), 503, "reranker_disabled")
         raise SkipTest("RERANKER_MODEL is none")
@@ -143,7 +143,7 @@ def check_reranking(service: Service) -> None:
 
 
 def check_stats(service: Service) -> None:
-    """/stats says the same as /metrics."""
+    """/stats has the totals of /metrics."""
     before, stats, after = (service.get(path) for path in ("/metrics", "/stats", "/metrics"))
     for total, names in TOTALS.items():
         samples = re.compile(rf"^(?:{names})(?:{{.*}})? (\S+)$", re.MULTILINE)
@@ -166,7 +166,7 @@ CHECKS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check the server that the arguments name; the exit status."""
+    """Check the server that the arguments name; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.smoke", description=__doc__)
     add_server(parser)
     options = parser.parse_args(arguments)
@@ -177,22 +177,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"Nothing was checked: {error}", file=sys.stderr)
             return 1
         print(f"Smart Embedder {service.health['version']} at {service.url}")
-        counts = Counter(run(check, service) for check in CHECKS)
-    tried = counts["ok"] + counts["FAILED"]
-    print(f"\n{counts['ok']} of {tried} passed, {counts['skipped']} skipped.")
+        counts = Counter(run_check(check, service) for check in CHECKS)
+    total = counts["ok"] + counts["FAILED"]
+    print(f"\n{counts['ok']} of {total} passed, {counts['skipped']} skipped.")
     return 1 if counts["FAILED"] else 0
 
 
-def run(check: Callable[[Service], None], service: Service) -> str:
-    """Run and print a check: `ok`, `FAILED` or `skipped`."""
-    outcome, why = "ok", ""
+def run_check(check: Callable[[Service], None], service: Service) -> str:
+    """Run a check, print its line and return its outcome: `ok`, `FAILED` or `skipped`."""
+    outcome, reason = "ok", ""
     try:
         check(service)
-    except SkipTest as reason:
-        outcome, why = "skipped", f" ({reason})"
+    except SkipTest as skip:
+        outcome, reason = "skipped", f" ({skip})"
     except FAILURES as error:
-        outcome, why = "FAILED", f" ({type(error).__name__}: {error!s:.300})"
-    print(f"{outcome:8}{(check.__doc__ or '').rstrip('.')}{why}", flush=True)
+        outcome, reason = "FAILED", f" ({type(error).__name__}: {error!s:.300})"
+    print(f"{outcome:8}{(check.__doc__ or '').rstrip('.')}{reason}", flush=True)
     return outcome
 
 

@@ -1,1 +1,1 @@
-"""Parity: this engine against the reference implementations, on the user's own models."""
+"""Compare this engine with the reference implementations, and two servers with each other."""

@@ -1,4 +1,4 @@
-"""`python -m tools.verify`: are vectors right, and may those of two servers be mixed?"""
+"""`python -m tools.verify`: compare vectors with the references, or those of two servers."""
 
 import argparse
 import sys
@@ -10,13 +10,11 @@ from tools.verify.space import CannotCompareError, check_space
 
 _DESCRIPTION = """
 Compare this engine with the reference implementations, on the models of the settings. The exit
-status is 0 where all outputs are within tolerance, 1 where one is not, and 2 where the check cannot
-run.
+status is 0 if all outputs are within tolerance, 1 if one is not, and 2 if the check cannot run.
 
-With --space FILE, compare two servers instead: where there is no FILE yet, write into it what the
-server at --url makes of a few short texts; otherwise say whether the vectors of that server may be
-mixed with those in FILE. The exit status is 0 where they may, 1 where they may not, and 2 where
-they cannot be compared.
+With --space FILE, compare two servers instead. If FILE does not exist, the vectors of a few short
+texts by the server at --url are written to it; otherwise they are compared with those in FILE. The
+exit status is 0 if the vectors may be mixed, 1 if they may not, and 2 if they cannot be compared.
 """
 
 
@@ -27,14 +25,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    of_space = parser.add_argument_group("with --space")
-    help_ = "what a server makes of a few short texts, as JSON"
-    of_space.add_argument("--space", type=Path, metavar="FILE", help=help_)
-    add_server(of_space)
-    of_space.add_argument("--model", help="the name of the embedding model, if it serves several")
+    group = parser.add_argument_group("with --space")
+    help_ = "a server's vectors of a few short texts, as JSON"
+    group.add_argument("--space", type=Path, metavar="FILE", help=help_)
+    add_server(group)
+    group.add_argument("--model", help="the embedding model, if the server has several")
     options = parser.parse_args(argv)
     if options.space is None:
-        # PyTorch, and the references: neither is needed to ask a server.
+        # Imports PyTorch and the references, which --space does not need.
         from tools.verify import parity  # noqa: PLC0415
 
         return parity.check()

@@ -1,7 +1,7 @@
-"""Canaries: short texts whose vectors are kept, and compared with those of another server.
+"""Canaries: short texts whose vectors by one server are compared with those by another.
 
-The same space makes the same vectors, but for the rounding of its number format. Where it does not,
-an update, a kernel, a driver or a damaged file has changed what a model computes.
+In one vector space they are equal except for rounding. Otherwise an update, a kernel, a driver or a
+damaged file has changed the results of a model.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import numpy as np
 from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.tokens import TokenIds
 
-# In many scripts, with numbers, code and marks. They never change: a file with vectors of other
-# texts is not compared.
+# In many scripts, with numbers and punctuation. They must not change: files with vectors of other
+# texts cannot be compared.
 CANARIES = (
     "Hybrid search joins meaning and exact words.",
     "Öltank schließt bei 7,5 bar",
@@ -25,19 +25,19 @@ CANARIES = (
     "検索の仕組み",
     "ERR_4711: AX-200/B is NOT in stock!",
 )
-# The largest distance that the rounding of all layers explains, by the format that is coarser: ten
-# times as much as was seen.
+# The largest distance that rounding explains, by the coarser number format: ten times the largest
+# that was measured.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-4, "bfloat16": 2e-3, "int8": 2e-2, "float8": 2e-2}
-# The squared length of a sparse vector below which its weights decide nothing.
-_LIGHT = 1e-2
+# A sparse vector with a squared length below this has no weight that matters.
+_MIN_SPARSE_LENGTH = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
 class KindCanaries:
-    """What one model made of the canaries: `rows` are one vector of each, of one kind.
+    """The vectors of one kind, with one row for each canary.
 
-    Sparse vectors are rows of their own `columns`, the tokens that have a weight in any of them. Of
-    ColBERT vectors the row is their mean.
+    For sparse vectors, `columns` are the tokens that have a weight in any row. For ColBERT vectors,
+    a row is the mean of the text's vectors.
     """
 
     rows: FloatArray
@@ -45,20 +45,20 @@ class KindCanaries:
 
     @classmethod
     def of_sparse(cls, vectors: Sequence[SparseVector]) -> "KindCanaries":
-        """Of the sparse vector of each canary."""
-        columns = np.unique(np.concatenate([each.indices for each in vectors]))
-        rows = [_spread(each.values, each.indices, columns) for each in vectors]
+        """Create the rows of the sparse vectors."""
+        columns = np.unique(np.concatenate([vector.indices for vector in vectors]))
+        rows = [_spread(vector.values, vector.indices, columns) for vector in vectors]
         return cls(np.stack(rows), columns)
 
     def distances(self, other: "KindCanaries") -> FloatArray:
-        """How much each row differs from the other's: |a - b|^2 / (|a|^2 + |b|^2).
+        """Return the distance between each pair of rows: |a - b|^2 / (|a|^2 + |b|^2).
 
-        Of vectors of one length it is 1 minus their cosine; at most it is 2, and so it is where the
-        rows have other numbers of dimensions.
+        For vectors of equal length it is 1 minus their cosine. The maximum, 2, is also returned if
+        the numbers of dimensions differ.
         """
         first, second, least = self.rows, other.rows, 1e-12
         if self.columns is not None and other.columns is not None:
-            columns, least = np.union1d(self.columns, other.columns), _LIGHT
+            columns, least = np.union1d(self.columns, other.columns), _MIN_SPARSE_LENGTH
             first = _spread(first, self.columns, columns)
             second = _spread(second, other.columns, columns)
         if first.shape != second.shape:
@@ -69,30 +69,29 @@ class KindCanaries:
 
 
 def _spread(numbers: FloatArray, columns: TokenIds, among: TokenIds) -> FloatArray:
-    """`numbers` `[..., columns]` at their places among more columns; zero at all others."""
+    """Copy `numbers` `[..., columns]` to their columns in `among`; the others are zero."""
     spread = np.zeros((*numbers.shape[:-1], len(among)), np.float32)
     spread[..., np.searchsorted(among, columns)] = numbers
     return spread
 
 
-def canaries_of(embeddings: Sequence[TextEmbedding]) -> dict[str, KindCanaries]:
-    """Each kind of the vectors that a model made of the canaries."""
+def group_by_kind(embeddings: Sequence[TextEmbedding]) -> dict[str, KindCanaries]:
+    """Group the vectors of the canaries by kind."""
     found = {}
     first = embeddings[0]
     if first.dense is not None:
-        found["dense"] = KindCanaries(
-            np.stack([e.dense for e in embeddings if e.dense is not None])
-        )
+        dense = [item.dense for item in embeddings if item.dense is not None]
+        found["dense"] = KindCanaries(np.stack(dense))
     if first.sparse is not None:
-        sparse = [each.sparse for each in embeddings if each.sparse is not None]
+        sparse = [item.sparse for item in embeddings if item.sparse is not None]
         found["sparse"] = KindCanaries.of_sparse(sparse)
     if first.colbert is not None:
-        means = [each.colbert.mean(axis=0) for each in embeddings if each.colbert is not None]
+        means = [item.colbert.mean(axis=0) for item in embeddings if item.colbert is not None]
         found["colbert"] = KindCanaries(np.stack(means))
     return found
 
 
-def tolerance_of(*dtypes: str | None) -> float:
-    """The distance that the coarsest format explains; None, not known, counts as bfloat16."""
+def choose_tolerance(*dtypes: str | None) -> float:
+    """Return the tolerance of the coarsest format; None, an unknown one, counts as bfloat16."""
     unknown = TOLERANCES["bfloat16"]
     return max(TOLERANCES.get(dtype or "", unknown) for dtype in dtypes)

@@ -1,9 +1,9 @@
-"""This engine's vectors and scores beside those of the reference implementations.
+"""Compare this engine's vectors and scores with those of the reference implementations.
 
-Runs the configured models through this engine and through the reference implementations, prints the
-largest difference of every output, and tells whether each is within tolerance. DTYPE=auto means
-float32 here; any other format is compared with the references' float32 at a wider tolerance. Before
-that it prints, for each path that an operation could take on this machine, what its trial showed.
+Runs the configured models by this engine and by the references, and prints the largest difference
+of each output with a verdict. DTYPE=auto means float32; other formats are compared with the
+references' float32 at a wider tolerance. Before that, it compares each implementation of an
+operation that this machine can run with PyTorch's.
 """
 
 import asyncio
@@ -44,13 +44,9 @@ from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.settings import FLOAT8, INT8, NO_RERANKER, EngineSettings
 from smart_embedder.startup import load_models
 from tools.references.choose import References
-from tools.references.reference import (
-    PATIENT,
-    EmbeddingReference,
-    ReferenceMissingError,
-)
+from tools.references.reference import PATIENT, EmbeddingReference, ReferenceMissingError
 
-# Those of bge-m3 and Qwen3-0.6B.
+# The shapes of bge-m3 and Qwen3-0.6B.
 _ENCODER_SHAPES = Shapes(1024, 4096, 16, 16, 64, "gelu")
 _DECODER_SHAPES = Shapes(1024, 3072, 16, 8, 128, bias=False, causal=True)
 QUERY = "How do I combine keyword search with semantic search?"
@@ -79,12 +75,12 @@ TEXTS = [
 PASSAGES = [*_SENTENCES, " ".join(_SENTENCES), " ".join(_SENTENCES * 8)]
 _FLOAT32_TOLERANCE = 1e-4
 _HALF_TOLERANCE = 5e-2
-# Beyond this length the attention of some references needs gigabytes.
-_LONGEST = 2048
+# For longer texts the attention of some references needs gigabytes.
+_MAX_LENGTH = 2048
 
 
-def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
-    """A kind of model, a number format, and the proof of each path that could run there."""
+def prove_all(device_name: str) -> Iterator[tuple[str, str, Proof]]:
+    """Yield the architecture, the number format and the proof of each path on this device."""
     device = choose_device(device_name)
     on_cpu = device.type == "cpu"
     dtypes = [choose_dtype("auto", device, qwen=qwen) for qwen in (False, True)]
@@ -92,31 +88,31 @@ def proofs(device_name: str) -> Iterator[tuple[str, str, Proof]]:
         dtypes = [torch.float32, *([torch.bfloat16] if cpu_has_bfloat16() else [])]
     encoder = ENCODER if on_cpu else GPU_ENCODER
     models = (("encoder", _ENCODER_SHAPES, encoder), ("decoder", _DECODER_SHAPES, DECODER))
-    asked: list[tuple[str, str, torch.dtype, Shapes, Sequence[str]]] = [
+    cases: list[tuple[str, str, torch.dtype, Shapes, Sequence[str]]] = [
         (model, str(dtype).removeprefix("torch."), dtype, shapes, operations)
         for dtype in dict.fromkeys([*dtypes, torch.float32])
         for model, shapes, operations in models
     ]
     if on_cpu and cpu_has_int8():
         dtype = choose_dtype(INT8, device)
-        asked.append(("encoder", INT8, dtype, _ENCODER_SHAPES, INT8_OPERATIONS))
+        cases.append(("encoder", INT8, dtype, _ENCODER_SHAPES, INT8_OPERATIONS))
     if has_float8(device):
         dtype = choose_dtype(FLOAT8, device)
-        asked.append(("encoder", FLOAT8, dtype, _ENCODER_SHAPES, FLOAT8_OPERATIONS))
-    for model, name, dtype, shapes, operations in asked:
+        cases.append(("encoder", FLOAT8, dtype, _ENCODER_SHAPES, FLOAT8_OPERATIONS))
+    for model, name, dtype, shapes, operations in cases:
         target = Target(device, dtype, choose_backend(device, dtype))
         for operation in operations:
             yield from ((model, name, proof) for proof in prove_paths(target, shapes, operation))
 
 
 def print_paths(device_names: Sequence[str]) -> None:
-    """What the trial of each path showed, and how many hold."""
+    """Print the difference and the verdict of each path, and how many agree."""
     heads = (
         f"{'Model':9}{'Format':10}{'Operation':21}{'Path':19}{'Difference':>11}{'Tolerance':>11}"
     )
     print(heads)
     held: list[bool] = []
-    for model, dtype, proof in itertools.chain.from_iterable(map(proofs, device_names)):
+    for model, dtype, proof in itertools.chain.from_iterable(map(prove_all, device_names)):
         verdict = "ok" if proof.holds else f"refused: it {proof.reason} {proof.message}".rstrip()
         names = f"{model:9}{dtype:10}{proof.operation:21}{proof.path:19}"
         print(f"{names}{proof.difference:11.1e}{proof.tolerance:11.0e}  {verdict}")
@@ -126,7 +122,7 @@ def print_paths(device_names: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The largest difference of one output, and how large it may be."""
+    """The largest difference of one output, and the tolerance."""
 
     output: str
     reference: str
@@ -136,20 +132,20 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        """Whether the difference is within tolerance; never so for a NaN."""
+        """Whether the difference is within tolerance; False for NaN."""
         return self.difference <= self.tolerance
 
 
 async def compare(settings: EngineSettings) -> list[Row]:
-    """One row for each output of the configured models: this engine's beside its reference's."""
+    """Compare each output of the configured models with its reference, in one row each."""
     async with EngineCore(settings, load_models) as engine:
         async with engine.lease() as models:
-            made = models.kinds
+            kinds = models.kinds
         for info in models.infos:
             paths = ", ".join(f"{operation} by {path}" for operation, path in info.paths.items())
             print(f"{info.name} in {info.dtype}: {paths}.")
         print()
-        ours = (await engine.embed(EmbedRequest(TEXTS, made))).embeddings
+        ours = (await engine.embed(EmbedRequest(TEXTS, kinds))).embeddings
         scores = None
         if settings.reranker_model != NO_RERANKER:
             scores = (await engine.rerank(RerankRequest(QUERY, PASSAGES))).scores
@@ -160,7 +156,7 @@ async def compare(settings: EngineSettings) -> list[Row]:
         rows = [row for row in rows if row.output != "dense"]
         rows += rows_of(references.dense, ours, tolerance)
     if scores is not None and references.reranking is not None:
-        theirs = [references.reranking.scores(QUERY, [each])[0] for each in PASSAGES]
+        theirs = [references.reranking.scores(QUERY, [passage])[0] for passage in PASSAGES]
         difference = _largest(np.array(scores), np.array(theirs))
         package = references.reranking.package
         rows.append(Row("rerank score", package, len(theirs), difference, tolerance))
@@ -170,30 +166,30 @@ async def compare(settings: EngineSettings) -> list[Row]:
 def rows_of(
     reference: EmbeddingReference, ours: list[TextEmbedding], tolerance: float
 ) -> Iterator[Row]:
-    """One row for each kind of vectors that the reference makes.
+    """Yield a row for each kind of vectors of the reference.
 
-    One text at a time: in a batch each would be padded to the longest.
+    The reference gets one text at a time, because in a batch it would pad each to the longest.
     """
-    theirs = [each for text in TEXTS for each in reference.embed([text])]
+    theirs = [embedding for text in TEXTS for embedding in reference.embed([text])]
     for kind, difference in _DIFFERENCES.items():
         both = [(getattr(a, kind), getattr(b, kind)) for a, b in zip(ours, theirs, strict=True)]
         if both[0][1] is not None:
-            # numpy's, which does not lose a NaN.
+            # Unlike max, np.max propagates NaN.
             largest = float(np.max([difference(a, b) for a, b in both]))
             yield Row(kind, reference.package, len(both), largest, tolerance)
 
 
-def comparable(settings: EngineSettings) -> EngineSettings:
-    """The settings with lengths that the padding references can run, and a definite dtype."""
+def limit_settings(settings: EngineSettings) -> EngineSettings:
+    """Copy the settings with a definite dtype, and lengths that the padding references can run."""
     names = ("qwen_embed_max_length", "bge_rerank_max_length", "qwen_rerank_max_length")
-    lengths = {name: min(getattr(settings, name), _LONGEST) for name in names}
-    lengths["bge_embed_max_length"] = min(settings.embed_max_length, _LONGEST)
+    lengths = {name: min(getattr(settings, name), _MAX_LENGTH) for name in names}
+    lengths["bge_embed_max_length"] = min(settings.embed_max_length, _MAX_LENGTH)
     dtype = "float32" if settings.dtype == "auto" else settings.dtype
     return settings.model_copy(update={"dtype": dtype} | lengths | PATIENT)
 
 
 def print_table(rows: list[Row]) -> None:
-    """The rows and the verdict."""
+    """Print the rows and the number of outputs that agree."""
     print(
         f"{'Output':14}{'Reference':16}{'Compared':>9}{'Largest difference':>20}{'Tolerance':>11}"
     )
@@ -206,10 +202,10 @@ def print_table(rows: list[Row]) -> None:
 
 
 def check() -> int:
-    """Compare, print, and return the exit status: 1 where an output is out of tolerance."""
+    """Compare, print, and return the exit status: 1 if an output is out of tolerance."""
     try:
-        settings = comparable(load_settings())
-        locate_models(settings)  # What is missing is told before paths are tried for seconds.
+        settings = limit_settings(load_settings())
+        locate_models(settings)  # A missing model must be reported before the paths run.
         print_paths(settings.devices)
         rows = asyncio.run(compare(settings))
     except (StartupError, ReferenceMissingError) as error:
@@ -226,22 +222,22 @@ def _largest(ours: FloatArray, theirs: FloatArray) -> float:
 
 
 def _dense_difference(ours: FloatArray, theirs: FloatArray) -> float:
-    """Relative to the length of the vector: raw states grow with the width of the model."""
+    """Return the difference divided by the vector's length: raw states grow with the width."""
     return _largest(ours, theirs) / max(float(np.linalg.norm(theirs)), 1e-12)
 
 
 def _sparse_difference(ours: SparseVector, theirs: SparseVector) -> float:
-    """Over the tokens of either side: one that the other lacks counts with its whole weight.
+    """Return the largest difference of a token's weight; a missing token has the weight 0.
 
-    A weight above 1, which a sum over a text's tokens may be, counts relative to the largest.
+    It is divided by the largest weight if that is above 1, as a sum over a text's tokens may be.
     """
     mine, other = (
-        dict(zip(each.indices.tolist(), each.values.tolist(), strict=True))
-        for each in (ours, theirs)
+        dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
+        for vector in (ours, theirs)
     )
     differences = [abs(mine.get(id_, 0) - other.get(id_, 0)) for id_ in mine.keys() | other.keys()]
     largest: float = max([1.0, *other.values()])
-    # A model may give no token of these texts a weight.
+    # A text may have no token with a weight.
     return float(np.max(differences, initial=0.0)) / largest
 
 

@@ -1,8 +1,8 @@
-"""Whether vectors of two servers may be mixed: what both make of the canaries, side by side.
+"""Decide whether vectors of two servers may be mixed, by their vectors of the canaries.
 
-What a server makes is kept as JSON: `texts`, and in `kinds` for each kind `vector_space`, `dtype`
-and `kernels`, null where the server does not tell them, and `rows`, one for each text, as
-`KindCanaries` has them: of sparse vectors with their `columns`, of ColBERT vectors the mean.
+The vectors of a server are stored as JSON: `texts`, and in `kinds` for each kind `vector_space`,
+`dtype` and `kernels`, null if the server does not report them, and the `rows` and `columns` of
+`KindCanaries`.
 """
 
 import argparse
@@ -19,24 +19,24 @@ import numpy as np
 
 from app.logs import escape_text
 from smart_embedder.vector_space import VECTORS
-from tools.answers import embedding_in
+from tools.answers import read_embedding
 from tools.service import EMBED, Service, describe
-from tools.verify.canaries import CANARIES, KindCanaries, canaries_of, tolerance_of
+from tools.verify.canaries import CANARIES, KindCanaries, choose_tolerance, group_by_kind
 
-# Characters of what a server says.
-_SHOWN = 500
-# Lengths that differ by less are one.
-_SHARE_OF_LENGTH = 0.01
+# Of a server's response, in a message.
+_MAX_CHARACTERS = 500
+# Relative.
+_LENGTH_TOLERANCE = 0.01
 _WRONG_SHAPE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class CannotCompareError(Exception):
-    """A server or a file has no canaries; the text says why."""
+    """A server or a file has no vectors of the canaries; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The vectors that a server made of the canaries, their space, and how it computes them."""
+    """A server's vectors of the canaries, their vector space, number format and kernels."""
 
     canaries: KindCanaries
     space: str | None = None
@@ -45,50 +45,50 @@ class Kind:
 
 
 def check_space(path: Path, options: argparse.Namespace) -> int:
-    """Keep in `path` what the server makes, or compare it with that; the exit status."""
+    """Write the server's vectors to `path`, or compare them with those in it; return the status."""
     before = _read(path) if path.exists() else None
-    kinds = ask(options.url, options.token, options.timeout, options.model)
+    kinds = ask_server(options.url, options.token, options.timeout, options.model)
     if before is None:
         _write(path, kinds)
-        for kind, each in kinds.items():
-            told = each.space or "the server does not tell its space"
-            print(f"{kind}: {len(CANARIES)} texts kept in {path} ({told})")
+        for name, kind in kinds.items():
+            space = kind.space or "the server does not report its space"
+            print(f"{name}: {len(CANARIES)} texts stored in {path} ({space})")
         return 0
-    may_be_mixed = []
+    verdicts = []
     for kind in VECTORS:
         if kind in before and kind in kinds:
             verdict, sentences = compare(before[kind], kinds[kind])
-            may_be_mixed.append(verdict)
+            verdicts.append(verdict)
             print(f"{kind}: {'may' if verdict else 'MAY NOT'} be mixed: {'; '.join(sentences)}.")
         elif kind in before or kind in kinds:
-            where = path if kind in before else options.url
-            print(f"{kind}: not compared: only {where} has such vectors.")
-    if not may_be_mixed:
+            source = path if kind in before else options.url
+            print(f"{kind}: not compared: only {source} has such vectors.")
+    if not verdicts:
         raise CannotCompareError(f"{path} and {options.url} have no kind of vectors in common")
-    return 0 if all(may_be_mixed) else 1
+    return 0 if all(verdicts) else 1
 
 
 def compare(before: Kind, now: Kind) -> tuple[bool, list[str]]:
-    """Whether vectors of both may be mixed, and why, in sentences without their full stops."""
-    old, new = (each.canaries for each in (before, now))
-    widths = [each.rows.shape[1] for each in (old, new)]
+    """Return whether vectors of both may be mixed, and the reasons, without full stops."""
+    old, new = before.canaries, now.canaries
+    widths = [canaries.rows.shape[1] for canaries in (old, new)]
     if old.columns is None and widths[0] != widths[1]:
         return False, [f"they have {widths[1]} dimensions, and had {widths[0]}"]
-    lengths = [float(np.median(np.linalg.norm(each.rows, axis=1))) for each in (old, new)]
-    scaled = old.columns is None and abs(lengths[1] - lengths[0]) > _SHARE_OF_LENGTH * max(lengths)
+    lengths = [float(np.median(np.linalg.norm(canaries.rows, axis=1))) for canaries in (old, new)]
+    scaled = old.columns is None and abs(lengths[1] - lengths[0]) > _LENGTH_TOLERANCE * max(lengths)
     if scaled:
-        old, new = _unit(old), _unit(new)
+        old, new = _normalize(old), _normalize(new)
     distances = new.distances(old)
-    worst, tolerance = float(distances.max()), tolerance_of(before.dtype, now.dtype)
-    agree = worst <= tolerance
-    sentences = list(_of_spaces(before.space, now.space, agree=agree))
+    largest, tolerance = float(distances.max()), choose_tolerance(before.dtype, now.dtype)
+    agree = largest <= tolerance
+    sentences = list(_describe_spaces(before.space, now.space, agree=agree))
     if scaled:
         sentences.append(
-            f"their length is {lengths[1]:.4g}, and was {lengths[0]:.4g}: these are the distances "
-            "of both scaled to length 1"
+            f"their length is {lengths[1]:.4g}, and was {lengths[0]:.4g}: the distances are those "
+            "after scaling to length 1"
         )
     sentences.append(
-        f"distance {worst:.1e} at most, {np.median(distances):.1e} in the middle, where rounding "
+        f"distance {largest:.1e} at most, median {np.median(distances):.1e}, where rounding "
         f"explains {tolerance:.0e}"
     )
     for fact, new_value, old_value in (
@@ -96,115 +96,117 @@ def compare(before: Kind, now: Kind) -> tuple[bool, list[str]]:
         ("kernels", now.kernels, before.kernels),
     ):
         if new_value != old_value:
-            sentences.append(f"{fact}: {new_value or 'not told'}, was {old_value or 'not told'}")
-    same = before.space == now.space or None in {before.space, now.space}
-    return agree and same and not scaled, sentences
+            sentences.append(f"{fact}: {new_value or 'unknown'}, was {old_value or 'unknown'}")
+    same_space = before.space == now.space or None in {before.space, now.space}
+    return agree and same_space and not scaled, sentences
 
 
-def _of_spaces(before: str | None, now: str | None, *, agree: bool) -> Iterator[str]:
+def _describe_spaces(before: str | None, now: str | None, *, agree: bool) -> Iterator[str]:
     if before is None or now is None:
-        verdict = "by their numbers they agree" if agree else "their numbers differ"
+        verdict = "their numbers agree" if agree else "their numbers differ"
         yield (
-            f"{verdict}; whether they are of one space is not told by both servers, and of how "
-            "long texts are cut these short ones show nothing"
+            f"{verdict}; a server does not report its space, and these short texts do not show how "
+            "long texts are truncated"
         )
     elif before != now:
-        yield f"they are of another space: {now}, was {before}"
+        yield f"they have another space: {now}, was {before}"
     elif agree:
-        yield "they are of the same space"
+        yield "they have the same space"
     else:
-        yield "both servers tell the same space, but the numbers differ"
+        yield "both servers report the same space, but the numbers differ"
 
 
-def _unit(canaries: KindCanaries) -> KindCanaries:
+def _normalize(canaries: KindCanaries) -> KindCanaries:
     lengths = np.linalg.norm(canaries.rows, axis=1, keepdims=True)
     return replace(canaries, rows=canaries.rows / np.maximum(lengths, 1e-12))
 
 
-def ask(url: str, token: str | None, timeout: float, model: str | None) -> dict[str, Kind]:
-    """What the server makes of the canaries; raises `CannotCompareError`."""
+def ask_server(url: str, token: str | None, timeout: float, model: str | None) -> dict[str, Kind]:
+    """Return the server's vectors of the canaries by kind; raise `CannotCompareError`."""
     service = Service(url.removesuffix("/v1"), token, timeout)
     with closing(service):
         try:
             service.read_health()
-            kinds = _native(service, model) if service.health else _openai(service, model)
+            kinds = _ask_native(service, model) if service.health else _ask_openai(service, model)
         except httpx2.HTTPError as error:
             raise CannotCompareError(f"{url} does not answer: {error}") from None
         except _WRONG_SHAPE as error:
             raise CannotCompareError(
-                f"{url} answers in a way that is not known here: {type(error).__name__}: "
-                f"{escape_text(str(error), _SHOWN)}"
+                f"{url} sent a response of another shape: {type(error).__name__}: "
+                f"{escape_text(str(error), _MAX_CHARACTERS)}"
             ) from None
-    for kind, each in kinds.items():
-        if len(each.canaries.rows) != len(CANARIES) or not np.isfinite(each.canaries.rows).all():
-            raise CannotCompareError(f"{url} made {kind} vectors that are no numbers, or too few")
+    for name, kind in kinds.items():
+        if len(kind.canaries.rows) != len(CANARIES) or not np.isfinite(kind.canaries.rows).all():
+            raise CannotCompareError(f"{url} sent {name} vectors with NaN, or too few vectors")
     return kinds
 
 
-def _native(service: Service, model: str | None) -> dict[str, Kind]:
-    named = {} if model is None else {"model": model}
-    body = {"sentences": CANARIES, "sparse_as_indices": True, **named}
-    told = _answer(service, EMBED, body)
-    found = canaries_of([embedding_in(each["embeddings"]) for each in told["data"]])
-    # Versions before 2.0 do not tell it.
-    spaces = told.get("vector_space") or {}
-    # Again: a model of MODELS may have been loaded for this request.
+def _ask_native(service: Service, model: str | None) -> dict[str, Kind]:
+    options = {} if model is None else {"model": model}
+    body = {"sentences": CANARIES, "sparse_as_indices": True, **options}
+    answer = _post(service, EMBED, body)
+    by_kind = group_by_kind([read_embedding(item["embeddings"]) for item in answer["data"]])
+    # Versions before 2.0 do not report it.
+    spaces = answer.get("vector_space") or {}
+    # A model of MODELS may have been loaded for this request.
     service.read_health()
     models = {model["name"]: model["info"] for model in service.health.get("served_models", ())}
     kinds = {}
-    for kind, each in found.items():
-        info = models.get(told.get(f"{kind}_model_name")) or {}
+    for name, canaries in by_kind.items():
+        info = models.get(answer.get(f"{name}_model_name")) or {}
         paths = [*sorted({*info.get("paths", {}).values()}), *filter(None, [info.get("kernels")])]
-        facts = spaces.get(kind), info.get("dtype"), " ".join(paths) or None
-        kinds[kind] = Kind(each, *map(_text, facts))
+        facts = spaces.get(name), info.get("dtype"), " ".join(paths) or None
+        kinds[name] = Kind(canaries, *map(_escape, facts))
     return kinds
 
 
-def _text(told: Any) -> str | None:
-    """What a server says of itself, safe for a terminal."""
-    return None if told is None else escape_text(str(told), _SHOWN)
+def _escape(fact: Any) -> str | None:
+    """Escape a text of a server for the terminal."""
+    return None if fact is None else escape_text(str(fact), _MAX_CHARACTERS)
 
 
-def _openai(service: Service, model: str | None) -> dict[str, Kind]:
-    """Of dense vectors alone, of which such a server tells nothing."""
+def _ask_openai(service: Service, model: str | None) -> dict[str, Kind]:
+    """Return the dense vectors of a server that has only OpenAI's API."""
     if model is None:
         listed = _read_json(service.get("/v1/models"), "/v1/models")["data"]
-        names = [str(each["id"]) for each in listed]
+        names = [str(item["id"]) for item in listed]
         if len(names) != 1:
             raise CannotCompareError(
-                f"{service.url} serves {len(names)} models: name one with --model"
-                f" ({escape_text(', '.join(names[:10]), _SHOWN)})"
+                f"{service.url} has {len(names)} models: name one with --model"
+                f" ({escape_text(', '.join(names[:10]), _MAX_CHARACTERS)})"
             )
         (model,) = names
     body = {"model": model, "input": CANARIES, "encoding_format": "float"}
-    data = sorted(_answer(service, "/v1/embeddings", body)["data"], key=lambda each: each["index"])
-    return {"dense": Kind(KindCanaries(np.array([each["embedding"] for each in data], np.float32)))}
+    data = sorted(_post(service, "/v1/embeddings", body)["data"], key=lambda item: item["index"])
+    return {"dense": Kind(KindCanaries(np.array([item["embedding"] for item in data], np.float32)))}
 
 
-def _answer(service: Service, path: str, body: dict[str, Any]) -> Any:
+def _post(service: Service, path: str, body: dict[str, Any]) -> Any:
     return _read_json(service.post(path, body), path)
 
 
 def _read_json(answer: httpx2.Response, path: str) -> Any:
     if answer.status_code != HTTPStatus.OK:
-        raise CannotCompareError(f"{path} was refused: {escape_text(describe(answer), _SHOWN)}")
+        raise CannotCompareError(
+            f"{path} was refused: {escape_text(describe(answer), _MAX_CHARACTERS)}"
+        )
     return answer.json()
 
 
 def _write(path: Path, kinds: dict[str, Kind]) -> None:
-    kept = {
-        kind: {
-            "vector_space": each.space,
-            "dtype": each.dtype,
-            "kernels": each.kernels,
-            "rows": each.canaries.rows.tolist(),
+    content = {
+        name: {
+            "vector_space": kind.space,
+            "dtype": kind.dtype,
+            "kernels": kind.kernels,
+            "rows": kind.canaries.rows.tolist(),
         }
-        | ({} if each.canaries.columns is None else {"columns": each.canaries.columns.tolist()})
-        for kind, each in kinds.items()
+        | ({} if kind.canaries.columns is None else {"columns": kind.canaries.columns.tolist()})
+        for name, kind in kinds.items()
     }
     temporary = path.with_name(f".{path.name}.part")
     try:
-        temporary.write_text(json.dumps({"texts": CANARIES, "kinds": kept}), "utf-8")
+        temporary.write_text(json.dumps({"texts": CANARIES, "kinds": content}), "utf-8")
         temporary.replace(path)
     except OSError as error:
         raise CannotCompareError(f"{path} cannot be written: {error.strerror}") from None
@@ -212,27 +214,28 @@ def _write(path: Path, kinds: dict[str, Kind]) -> None:
 
 def _read(path: Path) -> dict[str, Kind]:
     try:
-        told = json.loads(path.read_text("utf-8"))
-        texts, kinds = told["texts"], {kind: _kept(each) for kind, each in told["kinds"].items()}
+        content = json.loads(path.read_text("utf-8"))
+        texts = content["texts"]
+        kinds = {name: _parse_kind(kind) for name, kind in content["kinds"].items()}
     except OSError as error:
         raise CannotCompareError(f"{path} cannot be read: {error.strerror}") from None
     except _WRONG_SHAPE:
         raise CannotCompareError(
-            f"{path} is no file that --space wrote: name one that does not exist to write it"
+            f"{path} was not written by --space: name a file that does not exist to write it"
         ) from None
     if texts != [*CANARIES]:
-        raise CannotCompareError(f"{path} has vectors of other texts than this version compares")
+        raise CannotCompareError(f"{path} has vectors of other texts than those of this version")
     return kinds
 
 
-def _kept(told: dict[str, Any]) -> Kind:
-    rows, columns = np.array(told["rows"], np.float32), None
-    if "columns" in told:
-        columns = np.array(told["columns"], np.int64)
+def _parse_kind(content: dict[str, Any]) -> Kind:
+    rows, columns = np.array(content["rows"], np.float32), None
+    if "columns" in content:
+        columns = np.array(content["columns"], np.int64)
     if rows.shape != (
         len(CANARIES),
         rows.size // len(CANARIES) if columns is None else len(columns),
     ):
         raise ValueError
-    facts = (told[name] for name in ("vector_space", "dtype", "kernels"))
+    facts = (content[name] for name in ("vector_space", "dtype", "kernels"))
     return Kind(KindCanaries(rows, columns), *facts)

@@ -12,7 +12,7 @@ from tests.support.answering_http import answering
 from tests.support.printed import run_printed
 from tests.support.server import REPOSITORY, run_server
 from tools.service import Service
-from tools.smoke.__main__ import main, run
+from tools.smoke.__main__ import main, run_check
 
 
 def smoke(url: str, *arguments: str) -> tuple[int, str]:
@@ -20,14 +20,14 @@ def smoke(url: str, *arguments: str) -> tuple[int, str]:
 
 
 def counts(output: str) -> tuple[int, int, int]:
-    """Checks that passed, that were tried, and that were skipped."""
+    """How many checks passed, how many ran, and how many were skipped."""
     (found,) = re.findall(r"^(\d+) of (\d+) passed, (\d+) skipped\.$", output, re.MULTILINE)
-    passed, tried, skipped = map(int, found)
-    return passed, tried, skipped
+    passed, total, skipped = map(int, found)
+    return passed, total, skipped
 
 
 def skipped(output: str) -> list[str]:
-    """Why checks were skipped."""
+    """The reasons why checks were skipped."""
     return re.findall(r"^skipped .*\(([^()]+)\)$", output, re.MULTILINE)
 
 
@@ -37,12 +37,12 @@ def skipped(output: str) -> list[str]:
         pytest.param(
             {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": "60"},
             {},
-            id="gently, within the default burst",
+            id="within the default burst",
         ),
         ({}, {"DENSE_EMBEDDING_MODEL": "tiny_qwen", "RERANKER_MODEL": "tiny_qwen"}),
     ],
 )
-def test_a_healthy_server_passes_everything(
+def test_a_healthy_server_passes_all_checks(
     request, settings: dict, models: dict, tiny_m3: Path, tmp_path: Path
 ) -> None:
     paths = {name: str(request.getfixturevalue(model)) for name, model in models.items()}
@@ -54,7 +54,7 @@ def test_a_healthy_server_passes_everything(
 
 @pytest.fixture(scope="module")
 def closed_server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A server that requires a token wherever it can, and does not rerank."""
+    """A server with a token, also for metrics, and without a reranker."""
     settings = {"API_TOKEN": "hush-hush", "PROTECT_METRICS": "true", "RERANKER_MODEL": "none"}
     folder = tmp_path_factory.mktemp("closed")
     with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), **settings) as running:
@@ -77,65 +77,65 @@ def test_the_command_of_version_1_checks_the_server_too(closed_server) -> None:
         for token in ("hush-hush", "another")
     ]
     assert [run.returncode for run in done] == [0, 1]
-    passed, tried, _ = counts(done[0].stdout.decode())
-    assert passed == tried
+    passed, total, _ = counts(done[0].stdout.decode())
+    assert passed == total
 
 
 @pytest.mark.parametrize(
-    ("asked", "arguments", "failed", "told"),
+    ("server_name", "arguments", "failed", "message"),
     [
         ("closed_server", [], 6, "No token was sent"),
         ("closed_server", ["--token", "hush-not"], 6, "The token is unknown"),
         ("server", ["--token", "hush"], 1, "expected (401, 'unauthorized'), saw (400, "),
     ],
 )
-def test_without_the_right_token_it_says_so(
-    request, asked: str, arguments: list[str], failed: int, told: str
+def test_checks_fail_without_the_correct_token(
+    request, server_name: str, arguments: list[str], failed: int, message: str
 ) -> None:
-    status, output = smoke(request.getfixturevalue(asked).url, *arguments)
+    status, output = smoke(request.getfixturevalue(server_name).url, *arguments)
     assert (status, output.count("FAILED  ")) == (1, failed)
-    assert told in output
+    assert message in output
     assert "hush" not in output
 
 
-def test_a_server_that_breaks_the_contract_is_caught_in_every_point(tiny_m3, tmp_path) -> None:
+def test_each_wrong_response_of_a_server_fails_its_check(tiny_m3, tmp_path) -> None:
     module = "tests.tools.smoke.lying_server"
     with run_server(tmp_path, module, EMBEDDING_MODEL=str(tiny_m3)) as running:
         status, output = smoke(running.url)
     assert status == 1
     failed = re.findall(r"^FAILED  (.*?)(?: \(|$)", output, re.MULTILINE)
     assert failed == [
-        "Empty input is 400, a malformed body 422, an unknown path 404, all in one shape",
-        "One request gives dense, sparse and ColBERT vectors of each text, in the texts' order",
-        "A text longer than the model reads is cut, and the warning says by how much",
-        "Every passage comes back once, by falling score; equal scores keep the request's order",
-        "/stats says the same as /metrics",
+        "Empty input is 400, a malformed body 422, an unknown path 404, all in one form",
+        "One request returns dense, sparse and ColBERT vectors of each text, in the texts' order",
+        "A text longer than the model's limit is truncated, and the warning has the numbers",
+        "Each passage is returned once, the best first; equal scores keep the request's order",
+        "/stats has the totals of /metrics",
     ]
-    passed, tried, _ = counts(output)
-    assert tried - passed == len(failed)
+    passed, total, _ = counts(output)
+    assert total - passed == len(failed)
 
 
-def test_an_answer_of_another_shape_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_response_of_another_shape_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     def check(_: Service) -> None:
-        """A text is there."""
+        """The response has a text."""
         raise KeyError("text")
 
     with closing(Service("http://127.0.0.1:9", None)) as service:
-        assert run(check, service) == "FAILED"
-    assert capsys.readouterr().out == "FAILED  A text is there (KeyError: 'text')\n"
+        assert run_check(check, service) == "FAILED"
+    assert capsys.readouterr().out == "FAILED  The response has a text (KeyError: 'text')\n"
 
 
 def test_a_server_that_is_not_healthy_is_not_checked() -> None:
     health = {"version": "2", "model": "m", "status": "loading", "reason": "the models are loaded"}
     with answering({"/health": health}) as url:
-        told = f"Nothing was checked: the service at {url} is not ready: the models are loaded\n"
-        assert smoke(url) == (1, told)
+        error = f"Nothing was checked: the service at {url} is not ready: the models are loaded\n"
+        assert smoke(url) == (1, error)
 
 
-def test_what_is_no_smart_embedder_is_told_in_one_sentence() -> None:
+def test_another_server_or_none_is_an_error_of_one_sentence() -> None:
     with answering({"/health": {"status": "healthy"}}) as url:
-        told = f"Nothing was checked: what answers at {url} is no Smart Embedder: see its /health\n"
-        assert smoke(url) == (1, told)
+        error = f"Nothing was checked: the server at {url} is no Smart Embedder: see its /health\n"
+        assert smoke(url) == (1, error)
     status, output = smoke("http://127.0.0.1:9")
     assert (status, output.count("\n")) == (1, 1)
     assert output.startswith("Nothing was checked: cannot reach http://127.0.0.1:9: ")

@@ -1,4 +1,4 @@
-"""Vectors of two servers may be mixed, or not, and the reason is told in plain words."""
+"""`tools.verify --space`: whether vectors of two servers may be mixed, and why."""
 
 import re
 import subprocess
@@ -36,16 +36,16 @@ def native(
     ]
     info = {"dtype": dtype, "paths": {"linear": "native", "embed": "torch"}, "kernels": "avx2.1"}
     health = {**HEALTH, "served_models": [{"name": "m", "info": info}, {"name": "n", "info": None}]}
-    told = {"dense_model_name": "m", "vector_space": {"dense": space}}
-    return {"/health": health, "/embeddings/": {"data": data, **told}}
+    facts = {"dense_model_name": "m", "vector_space": {"dense": space}}
+    return {"/health": health, "/embeddings/": {"data": data, **facts}}
 
 
 def verify(path: Path, *arguments: str) -> tuple[int, str]:
     return run_printed(main, "--space", str(path), *arguments)
 
 
-def compared(path: Path, before: dict[str, Any], now: dict[str, Any]) -> tuple[int, str]:
-    """What is said of a server after another one."""
+def compare(path: Path, before: dict[str, Any], now: dict[str, Any]) -> tuple[int, str]:
+    """Store the vectors of one server, then compare another one with them."""
     for answers in (before, now):
         with answering(answers) as url:
             status, output = verify(path / "space.json", "--url", url)
@@ -60,77 +60,77 @@ SPARSE = {"indices": [3, 7], "values": [0.5, 0.25]}
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "status", "told"),
+    ("before", "now", "status", "message"),
     [
         (
             native(ROWS),
             native(NEAR),
             0,
-            "may be mixed: they are of the same space; distance 3.2e-09 at",
+            "may be mixed: they have the same space; distance 3.2e-09 at",
         ),
-        (native(ROWS), native(FAR), 1, "tell the same space, but the numbers differ; distance 9"),
+        (native(ROWS), native(FAR), 1, "report the same space, but the numbers differ; distance 9"),
         (
             native(ROWS),
             native(ROWS, "dense-ba9876543210"),
             1,
-            f"MAY NOT be mixed: they are of another space: dense-ba9876543210, was {SPACE}; dist",
+            f"MAY NOT be mixed: they have another space: dense-ba9876543210, was {SPACE}; dist",
         ),
         (native(ROWS), native(NEAR, dtype="int8"), 0, "number format: int8, was float32"),
-        (openai(ROWS), native(NEAR), 0, "kernels: native torch avx2.1, was not told"),
+        (openai(ROWS), native(NEAR), 0, "kernels: native torch avx2.1, was unknown"),
         (native(ROWS), native(ROWS[:, :32]), 1, "they have 32 dimensions, and had 64"),
-        (native(ROWS), openai(NEAR), 0, "may be mixed: by their numbers they agree; whether"),
-        (openai(ROWS), native(NEAR), 0, "may be mixed: by their numbers they agree; whether"),
-        (openai(ROWS), openai(FAR), 1, "MAY NOT be mixed: their numbers differ; whether"),
-        (openai(ROWS), openai(7 * NEAR), 1, "agree.*length is 7.*, and was 1.*scaled to length 1"),
+        (native(ROWS), openai(NEAR), 0, "may be mixed: their numbers agree; a server"),
+        (openai(ROWS), native(NEAR), 0, "may be mixed: their numbers agree; a server"),
+        (openai(ROWS), openai(FAR), 1, "MAY NOT be mixed: their numbers differ; a server"),
+        (openai(ROWS), openai(7 * NEAR), 1, "agree.*length is 7.*, and was 1.*scaling to length 1"),
         (openai(7 * ROWS), openai(7 * ROWS), 0, "distance 0.0e\\+00 at most"),
         (native(ROWS, sparse=SPARSE), native(ROWS), 0, "sparse: not compared: only .*space.json"),
         (openai(ROWS), openai(0 * ROWS), 1, "their length is 0, and was 1"),
     ],
 )
-def test_it_says_whether_vectors_may_be_mixed(tmp_path, before, now, status, told) -> None:
-    found, output = compared(tmp_path, before, now)
+def test_the_verdict_has_a_reason(tmp_path, before, now, status, message) -> None:
+    found, output = compare(tmp_path, before, now)
     assert found == status, output
-    assert re.search(told, output), output
+    assert re.search(message, output), output
 
 
 @pytest.mark.parametrize(
-    ("answers", "told"),
+    ("answers", "message"),
     [
         ({}, r"/v1/models was refused: 404 no"),
         ({"/health": HEALTH, "/embeddings/": 503}, r"/embeddings/ was refused: 503 no"),
         (openai(ROWS, {"data": [{"id": "a"}, {"id": "b"}]}), r"2 models: .* --model \(a, b\)"),
-        (openai(ROWS[1:]), "made dense vectors that are no numbers, or too few"),
-        (openai(ROWS * np.nan), "made dense vectors that are no numbers, or too few"),
-        (openai(ROWS) | {"/v1/embeddings": [1]}, "answers in a way that is not known here: TypeE"),
+        (openai(ROWS[1:]), "sent dense vectors with NaN, or too few"),
+        (openai(ROWS * np.nan), "sent dense vectors with NaN, or too few"),
+        (openai(ROWS) | {"/v1/embeddings": [1]}, "sent a response of another shape: TypeError"),
         (
             native(ROWS) | {"/embeddings/": {"data": 3}},
-            "in a way that is not known here: TypeError",
+            "sent a response of another shape: TypeError",
         ),
-        (native(ROWS) | {"/embeddings/": {"data": []}}, "in a way that is not known here: IndexE"),
-        (native(ROWS) | {"/embeddings/": []}, "in a way that is not known here: TypeError"),
-        (native(ROWS) | {"/embeddings/": {"data": [{"embeddings": []}]}}, "known here: TypeError"),
+        (native(ROWS) | {"/embeddings/": {"data": []}}, "response of another shape: IndexError"),
+        (native(ROWS) | {"/embeddings/": []}, "sent a response of another shape: TypeError"),
+        (native(ROWS) | {"/embeddings/": {"data": [{"embeddings": []}]}}, "shape: TypeError"),
     ],
 )
-def test_a_server_without_an_answer_is_an_error_of_one_sentence(tmp_path, answers, told) -> None:
+def test_an_invalid_response_is_an_error_of_one_sentence(tmp_path, answers, message) -> None:
     with answering(answers) as url:
         status, output = verify(tmp_path / "space.json", "--url", url)
     assert status == 2
-    assert re.search(f"^Nothing was compared: .*{told}.*$", output), output
+    assert re.search(f"^Nothing was compared: .*{message}.*$", output), output
     assert output.count("\n") == 1
     assert not (tmp_path / "space.json").exists()
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"texts": [], "kinds": {"dense": [1]}}'])
-def test_a_file_that_it_did_not_write_is_an_error_and_left_as_it_is(tmp_path, content) -> None:
+def test_another_file_is_an_error_and_stays_as_it_is(tmp_path, content) -> None:
     path = tmp_path / "mine.json"
     path.write_text(content)
     status, output = verify(path, "--url", "http://127.0.0.1:9")
     assert status == 2
-    assert "is no file that --space wrote" in output
+    assert "was not written by --space" in output
     assert path.read_text() == content
 
 
-def test_where_no_file_can_be_written_it_says_so(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with answering(native(ROWS)) as url:
         status, output = verify(tmp_path / "no" / "space.json", "--url", url)
     assert status == 2
@@ -146,15 +146,15 @@ def test_a_server_is_compared_with_itself_by_either_api_without_pytorch(tmp_path
         assert not re.search(r"\| +(torch|transformers|FlagEmbedding)$", first.stderr, re.MULTILINE)
         status, output = verify(path, "--url", running.url)
         assert status == 0, output
-        mixed = re.findall(r"(\w+): may be mixed: they are of the same space", output)
+        mixed = re.findall(r"(\w+): may be mixed: they have the same space", output)
         assert mixed == ["dense", "sparse", "colbert"]
         assert output.count("distance 0.0e+00 at most") == 3
         with running.client() as client:
             body = {"input": CANARIES}
-            told = {"/v1/models": {"data": [{"id": "m"}]}}
-            told["/v1/embeddings"] = client.post("/v1/embeddings", json=body).json()
-    with answering(told) as url:
+            answers = {"/v1/models": {"data": [{"id": "m"}]}}
+            answers["/v1/embeddings"] = client.post("/v1/embeddings", json=body).json()
+    with answering(answers) as url:
         status, output = verify(path, "--url", f"{url}/v1")
     assert status == 0, output
-    assert "dense: may be mixed: by their numbers they agree" in output
+    assert "dense: may be mixed: their numbers agree" in output
     assert output.count(f"not compared: only {path} has such vectors") == 2

@@ -1,4 +1,4 @@
-"""`python -m tools.verify` as a user runs it: parity proved, and a difference noticed."""
+"""`python -m tools.verify`: outputs agree with their references, and a difference is noticed."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from tools.verify import parity as verify
 
 @pytest.fixture
 def run_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
-    """Run it in this process, which has the references imported, in a folder without .env."""
+    """Run the tool in this process, where the references are imported, in a folder without .env."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DEVICE", "cpu")
 
@@ -39,11 +39,13 @@ def test_all_models_agree_with_their_references(tiny_m3, tiny_reranker, run_veri
 
 
 async def rows_of(**settings: str) -> list[verify.Row]:
-    """What it compares, without the paths of operations, which take seconds."""
-    return await verify.compare(verify.comparable(verify.EngineSettings(device="cpu", **settings)))
+    """Compare the outputs, but not the paths of operations, which takes seconds."""
+    return await verify.compare(
+        verify.limit_settings(verify.EngineSettings(device="cpu", **settings))
+    )
 
 
-async def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path) -> None:
+async def test_qwen_models_agree_with_their_references(tiny_m3: Path, tiny_qwen: Path) -> None:
     rows = await rows_of(
         embedding_model=str(tiny_m3),
         dense_embedding_model=str(tiny_qwen),
@@ -70,14 +72,14 @@ async def test_any_dense_encoder_agrees_with_sentence_transformers(pooling, tmp_
 @pytest.mark.parametrize("kind", ["sparse", "colbert"])
 async def test_a_model_of_one_kind_agrees(kind, tmp_path: Path) -> None:
     splade = kind == "sparse"
-    save, of = (save_splade, BertForMaskedLM) if splade else (save_colbert, BertModel)
-    model = save(tmp_path / kind, of)
+    save, model_class = (save_splade, BertForMaskedLM) if splade else (save_colbert, BertModel)
+    model = save(tmp_path / kind, model_class)
     rows = await rows_of(embedding_model=str(model), reranker_model="late-interaction")
     assert [row.output for row in rows] == [kind, "rerank score"]
     assert all(row.agrees and row.reference == "sentence-transformers" for row in rows)
 
 
-async def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path) -> None:
+async def test_a_model_without_any_sparse_weight_agrees(tiny_m3: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     head = torch.load(folder / "sparse_linear.pt")
     torch.save(head | {"bias": torch.full((1,), -1e4)}, folder / "sparse_linear.pt")
@@ -86,19 +88,19 @@ async def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path
     assert all(row.agrees for row in rows)
 
 
-def test_nothing_is_cut_off_by_a_limit_of_time_and_texts_are_cut_as_references_can_read_them():
-    settings = verify.comparable(verify.EngineSettings(gpu_process_timeout=1.0, dtype="auto"))
+def test_timeouts_are_raised_and_lengths_are_limited_for_the_references():
+    settings = verify.limit_settings(verify.EngineSettings(gpu_process_timeout=1.0, dtype="auto"))
     assert settings.gpu_process_timeout == settings.rerank_gpu_timeout == 3600
     assert (settings.dtype, settings.embed_max_length) == ("float32", 2048)
 
 
-def test_a_model_that_is_not_there_is_one_sentence(run_verify) -> None:
+def test_a_missing_model_is_an_error_of_one_sentence(run_verify) -> None:
     status, output = run_verify(EMBEDDING_MODEL="/no/such/model")
     assert status == 2
     assert output == "The check cannot run: the model folder /no/such/model does not exist\n"
 
 
-async def test_a_wrong_number_is_out_of_tolerance(
+async def test_a_wrong_vector_is_out_of_tolerance(
     tiny_m3: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     embed = verify.EngineCore.embed
