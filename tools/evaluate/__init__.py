@@ -1,1 +1,1 @@
-"""Retrieval quality on data of the user's own, with throughput and latency beside it."""
+"""Retrieval quality of a running service on your own data."""

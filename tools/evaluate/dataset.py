@@ -1,4 +1,4 @@
-"""A retrieval data set as BEIR has them: documents, queries, and which documents answer which."""
+"""Retrieval data sets in BEIR's format: documents, queries, and judgements of relevance."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ class DatasetError(Exception):
 class Dataset:
     """Texts by id, and the relevance of documents by query and document (`qrels`).
 
-    Only queries with a relevant document are in it. `left_out` counts records that are not used.
+    Contains only queries with a relevant document. `left_out` counts the records that are not used.
     """
 
     name: str
@@ -31,8 +31,8 @@ class Dataset:
 def read_beir(folder: Path, split: str) -> Dataset:
     """Read a folder of corpus.jsonl, queries.jsonl and qrels/*.tsv.
 
-    A document is read as its title, if it has one, and its text, as BEIR joins them. Raises
-    `DatasetError` where a file is missing or a line is not as it should be.
+    A document is its title, if it has one, and its text, joined as by BEIR. Raises `DatasetError`
+    for a missing file or an invalid line.
     """
     documents = {
         id_: f"{record.get('title') or ''} {record.get('text') or ''}".strip()
@@ -58,12 +58,12 @@ def read_beir(folder: Path, split: str) -> Dataset:
         "judged documents that are not in the corpus": len(graded - documents.keys()),
     }
     texts = {query: queries[query] for query in judged}
-    told = {reason: number for reason, number in left_out.items() if number}
-    return Dataset(folder.resolve().name, documents, texts, judged, told)
+    left_out = {reason: number for reason, number in left_out.items() if number}
+    return Dataset(folder.resolve().name, documents, texts, judged, left_out)
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of a file of JSON lines by their `_id`, which may be a number."""
+    """Yield the records of a JSON Lines file with their `_id`, which may be a number."""
     if not path.is_file():
         raise DatasetError(f"{path} is missing: a data set has corpus.jsonl and queries.jsonl")
     seen = set()
@@ -74,9 +74,9 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise DatasetError(f"line {number} of {path} is no JSON: {error}") from None
+                raise DatasetError(f"line {number} of {path} is not JSON: {error}") from None
             if not isinstance(record, dict) or not isinstance(record.get("_id"), str | int):
-                raise DatasetError(f"line {number} of {path} is no JSON object with an '_id'")
+                raise DatasetError(f"line {number} of {path} is not a JSON object with an '_id'")
             id_ = str(record["_id"])
             if id_ in seen:
                 raise DatasetError(f"line {number} of {path} repeats the id {id_!r}")
@@ -85,14 +85,14 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read_qrels(folder: Path, split: str) -> Qrels:
-    """Columns query-id, corpus-id and score, with or without a line that names them.
+    """Read the columns query-id, corpus-id and score, with or without a header line.
 
-    Of the split's file, or of the only one that there is.
+    Reads the split's file, or the only file in the folder.
     """
     path, files = folder / f"{split}.tsv", sorted(folder.glob("*.tsv"))
     if path not in files and len(files) != 1:
-        there = ", ".join(file.stem for file in files) or "none"
-        raise DatasetError(f"{path} is missing; splits that are there: {there}")
+        splits = ", ".join(file.stem for file in files) or "none"
+        raise DatasetError(f"{path} is missing; existing splits: {splits}")
     path = path if path in files else files[0]
     qrels: Qrels = {}
     with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,7 +1,7 @@
-"""Each kind of vector, in each form in which the service sends it, and how it scores documents.
+"""Score documents by each kind of vector, in each form of the service.
 
-The documents' vectors are made smaller and restored as a client restores them. Queries stay whole,
-except for dense ones, which have the form of the documents.
+Vectors of documents are quantized, then restored as by a client. Queries stay in float32, except
+dense ones, which have the form of the documents.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ from smart_embedder.vectors import (
     pool,
     quantize,
 )
-from tools.answers import SIGNS, restored
+from tools.answers import SIGNS, restore_numbers
 
 Texts = Sequence[TextEmbedding]
 Vectors = TypeVar("Vectors", FloatArray, SparseVector)
@@ -30,17 +30,17 @@ Vectors = TypeVar("Vectors", FloatArray, SparseVector)
 DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
 KINDS = (DENSE, SPARSE, COLBERT)
 MUVERA = "muvera"
-# Of these kinds, as in the page and the client.
+# Weights of `KINDS`, as in the page and the client.
 RRF_WEIGHTS = (3.0, 1.0, 3.0)
 _POOL_FACTORS = (2, 3, 4)
-_FEWER_TYPES: tuple[OutputDtype, ...] = ("float32", "int8")
-# More than any vocabulary has.
+_POOLED_DTYPES: tuple[OutputDtype, ...] = ("float32", "int8")
+# More than the tokens of any vocabulary.
 _TOKEN_IDS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Scores `[queries, documents]`, and the bytes of the documents' vectors."""
+    """Scores `[queries, documents]`, and the size of the documents' vectors."""
 
     scores: FloatArray
     num_bytes: int
@@ -48,7 +48,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Vectors of one kind, in fewer bits, or pooled by `factor`."""
+    """Vectors of one kind as `dtype`, pooled by `factor`."""
 
     name: str
     kind: str
@@ -57,43 +57,43 @@ class Form:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of vectors that are needed."""
+        """The kinds of vectors that the form needs."""
         return frozenset({self.kind})
 
     def score(self, queries: Texts, documents: Texts) -> Scored:
-        """Dot products; of token vectors the mean of the best for each query vector (MaxSim)."""
+        """Compute dot products; for ColBERT the mean over query vectors of the maximum (MaxSim)."""
         if self.kind == SPARSE:
             weights = _sparse_matrix(documents)
             return Scored((_sparse_matrix(queries) @ weights.T).toarray(), 2 * weights.data.nbytes)
         if self.kind == DENSE:
-            made, found = self._dense(documents)
-            return Scored(self._dense(queries)[1] @ found.T, _size_of(made))
-        tokens = [_given(text.colbert) for text in queries]
+            quantized, restored = self._restore_dense(documents)
+            return Scored(self._restore_dense(queries)[1] @ restored.T, _count_bytes(quantized))
+        tokens = [_require(text.colbert) for text in queries]
         if self.name == MUVERA:
             encoder = muvera_of(tokens[0].shape[1])
-            asked = np.stack([encoder.encode(vectors, "query") for vectors in tokens])
-            found = np.stack([encoder.encode(_given(d.colbert), "document") for d in documents])
-            return Scored(asked @ found.T, found.nbytes)
+            encoded_queries = np.stack([encoder.encode(vectors, "query") for vectors in tokens])
+            encoded = np.stack([encoder.encode(_require(d.colbert), "document") for d in documents])
+            return Scored(encoded_queries @ encoded.T, encoded.nbytes)
         lengths = np.array([len(vectors) for vectors in tokens])
-        starts, every = np.cumsum(lengths) - lengths, np.concatenate(tokens)
+        starts, all_tokens = np.cumsum(lengths) - lengths, np.concatenate(tokens)
         scores, num_bytes = [], 0
         for text in documents:
-            made = quantize(pool(_given(text.colbert), self.factor), self.dtype)
-            num_bytes += _size_of(made)
-            best = (every @ restore(made, every.shape[1]).T).max(axis=1)
+            quantized = quantize(pool(_require(text.colbert), self.factor), self.dtype)
+            num_bytes += _count_bytes(quantized)
+            best = (all_tokens @ restore(quantized, all_tokens.shape[1]).T).max(axis=1)
             scores.append(np.add.reduceat(best, starts) / lengths.astype(np.float32))
         return Scored(np.stack(scores, axis=1), num_bytes)
 
-    def _dense(self, texts: Texts) -> tuple[QuantizedVectors, FloatArray]:
-        """The vectors as they travel, and restored."""
-        vectors = np.stack([_given(text.dense) for text in texts])
-        made = quantize(vectors, self.dtype)
-        return made, restore(made, vectors.shape[1])
+    def _restore_dense(self, texts: Texts) -> tuple[QuantizedVectors, FloatArray]:
+        """Quantize the dense vectors; return them quantized and restored."""
+        vectors = np.stack([_require(text.dense) for text in texts])
+        quantized = quantize(vectors, self.dtype)
+        return quantized, restore(quantized, vectors.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Several kinds together: the mean of their scores, or `by_rank` their places."""
+    """Several kinds together: the mean of their scores, or `by_rank` reciprocal rank fusion."""
 
     name: str
     kinds: frozenset[str]
@@ -103,10 +103,9 @@ class Fusion:
 def fuse_ranks(
     rankings: Mapping[str, Sequence[int]], constant: int, weights: Mapping[str, float]
 ) -> list[int]:
-    """Reciprocal rank fusion, the best first; of equal sums the earlier document.
+    """Fuse rankings by reciprocal rank, the best first; with equal sums the earlier document.
 
-    The ranking by each kind adds weight / (constant + rank) to the documents that it contains; the
-    first rank is 1.
+    Each ranking adds weight / (constant + rank) to its documents; the first rank is 1.
     """
     sums = defaultdict[int, float](float)
     for kind, ranking in rankings.items():
@@ -116,44 +115,45 @@ def fuse_ranks(
 
 
 def all_representations(kinds: frozenset[str]) -> list[Form | Fusion]:
-    """Every one of vectors of these kinds, whole kinds first."""
-    made = [kind for kind in KINDS if kind in kinds]
+    """List all representations of vectors of these kinds, whole kinds first."""
+    available = [kind for kind in KINDS if kind in kinds]
     # All kinds under a short name, and each pair of three.
-    joined = {"": made} if len(made) > 1 else {}
-    if len(made) == len(KINDS):
-        joined |= {f" {one}+{other}": [one, other] for one, other in combinations(made, 2)}
-    found: list[Form | Fusion] = [Form(kind, kind) for kind in made]
+    fused = {"": available} if len(available) > 1 else {}
+    if len(available) == len(KINDS):
+        fused |= {f" {one}+{other}": [one, other] for one, other in combinations(available, 2)}
+    found: list[Form | Fusion] = [Form(kind, kind) for kind in available]
     for name, by_rank in (("fused", False), ("rrf", True)):
-        found += [Fusion(name + rest, frozenset(of), by_rank) for rest, of in joined.items()]
+        found += [Fusion(name + suffix, frozenset(of), by_rank) for suffix, of in fused.items()]
     found += [Form(f"dense, {dtype}", DENSE, dtype) for dtype in OUTPUT_DTYPES[1:]]
     found += [Form(f"colbert, {dtype}", COLBERT, dtype) for dtype in OUTPUT_DTYPES[1:]]
     for factor in _POOL_FACTORS:
         name = f"colbert, pooled by {factor}"
-        found += [Form(f"{name}, {t}", COLBERT, t, factor=factor) for t in _FEWER_TYPES]
+        found += [Form(f"{name}, {t}", COLBERT, t, factor=factor) for t in _POOLED_DTYPES]
     found.append(Form(MUVERA, COLBERT))
     return [representation for representation in found if representation.kinds <= kinds]
 
 
-def restore(made: QuantizedVectors, width: int) -> FloatArray:
-    """The vectors as a client restores them; of bits, 1 and -1."""
-    if made.dtype in {"bfloat16", *SIGNS}:
-        return restored(made.values, made.dtype, width)
-    numbers = made.values.astype(np.float32) - (128 if made.dtype == "uint8" else 0)
-    return numbers if made.scales is None else numbers * made.scales[..., None]
+def restore(quantized: QuantizedVectors, width: int) -> FloatArray:
+    """Restore vectors as a client does; packed signs become 1 and -1."""
+    values, scales = quantized.values, quantized.scales
+    if quantized.dtype in {"bfloat16", *SIGNS}:
+        return restore_numbers(values, quantized.dtype, width)
+    numbers = values.astype(np.float32) - (128 if quantized.dtype == "uint8" else 0)
+    return numbers if scales is None else numbers * scales[..., None]
 
 
-def _size_of(made: QuantizedVectors) -> int:
-    return made.values.nbytes + (0 if made.scales is None else made.scales.nbytes)
+def _count_bytes(quantized: QuantizedVectors) -> int:
+    return quantized.values.nbytes + (0 if quantized.scales is None else quantized.scales.nbytes)
 
 
-def _given(vectors: Vectors | None) -> Vectors:
+def _require(vectors: Vectors | None) -> Vectors:
     if vectors is None:
-        raise ValueError("a kind of vector is missing that was asked for")
+        raise ValueError("the response lacks a kind of vector that was requested")
     return vectors
 
 
 def _sparse_matrix(texts: Texts) -> csr_matrix:
-    vectors = [_given(text.sparse) for text in texts]
+    vectors = [_require(text.sparse) for text in texts]
     ends = np.cumsum([0, *(len(weights.indices) for weights in vectors)])
     indices = np.concatenate([weights.indices for weights in vectors])
     values = np.concatenate([weights.values for weights in vectors])

@@ -55,14 +55,14 @@ def check_space(path: Path, options: argparse.Namespace) -> int:
             print(f"{name}: {len(CANARIES)} texts stored in {path} ({space})")
         return 0
     verdicts = []
-    for kind in VECTORS:
-        if kind in before and kind in kinds:
-            verdict, sentences = compare(before[kind], kinds[kind])
+    for name in VECTORS:
+        if name in before and name in kinds:
+            verdict, sentences = compare(before[name], kinds[name])
             verdicts.append(verdict)
-            print(f"{kind}: {'may' if verdict else 'MAY NOT'} be mixed: {'; '.join(sentences)}.")
-        elif kind in before or kind in kinds:
-            source = path if kind in before else options.url
-            print(f"{kind}: not compared: only {source} has such vectors.")
+            print(f"{name}: {'may' if verdict else 'MAY NOT'} be mixed: {'; '.join(sentences)}.")
+        elif name in before or name in kinds:
+            source = path if name in before else options.url
+            print(f"{name}: not compared: only {source} has such vectors.")
     if not verdicts:
         raise CannotCompareError(f"{path} and {options.url} have no kind of vectors in common")
     return 0 if all(verdicts) else 1

@@ -1,4 +1,4 @@
-"""`python -m tools.evaluate` as a user runs it, against a service."""
+"""`python -m tools.evaluate` with a running service."""
 
 import json
 import shutil
@@ -17,13 +17,13 @@ from tools.evaluate.representations import KINDS, all_representations
 
 pytestmark = pytest.mark.long
 
-NAMES = [asked.name for asked in all_representations(frozenset(KINDS))]
+NAMES = [representation.name for representation in all_representations(frozenset(KINDS))]
 QUESTIONS = Path(__file__).parents[1] / "demo" / "questions"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The demo's questions with the first four passages and queries alone."""
+    """The demo's questions with only the first four passages and queries."""
     folder = tmp_path / "few-questions"
     shutil.copytree(QUESTIONS, folder)
     for file in ("corpus.jsonl", "queries.jsonl"):
@@ -49,11 +49,11 @@ def test_every_representation_is_measured_reranked_and_reported(
     assert "few-questions: 4 documents, 4 queries." in printed
     assert "Left out: 116 judged queries that are not among the queries." in printed
     assert f"{found['fused'].figures['nDCG@10']:.4f}" in printed
-    # Four queries show nothing.
+    # With four queries no difference is significant.
     assert printed.count("no difference shown") == len(NAMES)
-    told = json.loads(file.read_text())
-    assert [row["representation"] for row in told["rows"]] == list(found)
-    assert told["options"]["rerank"] == "2"
+    report = json.loads(file.read_text())
+    assert [row["representation"] for row in report["rows"]] == list(found)
+    assert report["options"]["rerank"] == "2"
     assert "secret" not in file.read_text()
     (row,) = run(folder, "--url", server.url, "--only", "sparse", "--rerank", "0").values()
     assert row == Row(row.representation, found["sparse"].figures, row.bytes_per_document,
@@ -62,7 +62,7 @@ def test_every_representation_is_measured_reranked_and_reported(
         run(folder, "--url", server.url, "--only", "dense; colour")
 
 
-def test_models_are_named_and_a_colbert_model_reads_queries_as_such(
+def test_models_of_models_are_evaluated_and_colbert_always_gets_input_types(
     tiny_m3: Path, tiny_reranker: Path, folder: Path, tmp_path: Path
 ) -> None:
     splade = save_splade(tmp_path / "splade", BertForMaskedLM)
@@ -72,11 +72,11 @@ def test_models_are_named_and_a_colbert_model_reads_queries_as_such(
     (tmp_path / "models.yaml").write_text(models, "utf-8")
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": "none", "DTYPE": "float32"}
     with run_server(tmp_path, MODELS="models.yaml", **settings) as server:
-        asked = (folder, "--url", server.url, "--model")
-        by_splade = run(*asked, "splade", "--reranker", tiny_reranker.name)
+        arguments = (folder, "--url", server.url, "--model")
+        by_splade = run(*arguments, "splade", "--reranker", tiny_reranker.name)
         assert list(by_splade) == ["sparse", "sparse, reranked"]
-        by_colbert = run(*asked, "colbert")
-        typed = run(*asked, "colbert", "--input-types")
+        by_colbert = run(*arguments, "colbert")
+        typed = run(*arguments, "colbert", "--input-types")
         assert all(name.startswith(("colbert", "muvera")) for name in by_colbert)
         assert by_colbert == typed
         with server.client() as client:
@@ -84,10 +84,10 @@ def test_models_are_named_and_a_colbert_model_reads_queries_as_such(
             query = client.post("/embeddings", json=body).json()["data"][0]["embeddings"]
             body |= {"input_type": "document"}
             text = client.post("/embeddings", json=body).json()["data"][0]["embeddings"]
-        assert query != text, "there is a difference to be seen"
+        assert query != text, "the input type makes a difference"
 
 
-def test_it_says_in_one_sentence_what_it_cannot_do(monkeypatch, folder: Path, capsys) -> None:
+def test_an_error_is_one_sentence(monkeypatch, folder: Path, capsys) -> None:
     for arguments, sentence in {
         ("nowhere",): "corpus.jsonl is missing",
         (str(folder), "--url", "http://127.0.0.1:9"): "cannot reach",
@@ -105,7 +105,7 @@ def test_it_says_in_one_sentence_what_it_cannot_do(monkeypatch, folder: Path, ca
         assert f"python -m tools.evaluate: error: {message}" in capsys.readouterr().err
 
 
-def test_without_its_packages_it_names_the_command_that_installs_them() -> None:
+def test_a_missing_package_is_an_error_with_the_command_that_installs_it() -> None:
     hidden = "import runpy, sys; sys.modules['pytrec_eval'] = None; "
     script = hidden + "runpy.run_module('tools.evaluate', run_name='__main__')"
     command = [sys.executable, "-c", script, "--help"]

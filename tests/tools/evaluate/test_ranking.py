@@ -1,4 +1,4 @@
-"""Rankings kept in pieces are those of the whole, and their figures are those of the definition."""
+"""Rankings in chunks, fusion, figures and significance."""
 
 import math
 
@@ -15,22 +15,22 @@ from tools.evaluate.representations import KINDS, RRF_WEIGHTS, Scored, fuse_rank
 @given(
     st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1), st.integers(1, 12), st.integers()
 )
-def test_pieces_rank_as_the_whole_does(
-    queries: int, pieces: list[int], most: int, seed: int
+def test_documents_in_chunks_are_ranked_as_all_at_once(
+    queries: int, chunks: list[int], limit: int, seed: int
 ) -> None:
     random = np.random.default_rng(abs(seed))
     # Few values, so that many are equal.
-    scores = random.integers(0, 5, (queries, sum(pieces))).astype(np.float32)
-    ranking, begin = Ranking(queries, most), 0
-    for size in pieces:
-        ranking.add(Scored(scores[:, begin : begin + size], size))
-        begin += size
-    assert ranking.num_bytes == begin
-    whole = np.argsort(-scores, axis=1, kind="stable")[:, :most]
+    scores = random.integers(0, 5, (queries, sum(chunks))).astype(np.float32)
+    ranking, start = Ranking(queries, limit), 0
+    for size in chunks:
+        ranking.add(Scored(scores[:, start : start + size], size))
+        start += size
+    assert ranking.num_bytes == start
+    whole = np.argsort(-scores, axis=1, kind="stable")[:, :limit]
     assert [ranking.of_query(query) for query in range(queries)] == whole.tolist()
 
 
-def test_a_document_that_may_not_be_found_is_in_no_ranking() -> None:
+def test_a_document_with_a_score_of_minus_infinity_is_not_ranked() -> None:
     ranking = Ranking(2, 3)
     ranking.add(Scored(np.array([[-np.inf, 1.0], [-np.inf, -np.inf]]), 0))
     ranking.add(Scored(np.array([[2.0], [-np.inf]]), 0))
@@ -57,8 +57,8 @@ def test_reciprocal_ranks_are_fused_as_the_page_does() -> None:
     # The case of tests/app/ui/test_logic.py.
     rankings = {"dense": [4, 2, 9], "sparse": [2, 4, 7], "colbert": [2]}
     assert fuse_ranks(rankings, 0, dict(zip(KINDS, RRF_WEIGHTS, strict=True)))[:3] == [2, 4, 9]
-    # With a large constant two fourth places count more than a first one; equal sums have the order
-    # of the text.
+    # With a large constant two fourth ranks count more than a first one. Equal sums keep the order
+    # of the documents.
     rankings, equal = {"dense": [1, 5, 6, 2], "sparse": [7, 8, 9, 2]}, dict.fromkeys(KINDS, 1.0)
     assert [fuse_ranks(rankings, constant, equal)[0] for constant in (60, 2)] == [2, 1]
 
@@ -68,24 +68,22 @@ def test_reciprocal_ranks_are_fused_as_the_page_does() -> None:
     [
         ([0.0] * 50, False),
         ([0.2, -0.2] * 25, False),
-        # All alike, but too few to tell; and enough of them.
+        # Equal differences: too few, and enough.
         ([0.3] * 4, False),
         ([0.3] * 12, True),
         ([-0.1, -0.2] * 25, True),
         ([1.0], False),
     ],
 )
-def test_a_difference_is_shown_where_chance_does_not_explain_it(
-    differences: list[float], shown: bool
-) -> None:
+def test_a_difference_is_shown_if_it_is_significant(differences: list[float], shown: bool) -> None:
     baseline = np.full(len(differences), 0.5)
     found = compare(baseline + differences, baseline)
     assert found.is_shown == shown
     assert found.mean == pytest.approx(np.mean(differences))
-    assert found == compare(baseline + differences, baseline)  # By the same chance.
+    assert found == compare(baseline + differences, baseline)  # The seed is fixed.
 
 
-def test_what_is_shown_needs_the_interval_and_the_test() -> None:
+def test_a_significant_difference_needs_the_interval_and_the_test() -> None:
     assert not Difference(0.1, (-0.01, 0.2), 0.04).is_shown
     assert not Difference(0.1, (0.01, 0.2), 0.06).is_shown
     assert Difference(-0.1, (-0.2, -0.01), 0.04).is_shown

@@ -1,4 +1,4 @@
-"""Every representation scores as its definition says, and its bytes are those that travel."""
+"""Scores and sizes of each representation."""
 
 import numpy as np
 import pytest
@@ -30,10 +30,10 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def forms() -> list[Form]:
-    return [asked for asked in all_representations(frozenset(KINDS)) if isinstance(asked, Form)]
+    return [item for item in all_representations(frozenset(KINDS)) if isinstance(item, Form)]
 
 
-def test_whole_kinds_score_as_late_interaction_does() -> None:
+def test_kinds_in_float32_score_as_late_interaction_does() -> None:
     queries, documents = texts(7, 1), texts(9, 2)
     parts = [[score(query, text) for text in documents] for query in queries]
     for kind in KINDS:
@@ -42,32 +42,32 @@ def test_whole_kinds_score_as_late_interaction_does() -> None:
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_muvera_encodes_each_side_in_its_own_way() -> None:
+def test_muvera_encodes_queries_and_documents_differently() -> None:
     queries, documents, encode = texts(3, 8), texts(4, 9), muvera_of(WIDTH).encode
-    asked = np.stack([encode(text.colbert, "query") for text in queries])
-    found = np.stack([encode(text.colbert, "document") for text in documents])
+    encoded_queries = np.stack([encode(text.colbert, "query") for text in queries])
+    encoded = np.stack([encode(text.colbert, "document") for text in documents])
     scores = Form("muvera", "colbert").score(queries, documents).scores
-    np.testing.assert_allclose(scores, asked @ found.T, atol=1e-6)
+    np.testing.assert_allclose(scores, encoded_queries @ encoded.T, atol=1e-6)
 
 
-def test_smaller_forms_score_nearly_as_whole_ones() -> None:
+def test_quantized_and_pooled_forms_still_find_the_same_text() -> None:
     documents = texts(20, 7)
     for form in forms():
         best = form.score(documents, documents).scores.argmax(axis=1)
         assert (best == np.arange(20)).mean() > 0.6, form.name
 
 
-def test_the_representations_are_those_of_the_kinds_that_are_made() -> None:
-    alone = [asked.name for asked in all_representations(frozenset({"sparse"}))]
-    assert alone == ["sparse"]
-    both = [asked.name for asked in all_representations(frozenset({"dense", "sparse"}))]
-    assert both[:4] == ["dense", "sparse", "fused", "rrf"]
-    every = [asked.name for asked in all_representations(frozenset(KINDS))]
-    assert {"fused", "fused dense+sparse", "rrf sparse+colbert", "muvera"} < {*every}
+def test_the_representations_are_those_of_the_available_kinds() -> None:
+    def names(*kinds: str) -> list[str]:
+        return [representation.name for representation in all_representations(frozenset(kinds))]
+
+    assert names("sparse") == ["sparse"]
+    assert names("dense", "sparse")[:4] == ["dense", "sparse", "fused", "rrf"]
+    assert {"fused", "fused dense+sparse", "rrf sparse+colbert", "muvera"} < {*names(*KINDS)}
 
 
 @pytest.mark.parametrize("dtype", OUTPUT_DTYPES)
-def test_a_client_restores_what_was_sent(dtype) -> None:
+def test_quantized_vectors_are_restored(dtype) -> None:
     vectors = texts(1, 3)[0].colbert
     restored = restore(quantize(vectors, dtype), WIDTH)
     assert restored.shape == vectors.shape
@@ -77,15 +77,15 @@ def test_a_client_restores_what_was_sent(dtype) -> None:
         np.testing.assert_allclose(restored, vectors, atol=0.01)
 
 
-def test_the_bytes_are_those_that_travel() -> None:
+def test_sizes_are_those_of_the_quantized_vectors() -> None:
     documents = texts(5, 4)
     sizes = {form.name: form.score(texts(2, 5), documents).num_bytes for form in forms()}
-    tokens = sum(len(each.colbert) for each in documents)
+    tokens = sum(len(text.colbert) for text in documents)
     assert sizes["dense"] == 5 * WIDTH * 4
     assert sizes["dense, int8"] == 5 * (WIDTH + 4)
     assert sizes["dense, binary"] == 5 * WIDTH / 8
     assert sizes["colbert, float16"] == tokens * WIDTH * 2
     assert sizes["colbert, uint8"] == tokens * (WIDTH + 4)
-    assert sizes["sparse"] == 8 * sum(len(each.sparse.indices) for each in documents)
+    assert sizes["sparse"] == 8 * sum(len(text.sparse.indices) for text in documents)
     assert sizes["colbert, pooled by 4, float32"] < sizes["colbert"] / 2
     assert sizes["muvera"] == 5 * 10_240 * 4
