@@ -125,7 +125,7 @@ def test_a_pdf_that_fills_the_memory_ends_the_process_that_reads_it_and_nothing_
     bomb = deflated([b" " * _MIB] * 1_000)
     (tmp_path / "bomb.pdf").write_bytes(pdf_of_contents([bomb], filters="/Filter/FlateDecode"))
     (tmp_path / "ok.pdf").write_bytes(make_pdf([["The pump is blocked."]]))
-    monkeypatch.setattr(office, "_MOST_MEMORY", 256 * _MIB)
+    monkeypatch.setattr(office, "_MAX_MEMORY", 256 * _MIB)
     (document,), skipped = read(tmp_path)
     assert document.text == "The pump is blocked."
     ((source, reason),) = skipped.failed
@@ -139,7 +139,7 @@ def test_a_text_without_end_and_a_file_that_takes_too_long_are_not_read(
     (tmp_path / "long.docx").write_bytes(make_docx(paragraph("a" * _MIB) for _ in range(17)))
     _, skipped = read(tmp_path)
     assert "has more than the 16777216 characters that are read" in skipped.failed[0][1]
-    monkeypatch.setattr(office, "_MOST_SECONDS", 0)
+    monkeypatch.setattr(office, "_MAX_SECONDS", 0)
     _, skipped = read(tmp_path)
     assert "is not read within 0 seconds" in skipped.failed[0][1]
 

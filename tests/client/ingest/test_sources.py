@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from smart_embedder_client.ingest import sources
 from smart_embedder_client.ingest.sources import (
-    LONGEST_ROW,
+    MAX_ROW,
     PART_CHARACTERS,
     Document,
     Fields,
@@ -348,7 +348,7 @@ def test_a_long_text_becomes_documents_that_are_cut_between_paragraphs(tmp_path:
 def test_a_row_of_gigabytes_is_read_no_further_than_a_row_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: bytes, piece: bytes
 ) -> None:
-    monkeypatch.setattr(sources, "LONGEST_ROW", 2**20)
+    monkeypatch.setattr(sources, "MAX_ROW", 2**20)
     path = tmp_path / name
     with path.open("wb") as file:
         file.write(begin)
@@ -362,7 +362,7 @@ def test_a_row_of_gigabytes_is_read_no_further_than_a_row_may_be(
         assert tracemalloc.get_traced_memory()[1] < 30 * 2**20
     finally:
         tracemalloc.stop()
-    assert LONGEST_ROW == 2**24
+    assert MAX_ROW == 2**24
 
 
 def test_parquet_with_long_fields_is_read_in_few_rows_or_not_at_all(

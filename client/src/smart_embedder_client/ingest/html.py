@@ -1,7 +1,7 @@
-"""HTML as sections of Markdown: the content of a page without its navigation, with anchors.
+"""Convert HTML to sections of Markdown: the content of a page, with the anchors of links.
 
-Extractors of main content (trafilatura, resiliparse, readability) drop the ids of elements, which
-are the anchors of links, and parts of code and tables. So the content is found by the landmarks of
+Content extractors (trafilatura, resiliparse, readability) drop the ids of elements, which are the
+anchors of links, and parts of code and tables. This module finds the content by the landmarks of
 HTML and ARIA.
 """
 
@@ -26,45 +26,45 @@ _GAPS = (
     | {"br": "\n", "li": "\n", "tr": "\n"}
 )
 _ITEM = "- "
-# A table that has these in its cells is there for its layout.
+# A table with one of these in its cells is used for layout.
 _LAYOUT = " | ".join(f".//{tag}" for tag in ("table", "pre", "div[2]", *_HEADINGS))
 _DROPPED = {
     *("button", "footer", "head", "iframe", "nav", "noscript", "object", "script", "select"),
     *("style", "svg", "template", "textarea"),
 }
 _DROPPED_ROLES = {"banner", "button", "contentinfo", "navigation", "search"}
-# What documentation generators put behind a heading as the link to it.
+# The text of the link that documentation generators put after a heading.
 _PERMALINKS = {"", "#", "\N{PILCROW SIGN}", "\N{SECTION SIGN}", "\N{LINK SYMBOL}", "\N{ANCHOR}"}
-_PERMALINKS.add("\uf0c1")  # Font Awesome's link, of the Read the Docs theme.
-# Of the text of an aside, and of a list or table.
+_PERMALINKS.add("\uf0c1")  # Font Awesome's link in the theme of Read the Docs.
+# The share of links in an aside, or in a list or table, above which it is navigation.
 _MANY_LINKS, _ALL_LINKS = 0.5, 0.8
 _LISTS = {"dl", "ol", "table", "ul"}
 _NAVIGATION = re.compile(
     r"nav.*|.*nav(igation)?|breadcrumbs?|footer|menu|side-?bar|toc", re.IGNORECASE
 )
-# Where HTML says that a declaration of its encoding must stand.
+# HTML requires the declaration of the encoding within these bytes.
 _DECLARED_WITHIN = 1024
 _DECLARED = re.compile(
     rb"""<meta[^>]{0,200}charset\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""", re.IGNORECASE
 )
-# Those of web pages, by their names in Python, which has other codecs, too.
+# Python's names of the encodings of web pages; Python also has codecs that are no encodings.
 _ENCODINGS = ("big5", "cp", "euc", "gb", "iso8859", "iso2022", "koi8", "mac", "shift_jis", "tis")
 _UTF8 = "utf-8-sig"
 
 
 class HtmlError(Exception):
-    """It cannot be read as HTML; the message says why."""
+    """The content cannot be read as HTML; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The text from a heading to the next one, in Markdown, with its heading.
+    """A heading and the text up to the next one, as Markdown.
 
     Attributes:
-        headings: The path to it: the titles of the sections around it, and its own.
-        text: Its Markdown. The heading of a section without text stands before its first part.
-        anchors: Places in `text` that a link can name, and their names: the heading, and terms
-            that are defined.
+        headings: The headings above it, the outermost first, and its own.
+        text: The Markdown. A heading without text is part of its first subsection.
+        anchors: The targets of links, as positions in `text` and names: the heading, and defined
+            terms.
     """
 
     headings: tuple[str, ...]
@@ -73,14 +73,14 @@ class Section:
 
 
 def read_html(content: bytes) -> tuple[str, list[Section]]:
-    """The title of a page, and its sections.
+    """Return the title and the sections of a page.
 
     Raises:
-        HtmlError: It has no elements, or is not read to its end.
-        UnicodeDecodeError: It is neither UTF-8 nor in the encoding that it declares.
+        HtmlError: The parser stopped before the end.
+        UnicodeDecodeError: The page is neither UTF-8 nor in the encoding that it declares.
     """
-    # Its own encoding, so that a wrong one is an error and not other letters.
-    text = content.decode(_encoding_of(content))
+    # Decoded here: lxml would replace wrong bytes silently.
+    text = content.decode(_detect_encoding(content))
     parser = etree.HTMLParser(
         encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
     )
@@ -88,22 +88,22 @@ def read_html(content: bytes) -> tuple[str, list[Section]]:
         root = etree.fromstring(text.encode(), parser)
     except etree.LxmlError as error:
         raise HtmlError(f"it is no HTML: {error}") from error
-    # Beyond it nothing was read.
+    # The parser stops at a fatal error, without raising it.
     fatal = [line.message for line in parser.error_log if line.level == etree.ErrorLevels.FATAL]
     if fatal:
         raise HtmlError(f"its end is not read: {fatal[0]}")
     if root is None:
         return "", []
     title = " ".join((root.findtext(".//title") or "").split())
-    return title, _Walk(root).sections()
+    return title, _Converter(root).sections()
 
 
-def _encoding_of(content: bytes) -> str:
+def _detect_encoding(content: bytes) -> str:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    found = _DECLARED.search(content[:_DECLARED_WITHIN])
+    declared = _DECLARED.search(content[:_DECLARED_WITHIN])
     try:
-        name = codecs.lookup(found[1].decode()).name if found else _UTF8
+        name = codecs.lookup(declared[1].decode()).name if declared else _UTF8
     except LookupError:
         return _UTF8
     return name if name.startswith(_ENCODINGS) else _UTF8
@@ -119,7 +119,7 @@ def _share_of_links(element: etree._Element) -> float:
 
 
 def _is_navigation(element: etree._Element) -> bool:
-    """Whether an element of a page without landmarks looks like it: a list of links, or by name."""
+    """Whether an element is a list of links, or has a class or id such as `menu`."""
     if element.tag in _LISTS and _share_of_links(element) > _ALL_LINKS:
         return True
     names = (*element.get("class", "").split(), element.get("id", ""))
@@ -127,7 +127,7 @@ def _is_navigation(element: etree._Element) -> bool:
 
 
 class _Writer:
-    """Markdown with at most one empty line in a row, so that places in it stay what they are."""
+    """Writes Markdown with at most one empty line in a row; written text never moves."""
 
     def __init__(self) -> None:
         self.text = io.StringIO()
@@ -135,48 +135,48 @@ class _Writer:
         self._is_marked = False
 
     @property
-    def place(self) -> int:
-        """Where the next text will begin."""
+    def position(self) -> int:
+        """The position at which the next text will begin."""
         return self.text.tell() + len(self._gap)
 
-    def part(self, gap: str) -> None:
-        """Have at least this white space before what is written next."""
-        # A paragraph in an item of a list begins behind the item's mark.
-        is_more = not self._gap or gap.count("\n") > self._gap.count("\n")
-        if self.text.tell() and not self._is_marked and is_more:
+    def require_gap(self, gap: str) -> None:
+        """Write at least this white space before the next text."""
+        # The first paragraph of a list item follows the item's mark.
+        is_larger = not self._gap or gap.count("\n") > self._gap.count("\n")
+        if self.text.tell() and not self._is_marked and is_larger:
             self._gap = gap
 
     def begin_item(self) -> None:
-        """Have the mark of an item of a list before what is written next."""
+        """Write the mark of a list item before the next text."""
         if not self._is_marked:
             self._gap += _ITEM
             self._is_marked = True
 
     def end_item(self) -> None:
-        """Write no mark for an item without text."""
+        """Drop the mark of a list item without text."""
         if self._is_marked:
             self._gap = self._gap.removesuffix(_ITEM)
             self._is_marked = False
 
     def add(self, text: str) -> None:
-        """Write running text, in which white space is one space."""
+        """Write running text, with white space collapsed."""
         if text[:1].isspace():
-            self.part(" ")
+            self.require_gap(" ")
         if words := " ".join(text.split()):
             self.write(words)
             self._gap = " " if text[-1].isspace() else ""
 
     def write(self, text: str) -> None:
-        """Write a text as it is."""
+        """Write text unchanged."""
         self.text.write(self._gap + text)
         self._gap, self._is_marked = "", False
 
 
-class _Walk:
-    """One way through the content of a page, without recursion, however deep it is."""
+class _Converter:
+    """Converts the content of a page in one pass, without recursion."""
 
     def __init__(self, root: etree._Element) -> None:
-        # Several articles are a list, whose title stands outside of them.
+        # Several articles are a list, whose heading is outside of them.
         articles = root.xpath("//article")
         mains = root.xpath("//main | //*[@role='main']") or articles[: len(articles) == 1]
         self._has_main = bool(mains) and bool(_text_of(mains[0]))
@@ -186,12 +186,12 @@ class _Walk:
         self._path: list[tuple[int, str]] = []
         self._writer = _Writer()
         self._anchors: list[tuple[int, str]] = []
-        # Whether there is text behind the headings.
+        # Whether there is text after the headings.
         self._has_text = False
-        # The last id since the last text names the heading or the term that follows.
+        # The last id since the last text: the anchor of the next heading or term.
         self._id: str | None = None
         self._is_term = False
-        # A heading, code or a cell whose text is collected, and the cells before it in its row.
+        # The heading, code or cell whose text is collected, and the earlier cells of its row.
         self._open: etree._Element | None = None
         self._collected: list[str] = []
         self._row: list[tuple[str, str]] = []
@@ -199,7 +199,7 @@ class _Walk:
         self._layout_tables: list[etree._Element] = []
 
     def sections(self) -> list[Section]:
-        """All sections that have text."""
+        """Return all sections that have text."""
         walk = etree.iterwalk(self._root, events=("start", "end"))
         for event, element in walk:
             if event == "start":
@@ -229,11 +229,11 @@ class _Walk:
         if element.get("hidden") is not None or element.get("aria-hidden") == "true":
             return True
         if tag == "aside" or role == "complementary":
-            # In the content it is a note, unless it consists of links.
+            # An aside in the content is a note, unless it has many links.
             return not self._has_main or _share_of_links(element) > _MANY_LINKS
-        is_other = tag == "form" or (not self._has_main and _is_navigation(element))
-        # Some frameworks put all of a page into a form, and an index is a list of links.
-        return is_other and 2 * len(_text_of(element)) < self._length
+        is_candidate = tag == "form" or (not self._has_main and _is_navigation(element))
+        # Half the text or more is content: a form around the page, or an index of links.
+        return is_candidate and 2 * len(_text_of(element)) < self._length
 
     def _start(self, element: etree._Element) -> None:
         tag = element.tag
@@ -241,7 +241,7 @@ class _Walk:
         if self._open is not None:
             self._collected.append("\n" if tag == "br" else " " if tag in _GAPS else "")
             return
-        self._writer.part(_GAPS.get(tag, ""))
+        self._writer.require_gap(_GAPS.get(tag, ""))
         if tag == "li":
             self._writer.begin_item()
         elif tag == "dt":
@@ -270,7 +270,7 @@ class _Walk:
 
     def _note_text(self) -> None:
         if self._is_term and self._id:
-            self._anchors.append((self._writer.place, self._id))
+            self._anchors.append((self._writer.position, self._id))
         self._has_text, self._is_term, self._id = True, False, None
 
     def _end(self, element: etree._Element) -> None:
@@ -282,7 +282,7 @@ class _Walk:
                 self._add_row(element)
             elif self._layout_tables and self._layout_tables[-1] is element:
                 self._layout_tables.pop()
-            self._writer.part(_GAPS.get(tag, ""))
+            self._writer.require_gap(_GAPS.get(tag, ""))
         elif self._open is element:
             self._open = None
             code = "".join(self._collected)
@@ -298,11 +298,11 @@ class _Walk:
     def _add_code(self, code: str) -> None:
         if code.strip():
             self._note_text()
-            # Longer than those in it.
+            # The fence is longer than any in the code.
             fence = max(("```", *(f"{ticks}`" for ticks in re.findall("`{3,}", code))), key=len)
             lines = code.rstrip().removeprefix("\n")
             self._writer.write(f"{fence}\n{lines}\n{fence}")
-            self._writer.part("\n\n")
+            self._writer.require_gap("\n\n")
 
     def _add_row(self, element: etree._Element) -> None:
         cells = [text for _, text in self._row]
@@ -316,14 +316,14 @@ class _Walk:
     def _add_heading(self, level: int, title: str) -> None:
         if not title:
             return
-        # A heading without text stands in the section of the one below it.
+        # A heading without text is part of its first subsection.
         if self._has_text or not (self._path and self._path[-1][0] < level):
             self._end_section()
         while self._path and self._path[-1][0] >= level:
             self._path.pop()
         self._path.append((level, title))
         self._writer.write(f"{'#' * level} {title}")
-        self._writer.part("\n\n")
+        self._writer.require_gap("\n\n")
         if self._id:
             self._anchors = [(0, self._id)]
         self._id = None

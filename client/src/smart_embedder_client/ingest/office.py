@@ -1,8 +1,8 @@
 """Read PDF and office documents, each file in a process of its own with limited memory.
 
 PDFium reads PDF, and anydoc converts DOCX, ODT, PPTX and RTF to Markdown. Both are native code that
-parses untrusted files: a file that crashes it, fills its memory or keeps it busy for minutes ends
-that process alone.
+parses untrusted files: if a file crashes it, fills its memory or keeps it busy for minutes, only
+that process ends.
 """
 
 import importlib.util
@@ -22,60 +22,62 @@ _FORMATS: Mapping[str, Literal["docx", "odt", "pptx", "rtf"]] = {
     ".pptx": "pptx",
     ".rtf": "rtf",
 }
-ENDINGS = (_PDF, *_FORMATS)
+SUFFIXES = (_PDF, *_FORMATS)
 _EXTRA = 'pip install "smart-embedder-client[office]"'
-_MOST_MEMORY, _MOST_SECONDS = 2**30, 600
-_MOST_CHARACTERS = 2**24
+_MAX_MEMORY, _MAX_SECONDS = 2**30, 600
+_MAX_CHARACTERS = 2**24
 _ENCRYPTED = "is encrypted: save it without its password"
-# PDFium puts one of these in place of a hyphen that divides a word at the end of a line.
+# PDFium returns one of these for a hyphen that divides a word at the end of a line.
 _HYPHEN = re.compile("[\ufffe\x02]")
 _ENDS_LINE = (".", ":", ";", "!", "?", "{", "}")
-# Markdown's escapes, but not in code.
+# Escapes of Markdown; code, where backslashes are text, matches without a group.
 _ESCAPED = re.compile(r"^```.*?^```|`[^`\n]*`|\\([\n!-/:-@\[-`{-~])", re.MULTILINE | re.DOTALL)
 
 
 class OfficeError(Exception):
-    """The file cannot be read; with the file's name before it the message is a sentence."""
+    """The file cannot be read; the message continues a sentence that begins with its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfficeText:
-    """The text of a file: a PDF has several pages, other documents one."""
+    """The text of a file; only PDFs have several pages."""
 
     title: str
     pages: list[str]
 
 
 def read_office(file: Path) -> OfficeText:
-    """The text of a file, whose ending is one of `ENDINGS`; raises `OfficeError`."""
+    """Return the text of a file with one of `SUFFIXES`; raises `OfficeError`."""
     package = "pypdfium2" if file.suffix.lower() == _PDF else "anydoc"
     if importlib.util.find_spec(package) is None:
         raise OfficeError(f"needs a package that is not installed: {_EXTRA}")
-    # By its path, since `-m` would import numpy and httpx for each file.
-    command = [sys.executable, "-P", __file__, str(file), str(_MOST_MEMORY)]
+    # Started by its path: `-m` would import numpy and httpx for each file.
+    command = [sys.executable, "-P", __file__, str(file), str(_MAX_MEMORY)]
     try:
         process = subprocess.run(  # noqa: S603 - this interpreter, and the name of a file
-            command, capture_output=True, timeout=_MOST_SECONDS, check=False
+            command, capture_output=True, timeout=_MAX_SECONDS, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise OfficeError(f"is not read within {_MOST_SECONDS} seconds") from error
+        raise OfficeError(f"is not read within {_MAX_SECONDS} seconds") from error
     if process.returncode:
-        memory = f"{_MOST_MEMORY // 2**20} MiB of memory"
+        memory = f"{_MAX_MEMORY // 2**20} MiB of memory"
         raise OfficeError(f"cannot be read: its reader crashed, or needs more than {memory}")
-    found = json.loads(process.stdout)
-    if "error" in found:
-        raise OfficeError(found["error"])
-    if not any(found["pages"]):
+    result = json.loads(process.stdout)
+    if "error" in result:
+        raise OfficeError(result["error"])
+    if not any(result["pages"]):
         raise OfficeError("has no text: if its pages are pictures, OCR must read them first")
-    return OfficeText(**found)
+    return OfficeText(**result)
 
 
-def _pdf(file: Path) -> tuple[str, list[str]]:
-    import pypdfium2 as pdfium  # noqa: PLC0415 - PDF alone needs it
+def _read_pdf(file: Path) -> tuple[str, list[str]]:
+    import pypdfium2 as pdfium  # noqa: PLC0415 - only needed for PDF
 
     try:
         document = pdfium.PdfDocument(file.read_bytes())
-        pages = _limited(_joined(page.get_textpage().get_text_range()) for page in document)
+        pages = _check_length(
+            _join_lines(page.get_textpage().get_text_range()) for page in document
+        )
     except pdfium.PdfiumError as error:
         if error.err_code == pdfium.raw.FPDF_ERR_PASSWORD:
             raise OfficeError(_ENCRYPTED) from error
@@ -83,19 +85,20 @@ def _pdf(file: Path) -> tuple[str, list[str]]:
     return document.get_metadata_value("Title").strip(), pages
 
 
-def _limited(texts: Iterable[str]) -> list[str]:
+def _check_length(texts: Iterable[str]) -> list[str]:
+    """Return the texts as a list; raise `OfficeError` before it is too long."""
     pages: list[str] = []
-    left = _MOST_CHARACTERS
+    left = _MAX_CHARACTERS
     for text in texts:
         left -= len(text)
         if left < 0:
-            raise OfficeError(f"has more than the {_MOST_CHARACTERS} characters that are read")
+            raise OfficeError(f"has more than the {_MAX_CHARACTERS} characters that are read")
         pages.append(text)
     return pages
 
 
-def _joined(text: str) -> str:
-    """Join a line that begins with a small letter to the one before: both are of one sentence."""
+def _join_lines(text: str) -> str:
+    """Join lines that begin with a small letter to the line before: they are one sentence."""
     lines: list[str] = []
     for line in map(str.strip, _HYPHEN.sub("", text).splitlines()):
         if lines and line[:1].islower() and not lines[-1].endswith(_ENDS_LINE):
@@ -105,8 +108,8 @@ def _joined(text: str) -> str:
     return "\n".join(lines).strip()
 
 
-def _document(file: Path) -> tuple[str, list[str]]:
-    import anydoc  # noqa: PLC0415 - these files alone need it
+def _read_document(file: Path) -> tuple[str, list[str]]:
+    import anydoc  # noqa: PLC0415 - only needed for these files
 
     try:
         text = anydoc.to_markdown_bytes(file.read_bytes(), _FORMATS[file.suffix.lower()])
@@ -114,20 +117,20 @@ def _document(file: Path) -> tuple[str, list[str]]:
         raise OfficeError(_ENCRYPTED) from error
     except anydoc.ConvertError as error:
         raise OfficeError(f"cannot be read: {error}") from error
-    return "", _limited([_ESCAPED.sub(lambda found: found[1] or found[0], text).strip()])
+    return "", _check_length([_ESCAPED.sub(lambda match: match[1] or match[0], text).strip()])
 
 
 def _main() -> None:
-    """Print what `read_office` returns, for the file and the bytes of the command line."""
-    file, most_memory = Path(sys.argv[1]), int(sys.argv[2])
+    """Print the text of a file as JSON; the arguments are the file and a memory limit in bytes."""
+    file, max_memory = Path(sys.argv[1]), int(sys.argv[2])
     # Windows has no such limit, and macOS does not enforce it.
     if sys.platform == "linux":
         import resource  # noqa: PLC0415 - Windows does not have it
 
-        resource.setrlimit(resource.RLIMIT_AS, (most_memory, most_memory))
+        resource.setrlimit(resource.RLIMIT_AS, (max_memory, max_memory))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        title, pages = _pdf(file) if file.suffix.lower() == _PDF else _document(file)
+        title, pages = _read_pdf(file) if file.suffix.lower() == _PDF else _read_document(file)
         json.dump({"title": title, "pages": pages}, sys.stdout)
     except OfficeError as error:
         json.dump({"error": str(error)}, sys.stdout)

@@ -1,4 +1,4 @@
-"""Files and folders into documents: rows, texts, sections of HTML, and office documents."""
+"""Read files and folders as documents: rows, texts, sections of HTML, and office documents."""
 
 import codecs
 import csv
@@ -16,25 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from smart_embedder_client.ingest.html import HtmlError, read_html
-from smart_embedder_client.ingest.office import ENDINGS, OfficeError, read_office
+from smart_embedder_client.ingest.office import SUFFIXES, OfficeError, read_office
 from smart_embedder_client.qdrant.store import ANCHOR, ANCHORS, HEADINGS
 
 _UTF8 = "utf-8-sig"
 _MARKDOWN = (".md", ".markdown")
-# A text beyond this becomes several documents, each of which is split, stored and noted by itself.
+# A longer text becomes several documents, each of which is split, stored and noted by itself.
 PART_CHARACTERS = 131_072
-# Of a line of JSONL, a row of CSV, a file of HTML; of Parquet, of the rows that are read together.
-LONGEST_ROW = 2**24
-# Of an array of JSON, what is read at a time.
+# The maximum size of a line of JSONL, an element of a JSON array, a row of CSV, a file of HTML.
+MAX_ROW = 2**24
+# The part of a JSON array that is read at a time.
 _BLOCK = 2**18
-_BETWEEN = re.compile(r"[,\s]*")
+_SEPARATORS = re.compile(r"[,\s]*")
 _DELIMITERS = (",", ";", "\t")
 _HTML = (".html", ".htm")
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PARQUET_ROWS, _PARQUET_BYTES = 256, 2**28
-# Qdrant Edge stores 122, and cannot open a collection again that has more. A message of gRPC has at
-# most 100, of which a level takes up to three.
-_MOST_LEVELS = 20
+# Qdrant Edge cannot open a collection with more than 122 nested levels. A message of gRPC has at
+# most 100, and a level takes up to three.
+_MAX_LEVELS = 20
 
 
 class SourceError(Exception):
@@ -43,9 +43,9 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which fields of a row are read: `text`, and `id` if the rows have one.
+    """The fields of a row that are read, and the encoding of files that are not UTF-8.
 
-    `encoding` is that of texts and rows that are not UTF-8.
+    `id` identifies a row; None if the rows have no such field.
     """
 
     text: str = "text"
@@ -58,14 +58,14 @@ class Document:
     """One text before it is split.
 
     Attributes:
-        source: Its file, as a path below the folder that is ingested.
-        key: Tells the rows of a file apart: the value of the id field, else a digest of the text.
-        text: What is embedded.
+        source: The path of its file, relative to the ingested folder.
+        key: Identifies a row of a file: the value of the id field, else a digest of the text.
+        text: The text to embed.
         metadata: The other fields of its row.
-        size: How many bytes of the input it takes, for the progress bar.
-        is_markdown: Whether it is split by its headings.
-        is_part: Whether it goes on where the document before it ends, in a longer text or a page.
-        anchors: Places in the text that a link can name, and their names, in order.
+        size: The bytes of input that it takes, for the progress bar.
+        is_markdown: Whether it is split at its headings.
+        is_part: Whether it continues the document before it.
+        anchors: The targets of links, as positions in the text and names, in order.
     """
 
     source: str
@@ -78,29 +78,28 @@ class Document:
     anchors: tuple[tuple[int, str], ...] = ()
 
     def metadata_of(self, chunks: Sequence[str]) -> list[Mapping[str, Any]]:
-        """The metadata of each of its chunks: those of the document, and its anchors."""
+        """Return the metadata of each chunk: those of the document, and the chunk's anchors."""
         if not self.anchors:
             return [self.metadata] * len(chunks)
-        start, found = -1, list[Mapping[str, Any]]()
+        start, result = -1, list[Mapping[str, Any]]()
         for chunk in chunks:
-            # A chunk is a part of the text, and begins behind the beginning of the one before.
+            # A chunk is a part of the text, and begins after the beginning of the one before.
             start = max(self.text.find(chunk, start + 1), start)
-            before = [name for place, name in self.anchors if place <= start]
-            places = [(place - start, name) for place, name in self.anchors]
-            within = [[place, name] for place, name in places if 0 < place < len(chunk)]
+            before = [name for position, name in self.anchors if position <= start]
+            relative = [(position - start, name) for position, name in self.anchors]
+            within = [[position, name] for position, name in relative if 0 < position < len(chunk)]
             metadata = {ANCHOR: before[-1]} if before else {}
-            found.append({**self.metadata, **metadata, **({ANCHORS: within} if within else {})})
-        return found
+            result.append({**self.metadata, **metadata, **({ANCHORS: within} if within else {})})
+        return result
 
 
 @dataclass(slots=True)
 class Skipped:
-    """What was not read.
+    """The files that were not read.
 
     Attributes:
-        unread: How many files have an ending that is not read, by that ending, and how many were
-            left out for another reason, by that reason.
-        failed: Files and folders that could not be read, or not to their end, and why.
+        unread: The number of files that were left out, by suffix or reason.
+        failed: Files and folders that could not be read, or not to their end, with reasons.
     """
 
     unread: Counter[str] = field(default_factory=Counter)
@@ -108,12 +107,12 @@ class Skipped:
 
 
 def encodable_name(name: str) -> str:
-    """The name of a file, with escapes for its bytes that are not UTF-8."""
+    """Escape the bytes of a file name that are not UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def input_bytes(path: Path) -> int:
-    """The size of all files that `read_documents` reads; raises `SourceError` as it does."""
+    """Return the size of all files that `read_documents` reads; raises `SourceError` as it does."""
     total = 0
     for file in _files(path, Skipped()):
         with suppress(OSError):
@@ -122,27 +121,27 @@ def input_bytes(path: Path) -> int:
 
 
 def read_documents(path: Path, fields: Fields, skipped: Skipped) -> Iterator[Document]:
-    """The documents of a file, or of all files below a folder, in a fixed order.
+    """Yield the documents of a file, or of all files below a folder, in a fixed order.
 
-    Rows without text are left out. A file that cannot be read is noted in `skipped` with its
+    Rows without text are left out. A file that cannot be read is added to `skipped` with the
     reason, and the next one is read.
 
     Raises:
-        SourceError: There is no such file, or it has another ending than those that are read.
+        SourceError: There is no such file, or files with its suffix are not read.
     """
     root = path if path.is_dir() else path.parent
     for file in _files(path, skipped):
         source = encodable_name(file.relative_to(root).as_posix())
         name = encodable_name(str(file))
         try:
-            if file.suffix.lower() in ENDINGS:
+            if file.suffix.lower() in SUFFIXES:
                 yield from _read_office(file, source, skipped)
             else:
                 yield from _READERS[file.suffix.lower()](file, source, fields)
         except SourceError as error:
             skipped.failed.append((source, str(error)))
         except UnicodeDecodeError as error:
-            skipped.failed.append((source, f"{name} {_not_decoded(error, file, fields)}"))
+            skipped.failed.append((source, f"{name} {_decoding_reason(error, file, fields)}"))
         except OSError as error:
             skipped.failed.append((source, f"{name} cannot be read: {error.strerror or error}"))
 
@@ -152,10 +151,10 @@ def _files(path: Path, skipped: Skipped) -> Iterator[Path]:
         yield from _files_below(path, skipped)
     elif not path.exists():
         raise SourceError(f"{path} does not exist")
-    elif path.suffix.lower() in (*_READERS, *ENDINGS):
+    elif path.suffix.lower() in (*_READERS, *SUFFIXES):
         yield path
     else:
-        known = ", ".join((*_READERS, *ENDINGS))
+        known = ", ".join((*_READERS, *SUFFIXES))
         raise SourceError(f"{path} is none of the files that can be read: {known}, or a folder")
 
 
@@ -164,9 +163,9 @@ def _files_below(folder: Path, skipped: Skipped) -> Iterator[Path]:
 
     def note(error: OSError) -> None:
         # A folder that cannot be read must not look empty: --sync would remove its points.
-        place = Path(os.fsdecode(error.filename))
-        name = encodable_name(place.relative_to(folder).as_posix())
-        skipped.failed.append((name, f"{place} cannot be read: {error.strerror}"))
+        path = Path(os.fsdecode(error.filename))
+        name = encodable_name(path.relative_to(folder).as_posix())
+        skipped.failed.append((name, f"{path} cannot be read: {error.strerror}"))
 
     for parent, folders, names in os.walk(folder, onerror=note):
         for name in folders:
@@ -177,35 +176,35 @@ def _files_below(folder: Path, skipped: Skipped) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = Path(parent, name)
-            why_not = _why_not(file, root)
-            if why_not is None:
+            reason = _skip_reason(file, root)
+            if reason is None:
                 yield file
             else:
-                skipped.unread[why_not] += 1
+                skipped.unread[reason] += 1
 
 
-def _why_not(file: Path, root: Path) -> str | None:
-    """Why a file below `root` is not read: its ending, or another reason; None if it is."""
-    # Word leaves a file of the second name beside each document that is open.
+def _skip_reason(file: Path, root: Path) -> str | None:
+    """Return why a file below `root` is not read: its suffix, or another reason; else None."""
+    # Word creates a file ~$NAME beside each open document.
     if file.name.startswith((".", "~$")):
         return "hidden"
-    ending = file.suffix.lower()
-    if ending not in (*_READERS, *ENDINGS):
-        return encodable_name(ending) or "without an ending"
-    why_not = None
+    suffix = file.suffix.lower()
+    if suffix not in (*_READERS, *SUFFIXES):
+        return encodable_name(suffix) or "without an ending"
+    reason = None
     try:
-        # Not a path through links, which may lead anywhere.
+        # Links may lead to any file of the machine.
         if not file.resolve(strict=True).is_relative_to(root):
-            why_not = "links out of the folder"
-        # No pipe, which would be waited for.
+            reason = "links out of the folder"
+        # Opening a pipe would block.
         elif not file.is_file():
-            why_not = "no files"
-        # Settings of programs, for example.
-        elif ending == ".json" and not _begins_array(file):
-            why_not = ".json without an array"
-    except (OSError, RuntimeError):  # RuntimeError is of links in a circle.
-        why_not = "links to nothing" if file.is_symlink() else None
-    return why_not
+            reason = "no files"
+        # Such as the settings of a program.
+        elif suffix == ".json" and not _begins_array(file):
+            reason = ".json without an array"
+    except (OSError, RuntimeError):  # RuntimeError: links in a circle.
+        reason = "links to nothing" if file.is_symlink() else None
+    return reason
 
 
 def _begins_array(file: Path) -> bool:
@@ -213,8 +212,8 @@ def _begins_array(file: Path) -> bool:
         return content.read(1024).lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"[")
 
 
-def _encoding_of_file(file: Path, fields: Fields) -> str:
-    """That of its mark; else UTF-8 if it is that; else the one that is told."""
+def _detect_encoding(file: Path, fields: Fields) -> str:
+    """Return the encoding of its mark, else UTF-8 if the file is valid, else that of `fields`."""
     with file.open("rb") as content:
         if content.read(2) in _UTF16_MARKS:
             return "utf-16"
@@ -223,7 +222,7 @@ def _encoding_of_file(file: Path, fields: Fields) -> str:
         content.seek(0)
         decoder = codecs.getincrementaldecoder("utf-8")()
         for block in iter(partial(content.read, 2**20), b""):
-            # UTF-16 without a mark and ISO-2022 may look like UTF-8.
+            # UTF-16 without a mark and ISO-2022 may be valid UTF-8.
             if b"\0" in block or b"\x1b" in block:
                 return fields.encoding
             try:
@@ -234,19 +233,19 @@ def _encoding_of_file(file: Path, fields: Fields) -> str:
 
 
 def _open_text(file: Path, fields: Fields) -> io.TextIOWrapper:
-    return file.open(encoding=_encoding_of_file(file, fields), newline="")
+    return file.open(encoding=_detect_encoding(file, fields), newline="")
 
 
-def _not_decoded(error: UnicodeDecodeError, file: Path, fields: Fields) -> str:
-    # Python calls most encodings of 8 bits "charmap".
-    wrong = str(fields.encoding if error.encoding == "charmap" else error.encoding)
-    told = f"is not {wrong.upper()}: {error.reason}"
+def _decoding_reason(error: UnicodeDecodeError, file: Path, fields: Fields) -> str:
+    # Python names most encodings of 8 bits "charmap".
+    encoding = str(fields.encoding if error.encoding == "charmap" else error.encoding)
+    reason = f"is not {encoding.upper()}: {error.reason}"
     # HTML declares its encoding.
     hint = "" if file.suffix.lower() in _HTML else "; --encoding names another, such as cp1252"
-    return told + hint
+    return reason + hint
 
 
-def _parts(
+def _split_parts(
     read: Callable[[int], str],
     source: str,
     key: str,
@@ -255,79 +254,79 @@ def _parts(
     *,
     is_markdown: bool = False,
 ) -> Iterator[Document]:
-    """A text as documents of at most PART_CHARACTERS, cut between paragraphs where it can be.
+    """Yield a text as documents of at most PART_CHARACTERS, cut between paragraphs if possible.
 
-    `size` is that of the whole text in the input, if it is another than that of its characters.
+    `size` is the size of the whole text in the input; None means that of its characters.
     """
     text, number = read(PART_CHARACTERS), 0
     while text:
-        cut = len(text) if len(text) < PART_CHARACTERS else _cut(text)
-        part, text = _encodable(text[:cut]), text[cut:]
+        cut = len(text) if len(text) < PART_CHARACTERS else _find_cut(text)
+        part, text = _make_encodable(text[:cut]), text[cut:]
         if part.strip():
-            bytes_of_part = len(part.encode()) if size is None else size * (number == 0)
+            part_size = len(part.encode()) if size is None else size * (number == 0)
             name = f"{key}\n{number}" if number else key
-            yield Document(source, name, part, metadata, bytes_of_part, is_markdown, number > 0)
+            yield Document(source, name, part, metadata, part_size, is_markdown, number > 0)
             number += 1
         text += read(PART_CHARACTERS - len(text))
 
 
-def _cut(text: str) -> int:
-    """The place after the last paragraph, line or word in its second half."""
-    for mark in ("\n\n", "\n\r\n", "\n", " "):
-        place = text.rfind(mark, len(text) // 2)
-        if place >= 0:
-            return place + len(mark)
+def _find_cut(text: str) -> int:
+    """Return the position after the last paragraph, line or word in the second half of a text."""
+    for separator in ("\n\n", "\n\r\n", "\n", " "):
+        position = text.rfind(separator, len(text) // 2)
+        if position >= 0:
+            return position + len(separator)
     return len(text)
 
 
 def _read_text(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     is_markdown = file.suffix.lower() in _MARKDOWN
     with _open_text(file, fields) as lines:
-        yield from _parts(lines.read, source, "", {}, is_markdown=is_markdown)
+        yield from _split_parts(lines.read, source, "", {}, is_markdown=is_markdown)
 
 
 def _read_office(file: Path, source: str, skipped: Skipped) -> Iterator[Document]:
     try:
-        found = read_office(file)
+        content = read_office(file)
     except OfficeError as error:
         raise SourceError(f"{file} {error}") from error
-    bytes_per_character = file.stat().st_size / sum(map(len, found.pages))
+    bytes_per_character = file.stat().st_size / sum(map(len, content.pages))
     is_part = False
-    for number, page in enumerate(found.pages, 1):
-        metadata: dict[str, Any] = {"title": found.title} if found.title else {}
+    for number, page in enumerate(content.pages, 1):
+        metadata: dict[str, Any] = {"title": content.title} if content.title else {}
         if file.suffix.lower() == ".pdf":
-            # The anchor as browsers and PDF viewers know it.
+            # Browsers and PDF viewers open `file.pdf#page=3` at page 3.
             metadata |= {"page": number, ANCHOR: f"page={number}"}
         read = io.StringIO(page).read
-        for part in _parts(read, source, str(number), metadata, is_markdown=True):
+        for part in _split_parts(read, source, str(number), metadata, is_markdown=True):
             size = int(len(part.text) * bytes_per_character)
             yield replace(part, size=size, is_part=is_part)
             is_part = True
-    if empty := found.pages.count(""):
+    if empty := content.pages.count(""):
         skipped.unread["pages without text"] += empty
 
 
 def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
     with file.open("rb") as lines:
-        content = lines.read(LONGEST_ROW + 1)
-    if len(content) > LONGEST_ROW:
-        raise SourceError(f"{file} has more than the {LONGEST_ROW} bytes that are read of HTML")
+        content = lines.read(MAX_ROW + 1)
+    if len(content) > MAX_ROW:
+        raise SourceError(f"{file} has more than the {MAX_ROW} bytes that are read of HTML")
     try:
         title, sections = read_html(content)
     except HtmlError as error:
         raise SourceError(f"{file} cannot be read: {error}") from error
-    same: Counter[tuple[Any, ...]] = Counter()
+    occurrences: Counter[tuple[Any, ...]] = Counter()
     for number, section in enumerate(sections):
         metadata: dict[str, Any] = {"title": title} if title else {}
         metadata |= {HEADINGS: list(section.headings)} if section.headings else {}
-        place = section.headings, section.anchors[:1]
-        # Sections under the same heading are told apart by their order.
-        key = str(same[place] or "")
-        same[place] += 1
+        identity = section.headings, section.anchors[:1]
+        # Sections with the same headings and anchor are numbered.
+        key = str(occurrences[identity] or "")
+        occurrences[identity] += 1
         size, start = len(content) * (number == 0), 0
         read = io.StringIO(section.text).read
-        for part in _parts(read, source, key, metadata, size, is_markdown=True):
-            anchors = tuple((max(at - start, 0), name) for at, name in section.anchors)
+        for part in _split_parts(read, source, key, metadata, size, is_markdown=True):
+            anchors = tuple((max(position - start, 0), name) for position, name in section.anchors)
             yield replace(part, anchors=anchors, is_part=part.is_part or number > 0)
             start += len(part.text)
 
@@ -335,74 +334,77 @@ def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
 def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     with _open_text(file, fields) as lines:
         number = 0
-        while line := lines.readline(LONGEST_ROW + 1):
+        while line := lines.readline(MAX_ROW + 1):
             number += 1
-            place = f"{file}, line {number}"
-            if len(line) > LONGEST_ROW:
-                raise SourceError(f"{place} has more than {LONGEST_ROW} characters")
+            location = f"{file}, line {number}"
+            if len(line) > MAX_ROW:
+                raise SourceError(f"{location} has more than {MAX_ROW} characters")
             if line.strip():
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    raise SourceError(f"{place} is no JSON: {error}") from error
-                yield from _of_json(row, line, fields, source, place)
+                    raise SourceError(f"{location} is no JSON: {error}") from error
+                yield from _read_json_row(row, line, fields, source, location)
 
 
 def _read_json(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     number = 0
     try:
         with _open_text(file, fields) as text:
-            for row, written in _elements(text):
+            for row, json_text in _read_elements(text):
                 number += 1
-                yield from _of_json(row, written, fields, source, f"{file}, element {number}")
+                location = f"{file}, element {number}"
+                yield from _read_json_row(row, json_text, fields, source, location)
     except UnicodeDecodeError:
         raise
     except (ValueError, RecursionError) as error:
-        why = getattr(error, "msg", error)
-        raise SourceError(f"{file} is no JSON behind element {number}: {why}") from error
+        reason = getattr(error, "msg", error)
+        raise SourceError(f"{file} is no JSON behind element {number}: {reason}") from error
 
 
-def _elements(text: io.TextIOWrapper) -> Iterator[tuple[Any, str]]:
-    """The elements of an array, as values and as they are written, without reading it whole."""
-    decoder, rest, at = json.JSONDecoder(), text.read(_BLOCK).lstrip(), 1
+def _read_elements(text: io.TextIOWrapper) -> Iterator[tuple[Any, str]]:
+    """Yield the elements of a JSON array, parsed and as text, without reading it whole."""
+    decoder, rest, start = json.JSONDecoder(), text.read(_BLOCK).lstrip(), 1
     if not rest.startswith("["):
         raise json.JSONDecodeError("it is no array", rest, 0)
     while True:
-        if between := _BETWEEN.match(rest, at):
-            at = between.end()
-        if rest[at : at + 1] == "]":
+        if separators := _SEPARATORS.match(rest, start):
+            start = separators.end()
+        if rest[start : start + 1] == "]":
             break
         try:
-            value, end = decoder.raw_decode(rest, at)
+            value, end = decoder.raw_decode(rest, start)
         except json.JSONDecodeError as error:
-            # Where the text is cut, or where it is wrong.
-            if len(rest) - at > LONGEST_ROW:
-                error.msg += f", or it has more than {LONGEST_ROW} characters"
+            # The element is invalid, or it goes on in the next block.
+            if len(rest) - start > MAX_ROW:
+                error.msg += f", or it has more than {MAX_ROW} characters"
                 raise
-            more = text.read(max(len(rest) - at, _BLOCK))
+            more = text.read(max(len(rest) - start, _BLOCK))
             if not more:
                 raise
-            rest, at = rest[at:] + more, 0
+            rest, start = rest[start:] + more, 0
         else:
-            yield value, rest[at:end]
-            at = end
-    if rest[at + 1 :].strip() or text.read(_BLOCK).strip():
-        raise json.JSONDecodeError("there is more than an array", rest, at)
+            yield value, rest[start:end]
+            start = end
+    if rest[start + 1 :].strip() or text.read(_BLOCK).strip():
+        raise json.JSONDecodeError("there is more than an array", rest, start)
 
 
-def _of_json(row: Any, written: str, fields: Fields, source: str, place: str) -> Iterator[Document]:
+def _read_json_row(
+    row: Any, json_text: str, fields: Fields, source: str, location: str
+) -> Iterator[Document]:
     if not isinstance(row, dict):
-        raise SourceError(f"{place} is no JSON object")
-    size = len(written.encode(errors="replace"))
-    yield from _of_row(row, size, fields, source, f"{place},")
+        raise SourceError(f"{location} is no JSON object")
+    size = len(json_text.encode(errors="replace"))
+    yield from _read_row(row, size, fields, source, f"{location},")
 
 
 class _RowLines:
-    """The lines of a file of CSV; `left` is how many characters the next row may still have."""
+    """The lines of a CSV file; the next row may have `left` more characters."""
 
     def __init__(self, lines: io.TextIOWrapper) -> None:
         self._lines = lines
-        self.left = LONGEST_ROW
+        self.left = MAX_ROW
 
     def __iter__(self) -> "_RowLines":
         return self
@@ -413,101 +415,104 @@ class _RowLines:
             raise StopIteration
         self.left -= len(line)
         if self.left < 0:
-            raise csv.Error(f"it has more than {LONGEST_ROW} characters")
+            raise csv.Error(f"it has more than {MAX_ROW} characters")
         return line
 
 
-def _delimiter(header: str, fields: Fields) -> str:
-    """The one that makes a column of the field that is read; else the one that makes the most."""
+def _detect_delimiter(header: str, fields: Fields) -> str:
+    """Return the delimiter with the text field as a column, else the one with most columns."""
 
     def rank(delimiter: str) -> tuple[bool, int]:
-        names = next(csv.reader([header], delimiter=delimiter), [])
-        return fields.text in names, len(names)
+        columns = next(csv.reader([header], delimiter=delimiter), [])
+        return fields.text in columns, len(columns)
 
     return max(_DELIMITERS, key=rank)
 
 
 def _read_csv(file: Path, source: str, fields: Fields) -> Iterator[Document]:
-    csv.field_size_limit(LONGEST_ROW)
+    csv.field_size_limit(MAX_ROW)
     with _open_text(file, fields) as text:
         header = text.readline(_BLOCK)
         text.seek(0)
         is_tsv = file.suffix.lower() == ".tsv"
-        delimiter = "\t" if is_tsv else _delimiter(header, fields)
+        delimiter = "\t" if is_tsv else _detect_delimiter(header, fields)
         lines = _RowLines(text)
-        # Otherwise a quote that is never closed makes one text of the rest of the file.
+        # strict: else a quote that is never closed makes one field of the rest of the file.
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
         last_line = 0
         try:
             last_line = rows.line_num if rows.fieldnames else 0
             for row in rows:
-                size, lines.left = LONGEST_ROW - lines.left, LONGEST_ROW
+                size, lines.left = MAX_ROW - lines.left, MAX_ROW
                 last_line = rows.line_num
-                yield from _of_row(row, size, fields, source, f"{file}, line {last_line},")
+                yield from _read_row(row, size, fields, source, f"{file}, line {last_line},")
         except csv.Error as error:
-            row_of = f"{file}, the row that begins in line {last_line + 1}"
-            raise SourceError(f"{row_of}, is no CSV: {error}") from error
+            location = f"{file}, the row that begins in line {last_line + 1}"
+            raise SourceError(f"{location}, is no CSV: {error}") from error
 
 
 def _read_parquet(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     try:
-        import pyarrow as pa  # noqa: PLC0415 - Parquet alone needs it
+        import pyarrow as pa  # noqa: PLC0415 - only needed for Parquet
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError as error:
         raise SourceError("Parquet needs pyarrow: pip install pyarrow") from error
     try:
         with pq.ParquetFile(file) as table:
             groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
-            mean = sum(each.total_byte_size for each in groups) // max(table.metadata.num_rows, 1)
+            mean = sum(group.total_byte_size for group in groups) // max(table.metadata.num_rows, 1)
             rows = min(max(_PARQUET_BYTES // max(mean, 1), 1), _PARQUET_ROWS)
             size = file.stat().st_size // max(table.metadata.num_rows, 1)
             for batch in table.iter_batches(batch_size=rows):
                 if batch.nbytes > _PARQUET_BYTES:
                     raise SourceError(f"{file} has {batch.nbytes} bytes in {len(batch)} rows")
                 for row in batch.to_pylist():
-                    yield from _of_row(row, size, fields, source, f"{file}")
+                    yield from _read_row(row, size, fields, source, f"{file}")
     except (pa.ArrowInvalid, pa.ArrowMemoryError) as error:
         raise SourceError(f"{file} is no Parquet: {error}") from error
     except OverflowError as error:
         raise SourceError(f"{file} has a time beyond those of Python: {error}") from error
 
 
-def _of_row(
-    row: Mapping[Any, Any], size: int, fields: Fields, source: str, place: str
+def _read_row(
+    row: Mapping[Any, Any], size: int, fields: Fields, source: str, location: str
 ) -> Iterator[Document]:
     for name, option in ((fields.text, "--text-field"), (fields.id, "--id-field")):
         if name is not None and name not in row:
             names = ", ".join(map(str, row))
-            raise SourceError(f"{place} has no field {name}, only {names}: {option} names another")
+            raise SourceError(
+                f"{location} has no field {name}, only {names}: {option} names another"
+            )
     text = row[fields.text]
     if text is not None and not isinstance(text, str):
-        raise SourceError(f"{place} has {text!r:.80} in {fields.text}, which is no text")
+        raise SourceError(f"{location} has {text!r:.80} in {fields.text}, which is no text")
     if text is None or not text.strip():
         return
     if fields.id is None:
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     else:
-        key = _encodable(str(row[fields.id]))
+        key = _make_encodable(str(row[fields.id]))
     others = {str(name): row[name] for name in row if name not in (fields.text, None)}
-    if _is_deep(others):
-        raise SourceError(f"{place} has fields in more than {_MOST_LEVELS} levels")
-    yield from _parts(io.StringIO(text, newline="").read, source, key, _as_json(others), size)
+    if _is_too_deep(others):
+        raise SourceError(f"{location} has fields in more than {_MAX_LEVELS} levels")
+    read = io.StringIO(text, newline="").read
+    yield from _split_parts(read, source, key, _to_payload(others), size)
 
 
-def _encodable(text: str) -> str:
-    """Without halves of surrogate pairs, which JSON may have and no request."""
+def _make_encodable(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON may have but a request may not."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a payload can hold: dates as text, and no number that JSON does not have."""
-    dumped = _encodable(json.dumps(row, default=str, ensure_ascii=False))
-    loaded: dict[str, Any] = json.loads(dumped, parse_int=_number, parse_constant=lambda _: None)
+def _to_payload(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert values for a payload: dates become text, NaN and infinity null."""
+    dumped = _make_encodable(json.dumps(row, default=str, ensure_ascii=False))
+    loaded: dict[str, Any] = json.loads(dumped, parse_int=_parse_int, parse_constant=lambda _: None)
     return loaded
 
 
-def _number(digits: str) -> int | float | None:
-    """An integer of 64 bits, which gRPC has; a larger one as a float, or None beyond floats."""
+def _parse_int(digits: str) -> int | float | None:
+    """Parse an integer of 64 bits, as gRPC has; a larger one becomes a float, or None."""
     number = int(digits)
     if number.bit_length() < 64:  # noqa: PLR2004 - and a sign
         return number
@@ -516,12 +521,17 @@ def _number(digits: str) -> int | float | None:
     return None
 
 
-def _is_deep(value: Any) -> bool:
+def _is_too_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(_MOST_LEVELS):
-        nested = [each for each in level if isinstance(each, dict | list)]
-        level = [v for each in nested for v in (each.values() if isinstance(each, dict) else each)]
-    return any(isinstance(each, dict | list) for each in level)
+    for _ in range(_MAX_LEVELS):
+        children: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                children.extend(item.values())
+            elif isinstance(item, list):
+                children.extend(item)
+        level = children
+    return any(isinstance(item, dict | list) for item in level)
 
 
 _Reader = Callable[[Path, str, Fields], Iterator[Document]]
