@@ -1,4 +1,4 @@
-"""Divides input files into blocks, always into the same ones, so that a job can be resumed.
+"""Split input files into blocks, always in the same way, so that a job can be resumed.
 
 A block is a range of bytes of a JSONL file, or a range of rows of a Parquet file. Listing the
 blocks reads no rows, so the input may be of any size.
@@ -19,24 +19,24 @@ _PARQUET = {".parquet"}
 
 
 class InputError(Exception):
-    """The input, or a folder of results, cannot be used; the message says why, in one sentence."""
+    """The input or the output folder cannot be used; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its columns and its place in the file, or the error of a line that is no row."""
+    """A row: its location in the input and its columns, or the error of an invalid line."""
 
-    place: str
+    location: str
     values: dict[str, Any]
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The lines that begin at the bytes from `start` to `stop`, or the rows with these numbers.
+    """A part of a file: lines that begin at the bytes `start` to `stop`, or rows of Parquet.
 
-    The places of its rows begin with `label`, the file's name in the input. `group` is the row
-    group of a Parquet file, within which rows are counted; else None.
+    The locations of its rows begin with `label`, the file's name in the input. `group` is the row
+    group of a Parquet file, in which `start` and `stop` count rows; else None.
     """
 
     path: str
@@ -51,7 +51,7 @@ class Block:
         return hashlib.sha256(orjson.dumps(asdict(self))).hexdigest()[:24]
 
     def rows(self) -> Iterator[Row]:
-        """Its rows, in order."""
+        """Yield the rows in order."""
         return self._lines() if self.group is None else self._group_rows(self.group)
 
     def _lines(self) -> Iterator[Row]:
@@ -60,9 +60,9 @@ class Block:
                 # A line belongs to the block in which it begins.
                 file.seek(self.start - 1)
                 file.readline()
-            while (place := file.tell()) < self.stop and (line := file.readline()):
+            while (position := file.tell()) < self.stop and (line := file.readline()):
                 if line.strip():
-                    yield _row(f"{self.label}:{place}", line)
+                    yield _parse_line(f"{self.label}:{position}", line)
 
     def _group_rows(self, group: int) -> Iterator[Row]:
         table = pq.ParquetFile(self.path).read_row_group(group)
@@ -73,14 +73,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The files that are read: the path of each by its label; and how many are not, by ending."""
+    """The input files by their labels, and the number of other files by suffix."""
 
     files: dict[str, Path]
-    not_read: Counter[str]
+    skipped: Counter[str]
 
 
 def list_blocks(label: str, path: Path, max_rows: int, max_bytes: int) -> Iterator[Block]:
-    """The blocks of a file; raises `InputError` for one that is neither JSONL nor Parquet."""
+    """Yield the blocks of a file; raise `InputError` if it is neither JSONL nor Parquet."""
     if path.suffix in _JSONL:
         size = path.stat().st_size
         for start in range(0, size, max_bytes):
@@ -96,25 +96,24 @@ def list_blocks(label: str, path: Path, max_rows: int, max_bytes: int) -> Iterat
 
 
 def find_input(paths: list[Path]) -> Input:
-    """The files, and those in the folders and below them, as Spark and Hive lay them out.
+    """Find the given files, and all files below the given folders.
 
-    A label is the file's name, after the folders from the one that was named on. Hidden files, and
-    those whose names or folders begin with `_`, are no data there, and are left out. Raises
-    `InputError` where there are none, one is named twice, or two have one label, so that their rows
-    would share their ids.
+    The label of a file is its path from the given folder on. Names that begin with `.` or `_` are
+    left out: Spark and Hive use them for files without data. Raises `InputError` if there is no
+    file, a file is given twice, or two files have the same label, and so their rows the same ids.
     """
-    labelled, not_read = [], Counter[str]()
+    labelled, skipped = [], Counter[str]()
     for path in paths:
         base = path.resolve()
         if path.is_dir():
-            for each in sorted(base.rglob("*")):
-                inner = each.relative_to(base)
-                if not each.is_file() or any(part[0] in "._" for part in inner.parts):
+            for file in sorted(base.rglob("*")):
+                inner = file.relative_to(base)
+                if not file.is_file() or any(part[0] in "._" for part in inner.parts):
                     continue
-                if each.suffix in _JSONL | _PARQUET:
-                    labelled.append((Path(base.name, inner).as_posix(), each))
+                if file.suffix in _JSONL | _PARQUET:
+                    labelled.append((Path(base.name, inner).as_posix(), file))
                 else:
-                    not_read[each.suffix or "no ending"] += 1
+                    skipped[file.suffix or "no ending"] += 1
         elif path.is_file():
             labelled.append((path.name, base))
         else:
@@ -122,7 +121,7 @@ def find_input(paths: list[Path]) -> Input:
     if not labelled:
         raise InputError("there is no JSONL or Parquet file in the input")
     _require_distinct(labelled)
-    return Input(dict(labelled), not_read)
+    return Input(dict(labelled), skipped)
 
 
 def _require_distinct(labelled: list[tuple[str, Path]]) -> None:
@@ -140,11 +139,11 @@ def _require_distinct(labelled: list[tuple[str, Path]]) -> None:
         paths[label] = path
 
 
-def _row(place: str, line: bytes) -> Row:
+def _parse_line(location: str, line: bytes) -> Row:
     try:
         values = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        return Row(place, {}, f"the line is no JSON: {error}")
+        return Row(location, {}, f"the line is no JSON: {error}")
     if not isinstance(values, dict):
-        return Row(place, {}, "the line is no JSON object")
-    return Row(place, values)
+        return Row(location, {}, "the line is no JSON object")
+    return Row(location, values)

@@ -1,9 +1,9 @@
-"""Embeds JSONL or Parquet of any size, on every worker of a Ray cluster.
+"""Embed JSONL or Parquet of any size on all workers of a Ray cluster.
 
     python -m deploy.ray.embed articles.jsonl --output vectors
     python -m deploy.ray.embed articles/ --output state --qdrant http://localhost:6333
 
-A job that was killed is resumed by the same command: blocks that are done are left out.
+The same command resumes a job that was killed: blocks that are done are left out.
 """
 
 import argparse
@@ -27,43 +27,43 @@ from smart_embedder.errors import StartupError
 from smart_embedder.requests import Outputs
 
 _MANIFEST = "_job.json"
-_OUR_ERROR = re.compile(r"(?m)^(?:smart_embedder|deploy)[.\w]*\.\w+Error: (.+)$")
+_ERROR_LINE = re.compile(r"(?m)^(?:smart_embedder|deploy)[.\w]*\.\w+Error: (.+)$")
 _KINDS = ("dense", "sparse", "colbert")
 
 
 def main() -> None:
-    """Run the job that the command line asks for."""
+    """Run the command."""
     arguments = _parser().parse_args()
     try:
         embedded, failed = run(arguments)
     except (InputError, StartupError) as error:
         sys.exit(f"Nothing was embedded: {error}")
     except (RayError, UserCodeException) as error:
-        sys.exit(f"The job has stopped: {_reason(error)}\nThe same command resumes it.")
+        sys.exit(f"The job has stopped: {_extract_reason(error)}\nThe same command resumes it.")
     print(f"{embedded} rows embedded, {failed} without a usable text")
 
 
-def _reason(error: Exception) -> str:
-    """What the service says in the traceback of a worker, or else Ray."""
-    told = _OUR_ERROR.findall(str(error))
-    return str(told[-1]) if told else str(error).strip().partition("\n")[0]
+def _extract_reason(error: Exception) -> str:
+    """Return the service's error in the traceback of a worker, or the first line of Ray's."""
+    reasons = _ERROR_LINE.findall(str(error))
+    return str(reasons[-1]) if reasons else str(error).strip().partition("\n")[0]
 
 
 def run(arguments: argparse.Namespace) -> tuple[int, int]:
-    """The numbers of rows that were embedded now, and that could not be.
+    """Run the job, and return the numbers of embedded and of failed rows.
 
-    Raises `InputError` for input that cannot be read, or an output folder of another job.
+    Raises `InputError` if the input cannot be read, or the output folder belongs to another job.
     """
-    job = _job(arguments)
+    job = _read_job(arguments)
     source = find_input(arguments.input)
     blocks = [
         block
         for label, path in source.files.items()
         for block in list_blocks(label, path, arguments.block_rows, arguments.block_bytes)
     ]
-    _claim(Path(job.folder), _manifest(job, source, arguments))
-    if source.not_read:
-        others = ", ".join(f"{count} {ending}" for ending, count in source.not_read.most_common())
+    _claim_folder(Path(job.folder), _make_manifest(job, source, arguments))
+    if source.skipped:
+        others = ", ".join(f"{count} {suffix}" for suffix, count in source.skipped.most_common())
         print(f"not read, because they are neither JSONL nor Parquet: {others}")
     output = job.output()
     waiting = [block for block in blocks if not output.is_done(block.name)]
@@ -94,15 +94,15 @@ def _embed(job: Job, blocks: list[Block], arguments: argparse.Namespace) -> tupl
 
 
 def _create_collection(job: Job, url: str, arguments: argparse.Namespace) -> None:
-    """Make the collection as wide as the models' vectors, which a worker knows."""
-    # Once in a process, which ends with it, and its models.
+    """Create the collection, with the widths of the models' vectors, which a worker knows."""
+    # max_calls=1: the worker's process ends after the call, and frees the models.
     remote = ray.remote(num_cpus=arguments.cpus, num_gpus=arguments.gpus, max_calls=1)
     widths = remote(lambda: BlockEmbedder(job).widths).remote()
     job.qdrant_output(url).create(job.outputs, *ray.get(widths))
 
 
-def _claim(folder: Path, manifest: dict[str, Any]) -> None:
-    """Make the folder this job's; raise `InputError` where it is another's."""
+def _claim_folder(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the job's manifest; raise `InputError` if the folder has that of another job."""
     folder.mkdir(parents=True, exist_ok=True)
     for unfinished in folder.glob(".block-*"):
         unfinished.unlink(missing_ok=True)
@@ -115,38 +115,38 @@ def _claim(folder: Path, manifest: dict[str, Any]) -> None:
     if known != orjson.loads(content):
         changed = [name for name in manifest if known.get(name) != manifest[name]]
         raise InputError(
-            f"{folder} holds what another job has made ({', '.join(changed)} differ): choose "
-            "another folder, or remove this one to begin anew"
+            f"{folder} belongs to another job ({', '.join(changed)} differ): choose another "
+            "folder, or remove this one to start again"
         )
 
 
-def _manifest(job: Job, source: Input, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What must be the same for a job to be resumed; the workers add the models' identity to it."""
+def _make_manifest(job: Job, source: Input, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the values that must not change before a job is resumed."""
     states = {
         label: [str(path), path.stat().st_size, path.stat().st_mtime_ns]
         for label, path in source.files.items()
     }
-    own = job.settings
-    revisions = [own.model_revision, own.dense_model_revision]
+    settings = job.settings
+    revisions = [settings.model_revision, settings.dense_model_revision]
     return {
         "files": states,
         "columns": [job.text_column, job.id_column],
         "kinds": [kind for kind in _KINDS if getattr(job.outputs, kind)],
         "collection": [job.qdrant, job.collection],
-        "models": [own.embedding_model, own.dense_model, *revisions],
+        "models": [settings.embedding_model, settings.dense_model, *revisions],
         "reading": [
-            own.embed_max_length,
-            own.qwen_embed_max_length,
-            own.pooling,
-            own.normalize,
-            own.document_prompt,
-            own.dtype,
+            settings.embed_max_length,
+            settings.qwen_embed_max_length,
+            settings.pooling,
+            settings.normalize,
+            settings.document_prompt,
+            settings.dtype,
         ],
         "blocks": [arguments.block_rows, arguments.block_bytes],
     }
 
 
-def _job(arguments: argparse.Namespace) -> Job:
+def _read_job(arguments: argparse.Namespace) -> Job:
     kinds = {kind.strip() for kind in arguments.kinds.split(",")}
     if not kinds <= set(_KINDS):
         raise InputError(f"--kinds is {arguments.kinds}: name some of {', '.join(_KINDS)}")
@@ -169,19 +169,19 @@ def _parser() -> argparse.ArgumentParser:
     add("input", nargs="+", type=Path, help="files, or folders of files")
     add("--output", type=Path, required=True, help="the folder for vectors and progress")
     add("--text-column", default="text", help="the column that is embedded (%(default)s)")
-    add("--id-column", help="the column that names a row (its place in the file)")
+    add("--id-column", help="the column that identifies a row (its location in the file)")
     add("--kinds", default="dense,sparse", help="some of dense,sparse,colbert (%(default)s)")
     add(
         "--qdrant",
         metavar="URL",
-        help="a Qdrant to store points in, instead of Parquet; QDRANT_API_KEY is its key",
+        help="store points in this Qdrant, instead of Parquet; QDRANT_API_KEY is its key",
     )
     add("--collection", default="smart-embedder", help="the collection in Qdrant (%(default)s)")
-    add("--workers", type=int, default=1, help="the most engines at a time (%(default)s)")
+    add("--workers", type=int, default=1, help="maximum number of engines (%(default)s)")
     add("--cpus", type=float, default=1, help="CPUs of each engine (%(default)g)")
     add("--gpus", type=float, default=0, help="GPUs of each engine, such as 0.5 (%(default)g)")
-    add("--block-rows", type=int, default=4096, help="rows of a block of Parquet (%(default)s)")
-    add("--block-bytes", type=int, default=2**22, help="bytes of a block of JSONL (%(default)s)")
+    add("--block-rows", type=int, default=4096, help="rows per block of Parquet (%(default)s)")
+    add("--block-bytes", type=int, default=2**22, help="bytes per block of JSONL (%(default)s)")
     add("--address", help="the Ray cluster (RAY_ADDRESS, else one on this machine)")
     return parser
 

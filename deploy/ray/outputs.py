@@ -1,4 +1,4 @@
-"""The outputs of a job, to which each block is written as a whole."""
+"""The outputs of a job; each block is written completely or not at all."""
 
 import os
 import uuid
@@ -17,7 +17,7 @@ from smart_embedder.requests import Outputs
 from smart_embedder.results import TextEmbedding
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "smart-embedder/ray")
-_POINTS_AT_ONCE = 128
+_BATCH_POINTS = 128
 _SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -34,7 +34,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRow:
-    """A row with its vectors, or with an error; `metadata` are its other columns."""
+    """A row with its vectors or its error; `metadata` has its other columns."""
 
     id: str
     text: str | None
@@ -44,17 +44,17 @@ class EmbeddedRow:
 
 
 class Output(Protocol):
-    """Stores blocks; a block that is written twice is stored once."""
+    """Stores blocks; writing a block again replaces it."""
 
     def is_done(self, block: str) -> bool:
         """Whether the block of this name was written completely."""
 
     def write(self, block: str, rows: Sequence[EmbeddedRow]) -> None:
-        """Write a block; if the process is killed meanwhile, the block is not done."""
+        """Write a block; if the process is killed before the end, the block is not done."""
 
 
 class ParquetOutput:
-    """A Parquet file for each block in one folder, which together are a data set."""
+    """Writes a data set of Parquet: a folder with a file for each block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,7 +65,7 @@ class ParquetOutput:
 
     def write(self, block: str, rows: Sequence[EmbeddedRow]) -> None:
         """Implement `Output`."""
-        table = pa.Table.from_pylist([_record(row) for row in rows], _SCHEMA)
+        table = pa.Table.from_pylist([_make_record(row) for row in rows], _SCHEMA)
         target = self._file(block)
         unfinished = unfinished_name(target)
         pq.write_table(table, unfinished, compression="zstd")
@@ -76,9 +76,9 @@ class ParquetOutput:
 
 
 class QdrantOutput:
-    """Points of a Qdrant collection, with ids made from the rows'; `folder` marks what is done.
+    """Stores points in a Qdrant collection, and a marker for each block in `folder`.
 
-    A block that is written again replaces its own points. Rows without vectors are left out.
+    The ids of points are made from those of the rows. Rows without vectors are left out.
     """
 
     def __init__(self, folder: Path, url: str, collection: str, api_key: str | None) -> None:
@@ -111,65 +111,63 @@ class QdrantOutput:
 
     def write(self, block: str, rows: Sequence[EmbeddedRow]) -> None:
         """Implement `Output`."""
-        points = [_point(row, row.vectors) for row in rows if row.vectors is not None]
-        for start in range(0, len(points), _POINTS_AT_ONCE):
-            some = points[start : start + _POINTS_AT_ONCE]
-            self._client.upsert(self._collection, some, wait=True)
+        points = [_make_point(row, row.vectors) for row in rows if row.vectors is not None]
+        for start in range(0, len(points), _BATCH_POINTS):
+            batch = points[start : start + _BATCH_POINTS]
+            self._client.upsert(self._collection, batch, wait=True)
         unfinished = unfinished_name(self._marker(block))
-        left_out = [{"id": row.id, "error": row.error} for row in rows if row.vectors is None]
-        unfinished.write_bytes(orjson.dumps({"points": len(points), "left_out": left_out}))
+        failed = [{"id": row.id, "error": row.error} for row in rows if row.vectors is None]
+        unfinished.write_bytes(orjson.dumps({"points": len(points), "left_out": failed}))
         _publish(unfinished, self._marker(block))
 
     def _marker(self, block: str) -> Path:
         return self._folder / f"block-{block}.json"
 
 
-def _record(row: EmbeddedRow) -> dict[str, Any]:
+def _make_record(row: EmbeddedRow) -> dict[str, Any]:
     record: dict[str, Any] = {
         "id": row.id,
         "text": row.text,
-        "metadata": _json(row.metadata).decode(),
+        "metadata": _to_json(row.metadata).decode(),
         "error": row.error,
     }
-    made = row.vectors
-    if made is not None:
-        record["dense"] = made.dense
-        record["colbert"] = None if made.colbert is None else list(made.colbert)
-        if made.sparse is not None:
-            record["sparse_indices"] = made.sparse.indices
-            record["sparse_values"] = made.sparse.values
+    vectors = row.vectors
+    if vectors is not None:
+        record["dense"] = vectors.dense
+        record["colbert"] = None if vectors.colbert is None else list(vectors.colbert)
+        if vectors.sparse is not None:
+            record["sparse_indices"] = vectors.sparse.indices
+            record["sparse_values"] = vectors.sparse.values
     return record
 
 
-def _point(row: EmbeddedRow, made: TextEmbedding) -> models.PointStruct:
-    vectors: dict[str, Any] = {}
-    if made.dense is not None:
-        vectors["dense"] = made.dense.tolist()
-    if made.colbert is not None:
-        vectors["colbert"] = made.colbert.tolist()
-    if made.sparse is not None:
-        vectors["sparse"] = models.SparseVector(
-            indices=made.sparse.indices.tolist(), values=made.sparse.values.tolist()
+def _make_point(row: EmbeddedRow, vectors: TextEmbedding) -> models.PointStruct:
+    named: dict[str, Any] = {}
+    if vectors.dense is not None:
+        named["dense"] = vectors.dense.tolist()
+    if vectors.colbert is not None:
+        named["colbert"] = vectors.colbert.tolist()
+    if vectors.sparse is not None:
+        named["sparse"] = models.SparseVector(
+            indices=vectors.sparse.indices.tolist(), values=vectors.sparse.values.tolist()
         )
-    payload = orjson.loads(_json(row.metadata)) | {"id": row.id, "text": row.text}
-    return models.PointStruct(
-        id=str(uuid.uuid5(_NAMESPACE, row.id)), vector=vectors, payload=payload
-    )
+    payload = orjson.loads(_to_json(row.metadata)) | {"id": row.id, "text": row.text}
+    return models.PointStruct(id=str(uuid.uuid5(_NAMESPACE, row.id)), vector=named, payload=payload)
 
 
-def _json(values: dict[str, Any]) -> bytes:
+def _to_json(values: dict[str, Any]) -> bytes:
     return orjson.dumps(values, default=str, option=orjson.OPT_NON_STR_KEYS)
 
 
 def unfinished_name(target: Path) -> Path:
-    """A hidden name for the file while it is written, different for each process."""
+    """Return a hidden temporary name for a file, unique to this process."""
     return target.with_name(
         f".{target.name}.{os.getpid()}.{np.random.default_rng().integers(2**32)}"
     )
 
 
 def _publish(unfinished: Path, target: Path) -> None:
-    """Rename a file to its final name when its content is on the disk."""
+    """Write a file's content to the disk, then give it its final name."""
     with unfinished.open("rb") as file:
         os.fsync(file.fileno())
     unfinished.replace(target)

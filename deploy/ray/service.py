@@ -1,7 +1,7 @@
 """The service as a Ray Serve deployment: `serve run deploy/ray/service.yaml`.
 
-Each replica is one engine behind the whole app, middleware included; Ray's proxy passes requests
-on. Settings come from the environment of the replicas, which the YAML file can set.
+Each replica is the whole app with one engine; Ray's proxy forwards requests to the replicas.
+Settings come from the environment of the replicas, which the YAML file can set.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from smart_embedder.interface import LoadedModels
 
 
 class ReadyOnceLoaded:
-    """An app whose start-up lasts until its models are loaded, so that it gets no requests before.
+    """Delays the app's startup until its models are loaded, so that Ray sends no requests before.
 
-    The app itself answers while they load. Ray is told the reason of a start that fails.
+    If the start fails, Ray gets the reason.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class ReadyOnceLoaded:
         self._loaded.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve as the app does."""
+        """Pass everything to the app, and delay the end of its startup."""
         if scope["type"] != "lifespan":
             await self._app(scope, receive, partial(_send_without_request_id, send))
             return
@@ -64,24 +64,26 @@ class ReadyOnceLoaded:
 async def _send_without_request_id(send: Send, message: Message) -> None:
     """Remove the header X-Request-ID, which Ray's proxy adds with the same value."""
     if message["type"] == "http.response.start":
-        headers = [each for each in message["headers"] if each[0].lower() != b"x-request-id"]
+        headers = [
+            (name, value) for name, value in message["headers"] if name.lower() != b"x-request-id"
+        ]
         message = {**message, "headers": headers}
     await send(message)
 
 
 def build() -> ASGIApp:
-    """Create the app, in the replica."""
+    """Create the app in the replica."""
     return ReadyOnceLoaded()
 
 
 @serve.deployment(
-    # Many, so that requests wait in the replica's queue, which is fair between clients.
+    # A high limit: requests wait in the replica's own queue, which is fair between clients.
     max_ongoing_requests=256,
     max_queued_requests=1024,
     autoscaling_config={"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 16},
     health_check_period_s=5,
     health_check_timeout_s=15,
-    # Longer than REQUEST_TIMEOUT, so that a replica answers all accepted requests before it ends.
+    # Longer than REQUEST_TIMEOUT, so that a replica answers all accepted requests.
     graceful_shutdown_wait_loop_s=1,
     graceful_shutdown_timeout_s=100,
 )
@@ -92,7 +94,7 @@ class SmartEmbedder:
     app: ReadyOnceLoaded
 
     async def check_health(self) -> None:
-        """Raise a failure that needs a restart; a replica that hangs does not answer."""
+        """Raise a failure of the engine that needs a restart."""
         failure = self.app.engine.failure
         if failure is not None:
             raise failure

@@ -1,4 +1,4 @@
-"""One engine in a Ray actor, which embeds one block after the other."""
+"""A Ray actor with an engine, which embeds blocks one after another."""
 
 import asyncio
 import platform
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,15 +32,15 @@ from smart_embedder.startup import load_models
 
 Result = TypeVar("Result")
 
-# So many that the next ones are tokenised while the device computes.
-_TEXTS_AT_ONCE = 256
+# While the device computes one batch, the engine tokenises the next.
+_BATCH_TEXTS = 256
+_OPEN_BATCHES = 2
 _VECTORS = "_vectors.json"
-_IN_WORK = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The columns, the kinds of vectors and the output; without `id_column` ids are places."""
+    """The columns, the kinds of vectors and the output; `id_column` None: ids are locations."""
 
     settings: Settings
     text_column: str
@@ -51,13 +52,13 @@ class Job:
     api_key: str | None = None
 
     def output(self) -> Output:
-        """The output of the rows."""
+        """Return the output for the rows."""
         if self.qdrant is None:
             return ParquetOutput(Path(self.folder))
         return self.qdrant_output(self.qdrant)
 
     def qdrant_output(self, url: str) -> QdrantOutput:
-        """The output to a Qdrant collection."""
+        """Return the output to a Qdrant collection."""
         return QdrantOutput(Path(self.folder), url, self.collection, self.api_key)
 
 
@@ -73,14 +74,14 @@ class BlockEmbedder:
         )
         self._thread.start()
         self._engine = self._run(_start_engine(job.settings))
-        self._require_the_vectors_of_the_job()
-        self._places = asyncio.Semaphore(_IN_WORK)
+        self._check_vectors()
+        self._permits = asyncio.Semaphore(_OPEN_BATCHES)
 
-    def _require_the_vectors_of_the_job(self) -> None:
-        """Raise `InputError` where this worker's vectors would not be those of the others.
+    def _check_vectors(self) -> None:
+        """Raise `InputError` if this worker's vectors differ from those of the first worker.
 
-        The first worker of the job records what it computes. Weights may be replaced before a job
-        is resumed, and with DTYPE=auto the number format depends on the processor.
+        The first worker of a job stores its vector spaces and number formats. Weights may be
+        replaced before a job is resumed, and DTYPE=auto depends on the processor.
         """
         file = Path(self._job.folder, _VECTORS)
         unfinished = unfinished_name(file)
@@ -90,19 +91,19 @@ class BlockEmbedder:
         unfinished.unlink()
         first = orjson.loads(file.read_bytes())
         differing = [
-            f"{fact}: {value}, was {first.get(fact)}"
-            for fact, value in self._vectors().items()
-            if first.get(fact) != value
+            f"{name}: {value}, was {first.get(name)}"
+            for name, value in self._vectors().items()
+            if first.get(name) != value
         ]
         if differing:
             raise InputError(
                 f"on {platform.node()} the vectors are not those that the job began with "
                 f"({'; '.join(differing)}): give every machine the same models and the same DTYPE, "
-                "or choose another folder to begin anew"
+                "or choose another folder to start again"
             )
 
     def _vectors(self) -> dict[str, str]:
-        """The space and the number format of each kind; not the kernels, which machines choose."""
+        """Return the vector space and the number format of each kind."""
         models, request = self._engine.loaded(), self._request([])
         spaces = {f"{kind} space": space for kind, space in models.spaces_of(request).items()}
         makers = models.made_by(request).items()
@@ -110,7 +111,7 @@ class BlockEmbedder:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Numbers in a dense vector, and in a ColBERT vector."""
+        """The widths of dense and of ColBERT vectors."""
         models = self._engine.loaded()
         return models.dense_model.dense_width, models.embedder.colbert_width
 
@@ -118,7 +119,7 @@ class BlockEmbedder:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
-        """End the engine and its loop."""
+        """Close the engine and stop its event loop."""
         if not self._loop.is_closed():
             self._engine.abort()
             self._run(self._engine.close())
@@ -127,43 +128,43 @@ class BlockEmbedder:
             self._loop.close()
 
     def __del__(self) -> None:
-        """End the engine with the actor."""
+        """Close the engine when the actor ends."""
         self.close()
 
     def __call__(self, batch: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
-        """The numbers of rows with vectors and of others, of each of the blocks in `batch`."""
-        counts = [self._embed_block(Block(**orjson.loads(each))) for each in batch["block"]]
+        """Embed blocks, and return the numbers of embedded and of failed rows of each."""
+        counts = [self._embed_block(Block(**orjson.loads(block))) for block in batch["block"]]
         embedded, failed = zip(*counts, strict=True)
         return {"embedded": np.array(embedded), "failed": np.array(failed)}
 
     def _embed_block(self, block: Block) -> tuple[int, int]:
         rows = list(block.rows())
-        if self._output.is_done(block.name):  # By an earlier try that was not reported.
+        if self._output.is_done(block.name):  # An earlier attempt ended before it reported.
             return len(rows), 0
-        made = self._run(self._embed_rows(rows))
-        self._output.write(block.name, made)
-        failed = sum(row.vectors is None for row in made)
-        return len(made) - failed, failed
+        embedded = self._run(self._embed_rows(rows))
+        self._output.write(block.name, embedded)
+        failed = sum(row.vectors is None for row in embedded)
+        return len(embedded) - failed, failed
 
     async def _embed_rows(self, rows: list[Row]) -> list[EmbeddedRow]:
         texts = [row.values.get(self._job.text_column) for row in rows]
-        good = [place for place, text in enumerate(texts) if isinstance(text, str)]
-        parts = [good[i : i + _TEXTS_AT_ONCE] for i in range(0, len(good), _TEXTS_AT_ONCE)]
+        valid = [index for index, text in enumerate(texts) if isinstance(text, str)]
+        batches = [valid[i : i + _BATCH_TEXTS] for i in range(0, len(valid), _BATCH_TEXTS)]
         results = await asyncio.gather(
-            *(self._embed([str(texts[place]) for place in part]) for part in parts)
+            *(self._embed([str(texts[index]) for index in batch]) for batch in batches)
         )
-        made = dict(zip(good, (each for part in results for each in part), strict=True))
-        return [self._row(row, made.get(place)) for place, row in enumerate(rows)]
+        by_index = dict(zip(valid, chain.from_iterable(results), strict=True))
+        return [self._make_row(row, by_index.get(index)) for index, row in enumerate(rows)]
 
-    def _row(self, row: Row, made: TextEmbedding | SmartEmbedderError | None) -> EmbeddedRow:
+    def _make_row(self, row: Row, result: TextEmbedding | SmartEmbedderError | None) -> EmbeddedRow:
         job, values = self._job, dict(row.values)
         text = values.pop(job.text_column, None)
-        name = row.place if job.id_column is None else values.pop(job.id_column, row.place)
-        if isinstance(made, TextEmbedding):
-            return EmbeddedRow(str(name), text, values, made)
+        id_ = row.location if job.id_column is None else values.pop(job.id_column, row.location)
+        if isinstance(result, TextEmbedding):
+            return EmbeddedRow(str(id_), text, values, result)
         error = row.error or f"the column {job.text_column} holds no text"
-        error = error if made is None else str(made)
-        return EmbeddedRow(str(name), text if isinstance(text, str) else None, values, None, error)
+        error = error if result is None else str(result)
+        return EmbeddedRow(str(id_), text if isinstance(text, str) else None, values, None, error)
 
     def _request(self, texts: Sequence[str]) -> EmbedRequest:
         return EmbedRequest(
@@ -171,12 +172,12 @@ class BlockEmbedder:
         )
 
     async def _embed(self, texts: Sequence[str]) -> list[TextEmbedding | SmartEmbedderError]:
-        """The vectors of each text, or the error that this text has caused."""
+        """Return the vectors of each text, or the error that the text causes."""
         try:
-            async with self._places:
+            async with self._permits:
                 result = await self._engine.embed(self._request(texts))
         except UnavailableError:
-            raise  # Not an error of a text: Ray tries the block again elsewhere.
+            raise  # Not caused by a text: Ray tries the block again on another worker.
         except SmartEmbedderError as error:
             if len(texts) == 1:
                 return [error]

@@ -18,7 +18,7 @@ def write(path: Path, rows: int) -> Path:
 def places(*paths: Path) -> list[str]:
     found = find_input([*paths])
     return [
-        row.place
+        row.location
         for label, path in found.files.items()
         for block in list_blocks(label, path, 7, 50)
         for row in block.rows()
@@ -57,7 +57,7 @@ def test_ids_stay_when_the_input_grows(table: Path) -> None:
 
 
 def test_files_that_are_not_read_are_counted_by_ending(table: Path) -> None:
-    assert find_input([table]).not_read == {".csv": 1, "no ending": 1}
+    assert find_input([table]).skipped == {".csv": 1, "no ending": 1}
 
 
 def test_two_files_whose_rows_would_share_ids_are_refused(table: Path) -> None:

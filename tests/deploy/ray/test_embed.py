@@ -200,8 +200,8 @@ def nothing(*_: object) -> None:
 @pytest.mark.parametrize(
     ("change", "settings", "told"),
     [
-        (another_input, {}, "holds what another job has made (files differ)"),
-        (nothing, {"BGE_EMBED_MAX_LENGTH": "7"}, "what another job has made (reading differ)"),
+        (another_input, {}, "belongs to another job (files differ)"),
+        (nothing, {"BGE_EMBED_MAX_LENGTH": "7"}, "belongs to another job (reading differ)"),
         (other_weights, {}, "not those that the job began with (dense space: dense-"),
         (another_format, {}, "(dense dtype: float32, was bfloat16; sparse dtype: float32, was "),
     ],
