@@ -55,21 +55,21 @@ def test_vectors_equal_those_in_json_to_the_last_bit(client, plain, asked: str) 
     answer = plain("/embeddings/", sentences=TEXTS, sparse_as_indices=True, **options)["data"]
     expected = [item["embeddings"] for item in answer]
     assert found.output_dtype == asked
-    equal(found.dense, [each["dense"] for each in expected], dtype)
-    for i, each in enumerate(expected):
-        equal(found.sparse[i].indices, each["sparse"]["indices"], "uint32")
-        equal(found.sparse[i].values, each["sparse"]["values"], "float32")
-        weights = zip(each["sparse"]["indices"], each["sparse"]["values"], strict=True)
+    equal(found.dense, [vectors["dense"] for vectors in expected], dtype)
+    for i, vectors in enumerate(expected):
+        equal(found.sparse[i].indices, vectors["sparse"]["indices"], "uint32")
+        equal(found.sparse[i].values, vectors["sparse"]["values"], "float32")
+        weights = zip(vectors["sparse"]["indices"], vectors["sparse"]["values"], strict=True)
         assert found.sparse[i].as_dict() == pytest.approx(dict(weights))
-        equal(found.colbert[i], each["colbert"], dtype)
+        equal(found.colbert[i], vectors["colbert"], dtype)
         assert found.colbert[i].ndim == 2
         if "muvera" in options:
-            equal(found.muvera[i], each["muvera"], "float32")
+            equal(found.muvera[i], vectors["muvera"], "float32")
             assert asdict(found.tokens[i]) == answer[i]["tokens"]
         if asked.endswith("int8"):
-            equal(found.colbert_scale[i], each["colbert_scale"], "float32")
+            equal(found.colbert_scale[i], vectors["colbert_scale"], "float32")
     if asked.endswith("int8"):
-        equal(found.dense_scale, [each["dense_scale"] for each in expected], "float32")
+        equal(found.dense_scale, [vectors["dense_scale"] for vectors in expected], "float32")
     else:
         assert (found.dense_scale, found.colbert_scale) == (None, None)
     if "muvera" not in options:
@@ -89,8 +89,8 @@ def test_half_precision_is_float16_or_the_same_values_in_float32(client) -> None
 def test_one_kind_and_one_text(client) -> None:
     kinds = ("dense", "sparse", "colbert")
     for kind in kinds:
-        found = client.embed(["search"], **{f"return_{each}": each == kind for each in kinds})
-        made = {each: getattr(found, each) for each in kinds if getattr(found, each) is not None}
+        found = client.embed(["search"], **{f"return_{name}": name == kind for name in kinds})
+        made = {name: getattr(found, name) for name in kinds if getattr(found, name) is not None}
         assert [(name, len(of)) for name, of in made.items()] == [(kind, 1)]
 
 
@@ -110,12 +110,12 @@ def test_what_is_told_besides(client, plain) -> None:
 def test_a_ranking(client, plain) -> None:
     found = client.rerank("search", TEXTS, weights={"sparse": 0.5})
     told = plain("/rerank", query="search", passages=TEXTS, weights={"sparse": 0.5})["results"]
-    equal(found.indices, [each["index"] for each in told], "int64")
-    equal(found.scores, [each["score"] for each in told], "float32")
-    assert found.passages == [each["passage"] for each in told]
+    equal(found.indices, [result["index"] for result in told], "int64")
+    equal(found.scores, [result["score"] for result in told], "float32")
+    assert found.passages == [result["passage"] for result in told]
     assert found.parts.keys() == {"dense", "sparse", "colbert"}
     for name, scores in found.parts.items():
-        equal(scores, [each["parts"][name] for each in told], "float32")
+        equal(scores, [result["parts"][name] for result in told], "float32")
 
 
 def test_tokens_are_counted(client) -> None:

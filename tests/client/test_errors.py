@@ -43,7 +43,7 @@ class Traffic:
         assert self.refused
         for at, response in self.refused:
             assert response.status_code == status
-            following = min(each for each in self.sent if each > at)
+            following = min(sent for sent in self.sent if sent > at)
             assert following - at >= float(response.headers["retry-after"])
 
 

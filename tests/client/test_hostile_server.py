@@ -170,7 +170,7 @@ def damage(data: st.DataObject, value: Any) -> Any:
         return data.draw(st.sampled_from([value[::-1], value + value[-1:], value[:-1]]))
     if kind and isinstance(value, dict) and value:
         gone = data.draw(st.sampled_from(inner))
-        return {name: each for name, each in value.items() if name != gone}
+        return {name: member for name, member in value.items() if name != gone}
     if kind and type(value) is int:
         return value + data.draw(st.sampled_from([-1, 1, 8, 2**40, 10**15]))
     return data.draw(VALUES)
@@ -219,7 +219,7 @@ def test_a_damaged_answer_is_right_or_an_error(honest, path: str, place: int, da
 @pytest.mark.parametrize("path", [EMBEDDINGS, *OF_JSON])
 @settings(max_examples=40)
 @given(
-    body=st.binary(max_size=60) | VALUES.map(lambda each: json.dumps(each).encode()),
+    body=st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()),
     status=st.sampled_from([200, 201, 204, 302, 400, 429, 500, 503]),
     headers=st.fixed_dictionaries(
         {},
@@ -274,9 +274,9 @@ def test_vectors_of_more_or_fewer_texts_are_an_error(honest) -> None:
 )
 def test_a_ranking_of_other_passages_is_an_error(honest, changes, told: str) -> None:
     answer = honest[RERANK, 0].json()
-    answer["results"].sort(key=lambda each: each["index"])
-    for i, each in enumerate(answer["results"]):
-        each |= {"score": float(-i), "parts": None, **changes.get(i, {})}
+    answer["results"].sort(key=lambda result: result["index"])
+    for i, result in enumerate(answer["results"]):
+        result |= {"score": float(-i), "parts": None, **changes.get(i, {})}
     body = json.dumps(answer).encode()
     with client_of(answering(body)) as client, pytest.raises(SmartEmbedderError, match=told):
         ask(client, RERANK)

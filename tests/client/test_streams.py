@@ -46,22 +46,22 @@ def test_the_vectors_are_those_of_embed(server, collect, options) -> None:
     found = collect(server.url, TEXTS, **options)
     with Client(server.url) as client:
         expected = client.embed(TEXTS, **options)
-    assert [each.text for each in found] == TEXTS
+    assert [record.text for record in found] == TEXTS
     step = 1 if "output_dtype" in options else 1e-5
-    for i, each in enumerate(found):
-        assert each.id == i
-        assert each.error is None
+    for i, record in enumerate(found):
+        assert record.id == i
+        assert record.error is None
         for kind in ("dense", "colbert", "muvera"):
             whole = getattr(expected, kind)
             if whole is None:
-                assert getattr(each, kind) is None
+                assert getattr(record, kind) is None
             else:
-                np.testing.assert_allclose(getattr(each, kind), whole[i], atol=step)
+                np.testing.assert_allclose(getattr(record, kind), whole[i], atol=step)
         if expected.sparse is not None:
-            assert each.sparse is not None
-            np.testing.assert_array_equal(each.sparse.indices, expected.sparse[i].indices)
+            assert record.sparse is not None
+            np.testing.assert_array_equal(record.sparse.indices, expected.sparse[i].indices)
         if expected.tokens is not None:
-            assert each.tokens == expected.tokens[i]
+            assert record.tokens == expected.tokens[i]
 
 
 def test_a_long_text_is_cut_with_a_warning_or_raised_or_yielded(server, collect) -> None:
@@ -69,10 +69,10 @@ def test_a_long_text_is_cut_with_a_warning_or_raised_or_yielded(server, collect)
     with pytest.raises(SmartEmbedderError, match="422 text_too_long"):
         collect(server.url, texts, truncate=False)
     found = collect(server.url, texts, truncate=False, on_error="yield")
-    assert [each.dense is None for each in found] == [False, True, False]
-    assert [each.error and each.error.code for each in found] == [None, "text_too_long", None]
+    assert [record.dense is None for record in found] == [False, True, False]
+    assert [record.error and record.error.code for record in found] == [None, "text_too_long", None]
     found = collect(server.url, texts)
-    assert [[told["code"] for told in each.warnings] for each in found] == [
+    assert [[told["code"] for told in record.warnings] for record in found] == [
         [],
         ["input_truncated"],
         [],
@@ -96,7 +96,7 @@ def test_many_texts_come_back_in_order_with_their_ids_whatever_is_lost_on_the_wa
     with Relay(after) as relay:
         relay.connect_to(server.url)
         found = collect(relay.url, pairs)
-    assert [(each.id, each.text) for each in found] == pairs
+    assert [(record.id, record.text) for record in found] == pairs
 
 
 def test_a_stream_has_one_space_also_where_the_model_is_replaced_under_it(

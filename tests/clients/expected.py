@@ -50,8 +50,8 @@ def assert_right(
     if "vectors" in found:
         size = batch or len(texts)
         batches = [texts[i : i + size] for i in range(0, len(texts), size)]
-        expected = np.concatenate([vectors_of(client, each) for each in batches])
-        vectors = np.stack([vector_of(each) for each in found["vectors"]])
+        expected = np.concatenate([vectors_of(client, batch) for batch in batches])
+        vectors = np.stack([vector_of(vector) for vector in found["vectors"]])
         assert vectors.tobytes() == expected.tobytes()
     else:
         assert "scores" in found, found

@@ -80,7 +80,9 @@ def stem(name: str) -> str:
 
 def requests_in(file: Path) -> dict[str, dict]:
     """The stored requests, by their clients."""
-    return {each.pop("client"): each for each in map(json.loads, file.read_text().splitlines())}
+    return {
+        request.pop("client"): request for request in map(json.loads, file.read_text().splitlines())
+    }
 
 
 def record(name: str, request: dict) -> None:

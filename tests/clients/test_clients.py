@@ -89,7 +89,7 @@ def test_one_that_sends_2048_texts_at_once_gets_their_vectors(
     texts = [f"search {i}" for i in range(OPENAI_TEXTS + 1)]
     with recorder(clients_server.url) as proxy:
         assert_right(process.run(proxy.url, texts, *replaced), native, texts)
-        counts = {len(json.loads(each["body"])["input"]) for each in proxy.requests}
+        counts = {len(json.loads(request["body"])["input"]) for request in proxy.requests}
     assert counts == {OPENAI_TEXTS, 1}
 
 

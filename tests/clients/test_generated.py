@@ -43,6 +43,6 @@ def test_a_generated_typescript_client_compiles_and_embeds_and_reranks(
     node(tmp_path, *generate, "--default-non-nullable=false")
     node(tmp_path, "node_modules/typescript/bin/tsc", "-p", ".")
     answer = json.loads(node(tmp_path, "client.js", clients_server.url, TOKEN))
-    assert answer["dense"] == [each["embeddings"]["dense"] for each in embedded["data"]]
-    assert answer["scores"] == [[each["index"], each["score"]] for each in ranked["results"]]
+    assert answer["dense"] == [item["embeddings"]["dense"] for item in embedded["data"]]
+    assert answer["scores"] == [[result["index"], result["score"]] for result in ranked["results"]]
     assert answer["code"] == "empty_input"

@@ -55,7 +55,7 @@ def test_vectors_are_the_native_ones_in_every_encoding(
     replaced = [] if encoding is None else [(INPUT[name], option)]
     found = process.run(clients_server.url, texts, *replaced)
     # Asked for by name, base64 is left to the caller; by default the client decodes it.
-    assert all(isinstance(each, str) == (encoding == "base64") for each in found["vectors"])
+    assert all(isinstance(vector, str) == (encoding == "base64") for vector in found["vectors"])
     assert as_bytes(found) == vectors_of(native, texts).tobytes()
 
 

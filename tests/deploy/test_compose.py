@@ -74,22 +74,22 @@ def test_every_setting_is_passed_through_and_none_twice() -> None:
 
 def test_every_container_is_bounded_hardened_and_but_https_open_to_this_machine_alone() -> None:
     ports = {}
-    for name, each in parsed(CPU)["services"].items():
-        assert re.fullmatch(r"\$\{[A-Z_]*MEMORY_LIMIT:-\d+g\}", each["mem_limit"])
-        assert each["pids_limit"] == "${PIDS_LIMIT:-2048}"
-        assert each["cap_drop"] == ["ALL"]
-        assert each.get("cap_add", []) == (["NET_BIND_SERVICE"] if name == "https" else [])
-        assert each["security_opt"] == ["no-new-privileges:true"]
-        assert (each["init"], each["read_only"]) == (True, True)
-        assert each["restart"] == "unless-stopped"
-        assert set(each["logging"]["options"]) == {"max-size", "max-file"}
-        assert not {"privileged", "network_mode", "pid"} & set(each)
-        ports[name] = each["ports"]
-        for mount in each["volumes"]:
+    for name, service in parsed(CPU)["services"].items():
+        assert re.fullmatch(r"\$\{[A-Z_]*MEMORY_LIMIT:-\d+g\}", service["mem_limit"])
+        assert service["pids_limit"] == "${PIDS_LIMIT:-2048}"
+        assert service["cap_drop"] == ["ALL"]
+        assert service.get("cap_add", []) == (["NET_BIND_SERVICE"] if name == "https" else [])
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert (service["init"], service["read_only"]) == (True, True)
+        assert service["restart"] == "unless-stopped"
+        assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+        assert not {"privileged", "network_mode", "pid"} & set(service)
+        ports[name] = service["ports"]
+        for mount in service["volumes"]:
             if isinstance(mount, str) and mount.startswith("./"):
                 assert (ROOT / mount.split(":")[0]).is_dir(), mount
     assert ports.pop("https") == ["80:80", "443:443", "443:443/udp"]
-    assert all(port.startswith("127.0.0.1:") for each in ports.values() for port in each)
+    assert all(port.startswith("127.0.0.1:") for published in ports.values() for port in published)
     assert (ROOT / "deploy" / "no-tokens").read_text() == ""
     assert (ROOT / "deploy" / "models").is_dir()
 
@@ -101,7 +101,7 @@ def test_images_of_others_are_pinned_and_optional() -> None:
     }
     assert optional == {name: [profile] for profile, names in PROFILES.items() for name in names}
     assert set(services) - set(optional) == {OURS}
-    others = [services[each]["image"] for each in services if each != OURS]
+    others = [services[name]["image"] for name in services if name != OURS]
     assert all(IMAGE.fullmatch(image) for image in others), others
 
 
@@ -122,7 +122,7 @@ def test_grafana_finds_its_dashboard_and_prometheus() -> None:
     board = json.loads((ROOT / "deploy/grafana/dashboards/smart-embedder.json").read_text())
     panels = board["panels"]
     targets = [target for panel in panels for target in panel["targets"]]
-    assert {each["datasource"]["uid"] for each in panels + targets} == {source["uid"]}
+    assert {item["datasource"]["uid"] for item in panels + targets} == {source["uid"]}
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len(set(places)) == len({panel["id"] for panel in panels}) == len(panels)
 
@@ -180,14 +180,14 @@ def checkout(tmp_path: Path) -> Path:
 def test_the_two_files_differ_only_in_the_device(checkout: Path) -> None:
     gpu, cpu = (configured(name, folder=checkout) for name in FILES)
     ours = gpu["services"][OURS], cpu["services"][OURS]
-    for each, device in zip(ours, ("gpu", "cpu"), strict=True):
-        assert each.pop("container_name") == f"smart-embedder-{device}"
-        assert each.pop("image") == f"smart-embedder:{device}"
-        assert each["build"].pop("dockerfile") == f"Dockerfile.{device}"
-        assert each["environment"].pop("DEVICE") == {"gpu": "auto", "cpu": "cpu"}[device]
+    for service, device in zip(ours, ("gpu", "cpu"), strict=True):
+        assert service.pop("container_name") == f"smart-embedder-{device}"
+        assert service.pop("image") == f"smart-embedder:{device}"
+        assert service["build"].pop("dockerfile") == f"Dockerfile.{device}"
+        assert service["environment"].pop("DEVICE") == {"gpu": "auto", "cpu": "cpu"}[device]
     (reserved,) = ours[0].pop("deploy")["resources"]["reservations"]["devices"]
     assert (reserved["driver"], reserved["capabilities"]) == ("nvidia", ["gpu"])
-    allocator = [each["environment"].pop("PYTORCH_CUDA_ALLOC_CONF") for each in ours]
+    allocator = [service["environment"].pop("PYTORCH_CUDA_ALLOC_CONF") for service in ours]
     assert allocator == ["expandable_segments:True", None]
     assert gpu == cpu
 
@@ -198,9 +198,11 @@ def test_each_file_stands_alone(checkout: Path, name: str) -> None:
     project = configured(name, folder=checkout)
     ours = project["services"][OURS]
     assert project["name"] == "smart-embedder"
-    limits = {name: int(each["mem_limit"]) >> 30 for name, each in project["services"].items()}
+    limits = {
+        name: int(service["mem_limit"]) >> 30 for name, service in project["services"].items()
+    }
     assert limits == {OURS: 16, "https": 1, "prometheus": 1, "grafana": 1, "qdrant": 4}
-    assert all(each["pids_limit"] == 2048 for each in project["services"].values())
+    assert all(service["pids_limit"] == 2048 for service in project["services"].values())
     assert project["volumes"]["model-cache"]["name"] == "smart-embedder-hf-cache"
     assert int(ours["shm_size"]) == 1 << 30
     (port,) = ours["ports"]
@@ -324,7 +326,7 @@ def test_what_the_operator_names_is_mounted_where_the_service_looks_and_no_one_c
     checkout: Path, given: dict[str, str], target: str, source: str, passed: str | None
 ) -> None:
     ours = configured(CPU, folder=checkout, **given)["services"][OURS]
-    (mount,) = (each for each in ours["volumes"] if each["target"] == target)
+    (mount,) = (mount for mount in ours["volumes"] if mount["target"] == target)
     assert (mount["type"], mount["read_only"]) == ("bind", True)
     assert mount["source"] == str(checkout / source)
     if passed is None:

@@ -93,7 +93,7 @@ def test_the_demo_is_the_service_with_its_model_and_only_verify_has_what_it_comp
 
 def test_what_changes_more_often_has_a_later_layer() -> None:
     patterns = [r"^RUN .*-r /requirements/torch-cpu\.lock", "^RUN .*-r /service.lock"]
-    layers = [service(each) for each in [*patterns, "^COPY smart_embedder ./smart_embedder$"]]
+    layers = [service(pattern) for pattern in [*patterns, "^COPY smart_embedder ./smart_embedder$"]]
     assert layers == sorted(layers)
     assert "COPY benchmark.py ./" in stages()["service"]
     ignored = set((ROOT / ".dockerignore").read_text().splitlines())

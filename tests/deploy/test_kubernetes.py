@@ -43,7 +43,7 @@ def made_of(folder: Path) -> dict[str, dict[str, Any]]:
     )
     assert (done.returncode, done.stderr) == (0, "")
     made = list(yaml.safe_load_all(done.stdout))
-    kinds = {each["kind"]: each for each in made}
+    kinds = {manifest["kind"]: manifest for manifest in made}
     assert len(kinds) == len(made)
     return kinds
 
@@ -63,7 +63,9 @@ def settings_of(objects, container) -> dict[str, str]:
     """What the process finds in its environment."""
     (source,) = container["envFrom"]
     assert source["configMapRef"]["name"] == objects["ConfigMap"]["metadata"]["name"]
-    own = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    own = {
+        variable["name"]: variable["value"] for variable in container["env"] if "value" in variable
+    }
     assert not own.keys() & objects["ConfigMap"]["data"].keys()
     return objects["ConfigMap"]["data"] | own
 
@@ -74,8 +76,8 @@ def test_every_object_is_valid_by_the_published_schema(objects, version: str) ->
         *("ServiceAccount", "ConfigMap", "Service", "PersistentVolumeClaim", "Deployment"),
         *("PodDisruptionBudget", "NetworkPolicy", "HorizontalPodAutoscaler"),
     }
-    for each in objects.values():
-        kubernetes_validate.validate(each, version, strict=True)
+    for manifest in objects.values():
+        kubernetes_validate.validate(manifest, version, strict=True)
     misspelt = objects["Service"] | {"spec": {"portz": []}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(misspelt, version, strict=True)
@@ -91,13 +93,13 @@ def test_a_volume_of_models_is_mounted_read_only_where_it_is_asked_for(
     made = made_of(file.parent)
     kubernetes_validate.validate(made["Deployment"], version, strict=True)
     pod = made["Deployment"]["spec"]["template"]["spec"]
-    (volume,) = (each for each in pod["volumes"] if each["name"] == "models")
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
     assert volume["persistentVolumeClaim"]["readOnly"]
     (only,) = pod["containers"]
-    (mount,) = (each for each in only["volumeMounts"] if each["name"] == "models")
+    (mount,) = (mount for mount in only["volumeMounts"] if mount["name"] == "models")
     assert (mount["mountPath"], mount["readOnly"]) == ("/models", True)
     # What every overlay mounts is still there.
-    assert "/app/model_cache" in {each["mountPath"] for each in only["volumeMounts"]}
+    assert "/app/model_cache" in {mount["mountPath"] for mount in only["volumeMounts"]}
 
 
 def test_everything_selects_these_pods_and_names_what_is_there(objects, pod) -> None:
@@ -111,7 +113,7 @@ def test_everything_selects_these_pods_and_names_what_is_there(objects, pod) -> 
     assert (scaled["kind"], scaled["name"]) == ("Deployment", deployment["metadata"]["name"])
     assert "replicas" not in deployment["spec"]
     assert pod["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
-    (claim,) = (each for each in pod["volumes"] if "persistentVolumeClaim" in each)
+    (claim,) = (volume for volume in pod["volumes"] if "persistentVolumeClaim" in volume)
     name = objects["PersistentVolumeClaim"]["metadata"]["name"]
     assert claim["persistentVolumeClaim"]["claimName"] == name
 
@@ -146,9 +148,9 @@ def test_ports_and_paths_are_those_of_the_image(objects, container, pod, overlay
     (served,) = objects["Service"]["spec"]["ports"]
     assert str(port["containerPort"]) == str(served["port"]) == given["PORT"]
     assert served["targetPort"] == port["name"]
-    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     assert mounts.keys() == {given["HF_HOME"], "/tmp", "/dev/shm", "/etc/smart-embedder"}
-    assert set(mounts.values()) == {each["name"] for each in pod["volumes"]}
+    assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
     assert Path(given["API_TOKENS_FILE"]).parent == Path("/etc/smart-embedder")
     user = re.search(r"^USER (\d+):(\d+)$", image, re.MULTILINE)
     assert user is not None
@@ -199,8 +201,8 @@ def test_probes_and_the_metric_to_scale_by_are_what_the_service_answers(
 
 def test_no_secret_lies_in_the_repository(objects, pod, container) -> None:
     assert "Secret" not in objects
-    (token,) = (each for each in container["env"] if each["name"] == "HF_TOKEN")
+    (token,) = (variable for variable in container["env"] if variable["name"] == "HF_TOKEN")
     assert token["valueFrom"]["secretKeyRef"]["optional"]
-    (secret,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
+    (secret,) = (volume["secret"] for volume in pod["volumes"] if "secret" in volume)
     page = (ROOT / "docs" / "clusters.md").read_text()
     assert f"create secret generic {secret['secretName']} --from-file=tokens" in page

@@ -24,7 +24,7 @@ BROUGHT_ALONG = {"pydantic", "qdrant-client", "httpx", "numpy"}
 def packages_of(example: Path) -> set[str]:
     """What its header says to install."""
     (line,) = re.findall(r"(?m)^pip install (.+)$", example.read_text())
-    return {each.strip('"').partition("[")[0] for each in line.split()}
+    return {package.strip('"').partition("[")[0] for package in line.split()}
 
 
 def imported_by(example: Path) -> set[str]:
@@ -32,9 +32,11 @@ def imported_by(example: Path) -> set[str]:
     found = set()
     for node in ast.parse(example.read_text()).body:
         names = [node.module] if isinstance(node, ast.ImportFrom) else []
-        names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for name in names:
-            package = next((PACKAGES[each] for each in PACKAGES if name.startswith(each)), None)
+            package = next(
+                (PACKAGES[module] for module in PACKAGES if name.startswith(module)), None
+            )
             found.add(package or name.partition(".")[0].replace("_", "-"))
     return found - {name.replace("_", "-") for name in sys.stdlib_module_names}
 
@@ -45,7 +47,7 @@ def test_its_header_names_what_is_tested_and_the_page_of_hybrid_search_leads_to_
 ) -> None:
     packages = packages_of(example)
     assert {"./client"} <= packages
-    assert all(re.search(rf"(?m)^{each}==", PINS) for each in packages - UNPINNED)
+    assert all(re.search(rf"(?m)^{package}==", PINS) for package in packages - UNPINNED)
     # Those come with the others.
     assert imported_by(example) - BROUGHT_ALONG <= packages
     # The other modules of the client may need packages that only an extra of it brings.

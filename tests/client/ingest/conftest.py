@@ -39,7 +39,7 @@ class Runs:
 
     def ids(self) -> list[str]:
         found = self.look(lambda store: list(iterate_pages(store, self.options.dataset)))
-        return [each for page in found for each in page]
+        return [id_ for page in found for id_ in page]
 
     def arguments(self, *more: str) -> list[str]:
         """The same run for the command."""
@@ -72,7 +72,7 @@ def stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
     """Whether the collection has so many points, none of which was stored twice."""
     ids = runs.ids()
     uploads = qdrant.state(runs.target.collection)["uploads"]
-    return len(ids) == len(set(ids)) == points and {uploads[each] for each in ids} == {1}
+    return len(ids) == len(set(ids)) == points and {uploads[id_] for id_ in ids} == {1}
 
 
 @pytest.fixture(scope="session")

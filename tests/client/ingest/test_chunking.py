@@ -37,8 +37,8 @@ def chunker(request: pytest.FixtureRequest, client: Client, tiny_m3: Path) -> Ch
 
 def tokens_of(client: Client, texts: list[str]) -> list[int]:
     """As the model reads them, special tokens included."""
-    usage = [client.embed([each], return_colbert=False).usage for each in texts]
-    return [each["prompt_tokens"] for each in usage]
+    usage = [client.embed([text], return_colbert=False).usage for text in texts]
+    return [counts["prompt_tokens"] for counts in usage]
 
 
 @pytest.mark.parametrize("is_markdown", [False, True])

@@ -51,7 +51,7 @@ async def test_texts_that_are_too_many_together_are_sent_in_halves(client: Async
     options = VectorOptions(frozenset({"dense"}), "float16")
     found = await embedder(client, options).embed(["river"] * 1500)
     assert len(found) == 1500
-    assert not any(isinstance(each, Refusal) for each in found)
+    assert not any(isinstance(result, Refusal) for result in found)
     assert found[0].dense.dtype == np.float16
 
 
@@ -64,7 +64,7 @@ async def test_a_text_that_is_refused_leaves_the_others(server: RunningServer) -
 
     async with Refusing(server.url, max_retries=0) as client:
         found = await embedder(client).embed(["river", "bad", "winter"])
-    assert [isinstance(each, Refusal) for each in found] == [False, True, False]
+    assert [isinstance(result, Refusal) for result in found] == [False, True, False]
     assert "dimensions" in found[1].reason
 
 

@@ -64,21 +64,21 @@ def arguments(runs: Runs, new: Runs, *more: str) -> list[str]:
 def payloads(runs: Runs) -> dict[str, dict[str, Any]]:
     ids = runs.ids()
     points = runs.look(lambda store: store.read(ids, with_vectors=False))
-    return {each.id: dict(each.payload) for each in points}
+    return {point.id: dict(point.payload) for point in points}
 
 
 def check_vectors(new: Runs, expected: dict[str, dict[str, Any]]) -> None:
     """Whether a collection has these payloads by their ids, and the vectors of its service."""
     points = new.look(lambda store: store.read(list(expected), with_vectors=True))
     assert new.look(lambda store: store.count(None)) == len(expected)
-    assert {each.id: dict(each.payload) for each in points} == expected
-    texts = [each.payload["text"] for each in points]
+    assert {point.id: dict(point.payload) for point in points} == expected
+    texts = [point.payload["text"] for point in points]
     with Client(new.url) as client:
         made = client.embed_documents(texts, return_colbert=True)
-    for i, each in enumerate(points):
-        np.testing.assert_allclose(each.vectors.dense, made.dense[i], atol=1e-5)
-        np.testing.assert_allclose(each.vectors.colbert, made.colbert[i], atol=1e-5)
-        found, wanted = each.vectors.sparse.as_dict(), made.sparse[i].as_dict()
+    for i, point in enumerate(points):
+        np.testing.assert_allclose(point.vectors.dense, made.dense[i], atol=1e-5)
+        np.testing.assert_allclose(point.vectors.colbert, made.colbert[i], atol=1e-5)
+        found, wanted = point.vectors.sparse.as_dict(), made.sparse[i].as_dict()
         assert found == pytest.approx(wanted, abs=1e-5)
     assert new.look(lambda store: store.origin()).vector_space == made.vector_space
 

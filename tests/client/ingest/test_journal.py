@@ -74,7 +74,7 @@ def document(**changes: object) -> Document:
 def test_every_option_and_every_field_changes_the_names() -> None:
     recipes = [RECIPE, Recipe("b", ("model",), (512, 64)), Recipe("texts", ("other",), (512, 64))]
     changes = [{}, {"source": "b"}, {"key": "1"}, {"metadata": {"year": 1}}]
-    documents = [document(**each) for each in changes]
+    documents = [document(**change) for change in changes]
     pairs = [(each, RECIPE) for each in documents] + [(document(), each) for each in recipes[1:]]
     assert len({document_digest(*pair) for pair in pairs}) == len(pairs)
     assert len({chunk_ids(each, ["t"], recipe)[0] for each, recipe in pairs}) == len(pairs)

@@ -53,7 +53,7 @@ def test_later_runs_store_what_is_missing_and_remove_with_sync_alone(
     assert made.sparse == {"sparse": None}
     assert made.vectors["colbert"].is_multivector
     assert made.vectors["colbert"].edges == 0
-    assert {each.distance for each in made.vectors.values()} == {"Cosine"}
+    assert {config.distance for config in made.vectors.values()} == {"Cosine"}
 
 
 def test_unchanged_chunks_of_a_changed_document_stay_whoever_counts_their_tokens(
@@ -124,7 +124,7 @@ def test_a_collection_of_another_model_is_refused_by_its_name(edge_runs: Runs) -
 def test_vectors_are_stored_in_fewer_bytes(edge_runs: Runs, datatype: str) -> None:
     assert edge_runs.run(datatype=datatype).refused == []
     made = edge_runs.look(lambda store: store.layout())
-    assert {each.datatype for each in made.vectors.values()} == {datatype}
+    assert {config.datatype for config in made.vectors.values()} == {datatype}
     # The next run takes the type of the collection.
     assert edge_runs.run().uploaded == 0
     with pytest.raises(IngestError, match=f"its vector dense is .*{datatype}.* is needed"):
@@ -205,7 +205,7 @@ def test_a_collection_with_the_most_levels_of_metadata_is_opened_again(
     """Qdrant Edge stores more of them, too, and then cannot read its log."""
     source = tmp_path / "rows.jsonl"
     levels = [level[:-1] * 19 + "0" + level[-1] * 19 for level in ("[]", '{"a":}')]
-    rows = [f'{{"text": "deep {i}", "levels": {each}}}' for i, each in enumerate(levels)]
+    rows = [f'{{"text": "deep {i}", "levels": {value}}}' for i, value in enumerate(levels)]
     source.write_text("\n".join(rows))
     assert runs.run(source=source).uploaded == 2
     assert runs.run(source=source, recheck=True).uploaded == 0

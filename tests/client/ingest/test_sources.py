@@ -70,11 +70,16 @@ def test_rows_are_read_alike_from_every_format(tmp_path: Path, name: str) -> Non
     assert (first.source, first.key, first.text) == (name, "a", "the river")
     assert first.metadata == {"id": "a", "year": "2020"}
     assert second.text == 'a "quoted",\ntext'
-    assert {each.key for each in read(path)}.isdisjoint({"a", "c"})
-    assert len({each.key for each in read(path)}) == 2
+    assert {document.key for document in read(path)}.isdisjoint({"a", "c"})
+    assert len({document.key for document in read(path)}) == 2
     with pytest.raises(SourceError, match="no field uid, only text, id, year: --id-field names"):
         read(path, id="uid")
-    assert 0 < sum(each.size for each in read(path)) <= input_bytes(path) == path.stat().st_size
+    assert (
+        0
+        < sum(document.size for document in read(path))
+        <= input_bytes(path)
+        == path.stat().st_size
+    )
 
 
 @pytest.mark.parametrize("block", [1, 2, 5, 64])
@@ -84,7 +89,7 @@ def test_an_array_of_json_is_read_alike_in_pieces_of_any_size(
     monkeypatch.setattr(sources, "_BLOCK", block)
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(ROWS, indent=1))
-    assert [each.metadata for each in read(path)] == [
+    assert [document.metadata for document in read(path)] == [
         {"id": "a", "year": "2020"},
         {"id": "c", "year": "2021"},
     ]
@@ -99,9 +104,9 @@ def test_a_folder_is_read_in_a_fixed_order(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     found = read(tmp_path)
-    assert [each.source for each in found] == ["b.txt", "a/b.markdown", "a/z.md"]
-    assert [each.is_markdown for each in found] == [False, True, True]
-    assert sum(each.size for each in found) == input_bytes(tmp_path)
+    assert [document.source for document in found] == ["b.txt", "a/b.markdown", "a/z.md"]
+    assert [document.is_markdown for document in found] == [False, True, True]
+    assert sum(document.size for document in found) == input_bytes(tmp_path)
     assert read(tmp_path / "b.txt")[0].source == "b.txt"
 
 
@@ -134,7 +139,7 @@ def test_what_no_payload_can_hold_is_replaced(tmp_path: Path) -> None:
 def test_a_name_that_is_not_utf8_can_be_stored(tmp_path: Path) -> None:
     for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
         Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("a")
-    assert [each.source for each in read(tmp_path)] == [r"caf\xe8.txt", r"caf\xe9.txt"]
+    assert [document.source for document in read(tmp_path)] == [r"caf\xe8.txt", r"caf\xe9.txt"]
 
 
 def test_a_folder_that_cannot_be_listed_does_not_look_empty(
@@ -235,7 +240,7 @@ def test_html_is_read_in_its_own_encoding_or_not_at_all(
 ) -> None:
     (tmp_path / "page.htm").write_bytes(content)
     skipped = Skipped()
-    texts = [each.text for each in read_documents(tmp_path, Fields(), skipped)]
+    texts = [document.text for document in read_documents(tmp_path, Fields(), skipped)]
     reasons = [reason for _, reason in skipped.failed]
     assert texts == ([] if reasons else [found])
     assert all(found in reason for reason in reasons)
@@ -270,7 +275,9 @@ def test_texts_and_rows_are_read_in_their_own_encoding_or_the_one_that_is_told(
     """One that is told is never that of a file that is UTF-8, or has a mark."""
     (tmp_path / name).write_bytes(content)
     skipped = Skipped()
-    texts = [each.text for each in read_documents(tmp_path, Fields(encoding=encoding), skipped)]
+    texts = [
+        document.text for document in read_documents(tmp_path, Fields(encoding=encoding), skipped)
+    ]
     reasons = [reason for _, reason in skipped.failed]
     assert texts == ([] if reasons else [found])
     assert all(found in reason for reason in reasons)
@@ -278,8 +285,8 @@ def test_texts_and_rows_are_read_in_their_own_encoding_or_the_one_that_is_told(
 
 def test_what_is_not_read_is_counted_by_its_ending_and_a_bad_file_is_noted(tmp_path: Path) -> None:
     outside, folder = tmp_path / "outside", tmp_path / "folder"
-    for each in (outside, folder, folder / ".git", folder / "below"):
-        each.mkdir()
+    for path in (outside, folder, folder / ".git", folder / "below"):
+        path.mkdir()
     (outside / "secret.txt").write_text("a secret")
     (folder / "link.txt").symlink_to(outside / "secret.txt")
     (folder / "gone.txt").symlink_to(outside / "gone.txt")
@@ -298,7 +305,7 @@ def test_what_is_not_read_is_counted_by_its_ending_and_a_bad_file_is_noted(tmp_p
         (folder / name).write_bytes(content)
     os.mkfifo(folder / "pipe.txt")
     skipped = Skipped()
-    found = [each.text for each in read_documents(folder, Fields(), skipped)]
+    found = [document.text for document in read_documents(folder, Fields(), skipped)]
     assert found == ['{"text": "the river"}', "a", "one", "the mountain", "the river"]
     assert input_bytes(folder) == 2 * 21 + 1 + 18 + sum(map(len, bad.values()))
     assert [name for name, _ in skipped.failed] == list(bad)
@@ -323,15 +330,15 @@ def test_a_long_text_becomes_documents_that_are_cut_between_paragraphs(tmp_path:
     path.write_text(text)
     found = read(path)
     assert len(found) > len(text) / PART_CHARACTERS
-    assert "".join(each.text for each in found) == text
-    assert all(each.text.startswith(("# ", "river")) for each in found)
-    assert all(len(each.text) <= PART_CHARACTERS for each in found)
-    assert [each.is_part for each in found] == [False] + [True] * (len(found) - 1)
-    assert len({each.key for each in found}) == len(found)
-    assert sum(each.size for each in found) == path.stat().st_size
+    assert "".join(document.text for document in found) == text
+    assert all(document.text.startswith(("# ", "river")) for document in found)
+    assert all(len(document.text) <= PART_CHARACTERS for document in found)
+    assert [document.is_part for document in found] == [False] + [True] * (len(found) - 1)
+    assert len({document.key for document in found}) == len(found)
+    assert sum(document.size for document in found) == path.stat().st_size
     # Without spaces, too.
     path.write_text("a" * 300_000)
-    assert [len(each.text) for each in read(path)] == [131_072, 131_072, 37_856]
+    assert [len(document.text) for document in read(path)] == [131_072, 131_072, 37_856]
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_a_service_that_is_changed_under_a_run_stops_it(
     points = runs.look(lambda store: store.read(ids, with_vectors=True))
     assert 0 < len(points) < 400
     with Client(server.url) as client:
-        expected = client.embed([each.payload["text"] for each in points]).dense
-    np.testing.assert_allclose([each.vectors.dense for each in points], expected, atol=1e-5)
+        expected = client.embed([point.payload["text"] for point in points]).dense
+    np.testing.assert_allclose([point.vectors.dense for point in points], expected, atol=1e-5)
 
 
 def test_a_run_stays_with_its_collection_when_the_alias_is_moved(
@@ -152,7 +152,9 @@ def test_of_a_collection_that_does_not_say_its_space_the_names_of_models_are_com
 
     def rename(store: Store) -> None:
         found = store.read(ids, with_vectors=True)
-        store.upsert([replace(each, payload={**each.payload, "model": "other"}) for each in found])
+        store.upsert(
+            [replace(point, payload={**point.payload, "model": "other"}) for point in found]
+        )
 
     edge_runs.look(rename)
     with pytest.raises(OtherSpaceError, match="has vectors of other, and the service makes"):

@@ -107,7 +107,7 @@ def test_an_explanation_adds_up_to_the_scores(search) -> None:
         products = [term["query_weight"] * term["passage_weight"] for term in terms]
         assert sum(products) == pytest.approx(hit["scores"].get("sparse", 0.0), abs=1e-3)
         assert products == sorted(products, reverse=True)
-        similarity = sum(each["similarity"] for each in matches)
+        similarity = sum(match["similarity"] for match in matches)
         assert similarity == pytest.approx(hit["scores"]["colbert"], abs=1e-3)
         words = {term["token"].strip("\u2581") for term in terms}
         assert words <= set(QUERY.split()) & set(hit["text"].split()) | {""}

@@ -37,10 +37,10 @@ class RayCluster:
     def processes(self, title: str) -> dict[int, psutil.Process]:
         """Those whose title begins so, by id."""
         found = {}
-        for each in self._head.children(recursive=True):
+        for process in self._head.children(recursive=True):
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if " ".join(each.cmdline()).startswith(title):
-                    found[each.pid] = each
+                if " ".join(process.cmdline()).startswith(title):
+                    found[process.pid] = process
         return found
 
     def replicas(self) -> dict[int, psutil.Process]:
@@ -108,9 +108,9 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(5)
     _, alive = psutil.wait_procs([*family, head], timeout=5)
-    for each in alive:
+    for survivor in alive:
         with suppress(psutil.NoSuchProcess):
-            each.kill()
+            survivor.kill()
     process.wait(30)
 
 

@@ -106,8 +106,8 @@ def test_a_job_that_is_killed_twice_and_loses_workers_is_resumed(
     def kill_workers() -> None:
         workers = cluster.embedders()
         assert workers
-        for each in workers.values():
-            each.kill()
+        for worker in workers.values():
+            worker.kill()
 
     second = job.kill_after(5, log, also=kill_workers)
     (job.output / ".block-left-over.parquet.1").write_bytes(b"half a file")
@@ -120,7 +120,7 @@ def test_a_job_that_is_killed_twice_and_loses_workers_is_resumed(
     assert not list(job.output.glob(".block-*"))
     places = range(0, ROWS, 100)
     texts = [table["text"][place].as_py() for place in places]
-    sequences = [each.ids for each in embedder.tokenize(texts)]
+    sequences = [sequence.ids for sequence in embedder.tokenize(texts)]
     made = embedder.launch(sequences, [Outputs(dense=True, sparse=True)] * len(texts))()
     for place, lonely in zip(places, made, strict=True):
         np.testing.assert_allclose(table["dense"][place].as_py(), lonely.dense, atol=1e-5)

@@ -72,7 +72,7 @@ def two_that_answer(cluster: RayCluster, url: str) -> None:
         with Load(url, f"settle-{next(numbers)}").running() as load:
             load.wait_for_more(40)
         by = [answered(cluster, pid) & load.statuses.keys() for pid in cluster.replicas()]
-        return not load.failed and sum(bool(each) for each in by) >= 2
+        return not load.failed and sum(bool(statuses) for statuses in by) >= 2
 
     wait_until(settled, "two replicas answer")
 
@@ -109,7 +109,7 @@ def test_what_another_replica_accepted_outlives_one_that_is_killed(
     assert {load.statuses[request] for request in load.failed} <= {500, 503}
     for pid in cluster.replicas():
         assert not answered(cluster, pid) & load.failed
-    assert any(answered(cluster, each.pid) & load.statuses.keys() for each in others)
+    assert any(answered(cluster, replica.pid) & load.statuses.keys() for replica in others)
     two_that_answer(cluster, service)
     assert first.pid not in cluster.replicas()
 
