@@ -25,7 +25,7 @@ ENDLESS = "import time; print('began', flush=True); time.sleep(600)"
         ("import os; os.system('sleep 600')", 0.5, None, None, "**not finished**"),
     ],
 )
-def test_a_section_ends_with_the_figures_of_its_last_line_or_says_why_not(
+def test_section_returns_the_figures_of_its_last_line_or_an_error(
     code: str, seconds: float, status: int | None, figures: object, said: str
 ) -> None:
     section = Section("a section", [sys.executable, "-c", code], 5.0, {"NAME": "one"})
@@ -36,7 +36,7 @@ def test_a_section_ends_with_the_figures_of_its_last_line_or_says_why_not(
     assert status != 0 or run(replace(section, figures=False), seconds).figures is None
 
 
-def test_the_tests_for_devices_come_before_speed(tmp_path) -> None:
+def test_device_tests_run_before_speed(tmp_path) -> None:
     every = [*sections(tmp_path, "cuda", quick=False)]
     names = [each.name for each in every]
     assert max(map(names.index, ("tests", "verify"))) < names.index("kernels embedder")
@@ -45,7 +45,7 @@ def test_the_tests_for_devices_come_before_speed(tmp_path) -> None:
     assert {"test_proof.py", "test_devices.py"} <= modules
 
 
-def test_figures_are_tables_and_records_within_them_tables_of_their_own() -> None:
+def test_figures_and_nested_records_are_tables() -> None:
     rows = [{"launch": "graphs", "switch_ms": 0.1}, {"launch": "eager", "switch_ms": 0.1}]
     figures = {"seconds": 0.5, "paths": {"linear": "a|b"}, "rates": rows}
     shown = page([Outcome("engines", 1.0, 0, figures, "")])
@@ -88,7 +88,7 @@ def test_float8_is_measured_on_a_gpu_only(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_each_package_comes_in_one_version_and_without_pytorch(python: str) -> None:
+def test_requirements_have_each_package_once_and_no_pytorch(python: str) -> None:
     names = [each.split("==")[0] for each in requirements(python, [])]
     assert len(names) == len(set(names))
     assert {"numpy", "pytest", "transformers", "uvloop"} <= set(names)
@@ -97,7 +97,7 @@ def test_each_package_comes_in_one_version_and_without_pytorch(python: str) -> N
     assert only.startswith("flagembedding==")
 
 
-def test_an_unknown_section_is_told_before_anything_runs(tmp_path, monkeypatch, capsys) -> None:
+def test_unknown_section_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), "--device", "cpu", "--only", "tset"])
     with pytest.raises(SystemExit):
         main()

@@ -31,7 +31,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bin
     ("flop", "threads"),
     [(0, 1), (1, 1), (0.5e9, 1), (0.5e9 + 1, 2), (3.5e9, 7), (3.5e9 + 1, 8), (4e9 + 1, 8)],
 )
-def test_a_thread_is_added_for_every_half_gigaflop_up_to_all_there_are(
+def test_set_threads_adds_a_thread_for_every_half_gigaflop(
     flop: float, threads: int, monkeypatch
 ) -> None:
     chosen = []
@@ -43,7 +43,7 @@ def test_a_thread_is_added_for_every_half_gigaflop_up_to_all_there_are(
     assert chosen == [threads, 3]
 
 
-def test_a_model_loaded_after_a_small_batch_still_has_every_thread() -> None:
+def test_available_threads_do_not_shrink_after_a_small_batch() -> None:
     before = torch.get_num_threads()
     try:
         set_threads(1)
@@ -72,7 +72,7 @@ def test_a_model_loaded_after_a_small_batch_still_has_every_thread() -> None:
         ({}, None, None),
     ],
 )
-def test_threads_fit_the_smallest_quota_of_the_control_groups(
+def test_threads_fit_the_smallest_cpu_quota_of_the_control_groups(
     files, membership, expected, monkeypatch, tmp_path: Path
 ) -> None:
     for name, content in files.items():
@@ -91,7 +91,7 @@ def test_threads_fit_the_smallest_quota_of_the_control_groups(
 
 
 @linux_only
-def test_only_the_thread_itself_steps_back() -> None:
+def test_lower_thread_priority_changes_only_the_calling_thread() -> None:
     seen: list[int] = []
 
     def look() -> None:
@@ -144,7 +144,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ((), 4, {}, [[0, 1], [2, 3]], [0, 0], 2),
     ],
 )
-def test_workers_share_the_cores_node_by_node(
+def test_share_cpus_by_memory_node(
     machine, nodes, threads, cores, cpus, on_nodes, threads_each
 ) -> None:
     names = [f"cpu:{number}" for number in range(len(cpus))]
@@ -156,7 +156,7 @@ def test_workers_share_the_cores_node_by_node(
     assert {share.threads for share in shares} == {threads_each}
 
 
-def test_more_workers_than_cores_stop_the_start(machine) -> None:
+def test_share_cpus_refuses_more_workers_than_cores(machine) -> None:
     machine("0-1", threads=2, cores={}, usable=2)
     with pytest.raises(StartupError) as caught:
         share_cpus(["cpu:0", "cpu:1", "cpu:2"])
@@ -170,7 +170,7 @@ def test_more_workers_than_cores_stop_the_start(machine) -> None:
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     workers=st.integers(1, 12),
 )
-def test_no_cpu_is_given_twice_and_none_is_left(sizes: list[int], workers: int) -> None:
+def test_divide_cpus_gives_each_cpu_to_one_worker(sizes: list[int], workers: int) -> None:
     cpus = iter(range(sum(sizes)))
     nodes = [[next(cpus) for _ in range(size)] for size in sizes]
     parts = divide_cpus(nodes, workers)
@@ -181,7 +181,7 @@ def test_no_cpu_is_given_twice_and_none_is_left(sizes: list[int], workers: int) 
 
 
 @linux_only
-def test_a_bound_thread_has_the_cpus_that_are_there_and_no_other_thread_changes() -> None:
+def test_bind_thread_changes_only_the_calling_thread() -> None:
     before = os.sched_getaffinity(0)
     first = min(before)
     for cpus, bound_to in (({first}, {first}), ({1023}, before)):
@@ -192,7 +192,7 @@ def test_a_bound_thread_has_the_cpus_that_are_there_and_no_other_thread_changes(
 
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_parts_are_joined_as_they_come(dtype: torch.dtype, dim: int) -> None:
+def test_cat_in_large_pages_equals_torch_cat(dtype: torch.dtype, dim: int) -> None:
     parts = torch.rand(7, 9, 3).to(dtype).split([2, 1, 4] if dim == 0 else [4, 4, 1], dim)
     joined = cat_in_large_pages((each.clone() for each in parts), 7 if dim == 0 else 9, dim)
     assert torch.equal(joined, torch.cat(parts, dim))
@@ -203,7 +203,7 @@ def test_parts_are_joined_as_they_come(dtype: torch.dtype, dim: int) -> None:
     shapes=st.lists(st.tuples(st.integers(1, 3), st.sampled_from([1, 5, 2**20, 2**22])), max_size=6)
 )
 @settings(max_examples=20, deadline=None)
-def test_copies_in_large_pages_are_apart_and_aligned(shapes: list[tuple[int, int]]) -> None:
+def test_large_pages_copies_are_separate_and_aligned(shapes: list[tuple[int, int]]) -> None:
     memory, copies = LargePages(), []
     for number, shape in enumerate(shapes):
         original = torch.full(shape, number, dtype=torch.int8).t()
@@ -216,7 +216,7 @@ def test_copies_in_large_pages_are_apart_and_aligned(shapes: list[tuple[int, int
 
 
 @linux_only
-def test_large_pages_are_free_when_no_copy_is_left() -> None:
+def test_large_pages_are_freed_with_their_last_copy() -> None:
     def mapped() -> int:
         return psutil.Process().memory_info().vms
 

@@ -41,7 +41,7 @@ CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
         ),
     ],
 )
-def test_on_a_cpu_what_is_native_is_taken_for_all_or_beside_int8(
+def test_cpu_dtype_is_the_native_one_alone_and_beside_int8(
     monkeypatch, capabilities, system, auto, int8
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(capabilities, True))
@@ -77,7 +77,7 @@ FLOAT8 = "DTYPE=float8 needs .*, and the models run on"
         ("float8", False, CPU, None, f"{FLOAT8} cpu"),
     ],
 )
-def test_a_format_suits_the_model_and_the_device_or_stops_the_start(
+def test_dtype_suits_the_model_and_the_device_or_stops_the_start(
     monkeypatch, name, qwen, where, capability, expected
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
@@ -89,7 +89,7 @@ TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)"
 
 
 @pytest.mark.parametrize("build", ["13.0", None])
-def test_a_driver_too_old_stops_the_start_or_is_passed_over_with_the_reason(
+def test_driver_too_old_stops_the_start_or_is_logged(
     monkeypatch: pytest.MonkeyPatch, build: str | None
 ) -> None:
     """Where PyTorch's build is for CPUs no GPU was expected, and nothing is said of one."""
@@ -142,7 +142,7 @@ CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"
         ((10, 0), ["sm_75", "sm_90"], False),
     ],
 )
-def test_a_gpu_is_taken_if_the_build_has_kernels_for_it(seen_gpu, capability, built, runs) -> None:
+def test_gpu_needs_kernels_in_the_build_of_pytorch(seen_gpu, capability, built, runs) -> None:
     seen_gpu(capability, built)
     has = ".".join(map(str, capability))
     reason = (
@@ -173,7 +173,7 @@ def test_a_gpu_is_taken_if_the_build_has_kernels_for_it(seen_gpu, capability, bu
         ("mps", False, None, "DEVICE=mps needs an Apple GPU, and there is none here"),
     ],
 )
-def test_a_device_that_is_named_is_taken_or_said_not_to_be_there(
+def test_named_device_is_used_or_refused(
     seen_gpu, monkeypatch, name, has_mps, chosen, refusal
 ) -> None:
     seen_gpu((9, 0), CUDA_13)
@@ -182,7 +182,7 @@ def test_a_device_that_is_named_is_taken_or_said_not_to_be_there(
         assert device.choose_device(name) == torch.device(chosen)
 
 
-def test_the_hardware_is_described_by_its_name(seen_gpu, monkeypatch) -> None:
+def test_describe_device_names_the_hardware(seen_gpu, monkeypatch) -> None:
     seen_gpu((9, 0), CUDA_13)
     monkeypatch.setattr(device, "available_threads", lambda: 7)
     arm = {"architecture": "aarch64"}
@@ -192,7 +192,7 @@ def test_the_hardware_is_described_by_its_name(seen_gpu, monkeypatch) -> None:
     assert device.describe_device(CUDA) == "Some GPU"
 
 
-def test_the_memory_of_a_gpu_is_told_by_its_driver_and_given_back(monkeypatch) -> None:
+def test_gpu_memory_is_read_and_freed(monkeypatch) -> None:
     done: list[str] = []
     for name, value in {
         "memory_allocated": lambda _: 1,
@@ -265,14 +265,16 @@ def in_groups(tmp_path: Path, monkeypatch):
         (1, {}, None),
     ],
 )
-def test_the_control_group_with_the_least_left_counts(in_groups, version, groups, expected) -> None:
+def test_control_group_usage_is_of_the_group_with_least_memory_left(
+    in_groups, version, groups, expected
+) -> None:
     in_groups(version, groups)
     usage = device.control_group_usage()
     assert (usage and (usage.used, usage.total)) == expected
 
 
 @pytest.mark.parametrize(("bytes_more", "counts"), [(-1, True), (0, False), (1, False)])
-def test_a_group_counts_where_its_limit_is_below_what_the_machine_has(
+def test_control_group_counts_if_its_limit_is_below_the_machines_memory(
     in_groups, bytes_more, counts
 ) -> None:
     has = psutil.virtual_memory().total
@@ -292,7 +294,7 @@ print(measure_peak_growth(lambda: np.ones(1 << 26, np.uint8)), measure_peak_grow
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a peak")
-def test_the_peak_of_a_run_is_seen_after_its_memory_was_given_back() -> None:
+def test_peak_growth_includes_memory_freed_before_the_end() -> None:
     """In a process of its own: another thread of this one may free memory meanwhile."""
     done = run_script(GROWN)
     assert not done.returncode, done.stderr
@@ -306,9 +308,7 @@ def test_the_peak_of_a_run_is_seen_after_its_memory_was_given_back() -> None:
     ("seconds", "runs", "shortest_of_them"),
     [([0.1, 0.02, 0.05], 3, 0.02), ([0.05, 0.2, 0.01], 2, 0.05), ([0.2, 0.1], 1, 0.2)],
 )
-def test_the_shortest_of_a_few_runs_counts_and_long_ones_are_repeated_less(
-    seconds, runs, shortest_of_them
-) -> None:
+def test_time_fastest_run_repeats_long_runs_less(seconds, runs, shortest_of_them) -> None:
     at, done = 0.0, []
 
     def run() -> None:
@@ -328,7 +328,7 @@ def test_the_shortest_of_a_few_runs_counts_and_long_ones_are_repeated_less(
         (CPU, True, None, []),  # It has no such segments.
     ],
 )
-def test_where_expandable_segments_fail_the_start_goes_on_without_them(
+def test_expandable_segments_are_turned_off_if_they_fail(
     monkeypatch, where, broken, error, warnings
 ) -> None:
     fails = True
@@ -352,7 +352,7 @@ def test_where_expandable_segments_fail_the_start_goes_on_without_them(
     assert {line["event"] for line in lines} <= {"expandable_segments_refused"}
 
 
-def test_memory_is_given_back_each_time_and_in_no_capture(monkeypatch) -> None:
+def test_empty_cuda_cache_waits_for_a_capture(monkeypatch) -> None:
     calls = queue.SimpleQueue[bool]()
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.put(capturing_now.is_set()))
     capturing_now = threading.Event()

@@ -25,9 +25,7 @@ from tests.support.simulated_streams import ARRIVED
         (torch.tensor([[math.inf, -math.inf]]), [False]),  # They do not cancel out.
     ],
 )
-def test_results_come_back_in_their_places_with_those_marked_that_are_not_finite(
-    rows, finite
-) -> None:
+def test_copies_keep_order_and_mark_rows_that_are_not_finite(rows, finite) -> None:
     other = torch.rand(2)
     plain, arrived = start_copies([DeviceRows.of(other), DeviceRows.of(rows)], tokens=7)()
     np.testing.assert_array_equal(plain.values, other.numpy())
@@ -36,7 +34,7 @@ def test_results_come_back_in_their_places_with_those_marked_that_are_not_finite
     assert arrived.finite.tolist() == finite
 
 
-def test_from_a_gpu_results_arrive_through_pinned_buffers_that_are_used_again() -> None:
+def test_copies_from_a_gpu_reuse_pinned_buffers() -> None:
     """Two batches are in flight, and the next copies make NaN of what still lies in a buffer."""
     rows = [torch.empty(3, 5, dtype=torch.float16), torch.empty(7), torch.empty(2, 2, 9)]
     kept: list[HostRows] = []
@@ -60,7 +58,7 @@ def test_from_a_gpu_results_arrive_through_pinned_buffers_that_are_used_again() 
         assert ours.finite.shape == each.shape[: max(1, each.dim() - 1)]
 
 
-def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_flight(
+def test_take_buffer_reuses_large_enough_buffers(
     monkeypatch,
 ) -> None:
     make = torch.empty
@@ -81,7 +79,7 @@ def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_fli
 
 
 @pytest.mark.parametrize(("tokens", "sleeps"), [(16, False), (1024, False), (1025, True)])
-def test_only_for_a_short_forward_a_core_looks_again_and_again(monkeypatch, tokens, sleeps) -> None:
+def test_copies_of_a_short_forward_poll_and_others_sleep(monkeypatch, tokens, sleeps) -> None:
     with simulated_cuda():
         make, events = torch.cuda.Event, []
         monkeypatch.setattr(torch.cuda, "Event", lambda **how: events.append(how) or make(**how))
@@ -89,7 +87,7 @@ def test_only_for_a_short_forward_a_core_looks_again_and_again(monkeypatch, toke
     assert events == [{"blocking": sleeps}]
 
 
-def test_parts_of_a_buffer_are_aligned() -> None:
+def test_copies_in_a_buffer_are_aligned() -> None:
     """The simulated device itself raises where two of them overlap."""
     tensors = [torch.rand(3), torch.rand(2, 16), torch.rand(1).half(), torch.rand(64).bfloat16()]
     with simulated_cuda() as cuda:

@@ -92,14 +92,14 @@ LENGTHS = st.lists(st.integers(1, 9) | st.integers(14, 18), min_size=1, max_size
 @pytest.mark.parametrize("attend", [eager, sdpa, matmul])
 @given(lengths=LENGTHS, kv_heads=st.sampled_from([4, 2, 1]), causal=st.booleans())
 @settings(max_examples=30)
-def test_it_follows_the_definition(attend, lengths, kv_heads, causal) -> None:
+def test_attention_follows_the_definition(attend, lengths, kv_heads, causal) -> None:
     check(attend, lengths, kv_heads, causal=causal)
 
 
 @pytest.mark.parametrize("attend", [eager, sdpa, matmul])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, value) -> None:
+def test_nan_and_infinity_stay_within_their_sequence(attend, causal, value) -> None:
     """Short ones of near lengths share a padded block, equal ones a dense one."""
     lengths = [3, 5, 5, 17, 18, 70, 70]
     states, packed = random_case(lengths, 4)
@@ -117,7 +117,7 @@ def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, v
 
 @pytest.mark.parametrize("attend", [sdpa, matmul])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_rounds_the_row_up_gets_finite_states(attend, causal: bool) -> None:
+def test_tokens_that_round_up_get_finite_states(attend, causal: bool) -> None:
     packed = pack_lengths([5], multiple=32)
     output = attend(torch.randn(3, 4, 32, 8).unbind(), packed, scale=1.0, causal=causal)
     assert torch.isfinite(output).all()
@@ -127,7 +127,7 @@ def test_what_rounds_the_row_up_gets_finite_states(attend, causal: bool) -> None
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("cost_of_a_call", [256, 0])
-def test_kernels_for_packed_sequences_are_called_as_their_documentation_says(
+def test_varlen_and_memory_efficient_kernels_get_documented_arguments(
     cuda_kernels_on_cpu, monkeypatch, attend, causal, kv_heads, cost_of_a_call
 ) -> None:
     """In one call, and in one for each class of lengths where that costs nothing."""
@@ -148,9 +148,7 @@ def flash_attn_varlen_func(
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("attend", [varlen, partial(_flash_attention, flash_attn_varlen_func)])
 @pytest.mark.parametrize("wrap", [lambda attend: attend, exclude_unattended])
-def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
-    attend, causal, wrap
-) -> None:
+def test_window_of_a_kernel_equals_the_window_in_blocks(attend, causal, wrap) -> None:
     states, packed = random_case([3, 7, 40], 2)
     options = {"scale": 0.3, "causal": causal, "window": 5}
     in_blocks = PackedAttention(sdpa, packed)(states, **options)
@@ -164,7 +162,7 @@ def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
 @pytest.mark.parametrize("attend", [eager, sdpa, matmul])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv_heads) -> None:
+def test_unattended_tokens_attend_to_the_attended_ones(attend, causal, kv_heads) -> None:
     lengths, unattended = [1, 4, 6, 6, 7], [0, 1, 2, 5, 0]
     ids = [np.zeros(length, np.int64) for length in lengths]
     for each, count in zip(ids, unattended, strict=True):
@@ -209,7 +207,7 @@ def states_in_blocks(count: int, length: int, dtype: torch.dtype) -> QueryKeyVal
     masked=st.booleans(),
 )
 @settings(max_examples=60)
-def test_blocks_of_any_size_give_what_the_whole_gives(
+def test_matmul_in_blocks_of_any_size_computes_the_same(
     count, length, most_scores, fewest, masked
 ) -> None:
     states = states_in_blocks(count, length, torch.float32)
@@ -236,9 +234,7 @@ def test_blocks_of_any_size_give_what_the_whole_gives(
         (1200, 10, 2401, []),  # As few scores are left to PyTorch's operator.
     ],
 )
-def test_no_more_scores_are_held_at_once_than_may_be(
-    monkeypatch, most_scores, fewest, few, products
-) -> None:
+def test_matmul_holds_at_most_max_scores(monkeypatch, most_scores, fewest, few, products) -> None:
     held, multiply = [], torch.bmm
 
     def watched(left, right):
@@ -252,7 +248,7 @@ def test_no_more_scores_are_held_at_once_than_may_be(
     assert [product.numel() for product in held[::2]] == products
 
 
-def test_bfloat16_costs_no_more_than_its_own_rounding() -> None:
+def test_matmul_in_bfloat16_is_as_exact_as_the_format() -> None:
     states = states_in_blocks(2, 300, torch.bfloat16)
     expected = functional.scaled_dot_product_attention(*(each.double() for each in states))
     actual = attend_in_blocks(states, 8**-0.5).double()
@@ -276,14 +272,14 @@ LACKS = [
 
 
 @pytest.mark.parametrize(("capability", "name", "device", "dtype"), RUNS)
-def test_what_can_run_may_be_named(monkeypatch, capability, name, device, dtype) -> None:
+def test_supported_attention_may_be_named(monkeypatch, capability, name, device, dtype) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     require_attention_support(name, device, dtype)
     assert has_flash_attention(device, dtype) is (name in FLASH)
 
 
 @pytest.mark.parametrize(("capability", "name", "device", "dtype", "needed", "there"), LACKS)
-def test_what_cannot_run_and_is_named_says_what_it_needs_and_what_there_is(
+def test_unsupported_attention_names_its_requirement_and_the_device(
     monkeypatch, capability, name, device, dtype, needed, there
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
@@ -295,7 +291,7 @@ def test_what_cannot_run_and_is_named_says_what_it_needs_and_what_there_is(
     assert has_flash_attention(device, dtype) is (name == "native" and device == CUDA)
 
 
-def test_each_name_stands_for_its_attention_and_the_kernels_are_not_found_without_them() -> None:
+def test_load_attention_by_name_and_native_needs_the_kernels() -> None:
     named = {"varlen": varlen, "sdpa": sdpa, "matmul": matmul, "eager": eager}
     assert {name: load_attention(name) for name in named} == named
     said = r"are not built, .* with python -m smart_embedder\.kernels\.build"
@@ -307,7 +303,7 @@ def test_each_name_stands_for_its_attention_and_the_kernels_are_not_found_withou
     ("name", "module"),
     [("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface")],
 )
-def test_flash_attention_is_of_its_package_which_must_be_there(
+def test_flash_attention_needs_its_package(
     name: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

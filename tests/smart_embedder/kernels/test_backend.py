@@ -54,7 +54,7 @@ def random_layer_norm(width: int) -> LayerNorm:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @on_a_cpu
 @torch.inference_mode()
-def test_layers_that_read_the_same_input_stand_side_by_side(backend, activation) -> None:
+def test_linear_puts_outputs_of_layers_side_by_side(backend, activation) -> None:
     layers = [random_layer(32, out) for out in (32, 16, 48)]
     states = random(5, 32)
     actual = backend.linear(layers, activation)(states)
@@ -63,7 +63,7 @@ def test_layers_that_read_the_same_input_stand_side_by_side(backend, activation)
 
 
 @pytest.mark.parametrize("backend", [PLAIN, onednn_backend(torch.float32)])
-def test_a_single_layer_in_float32_keeps_its_weights_where_they_are(backend: Backend) -> None:
+def test_linear_of_one_float32_layer_does_not_copy_weights(backend: Backend) -> None:
     layer = random_layer(32, 32, torch.float32)
     compute = backend.linear([layer])
     with torch.inference_mode():
@@ -77,7 +77,7 @@ def test_a_single_layer_in_float32_keeps_its_weights_where_they_are(backend: Bac
     ("activation", "most"),
     [("silu", 3e38), ("relu", 3e38), ("gelu", 1e9), ("gelu_pytorch_tanh", 1e9)],
 )
-def test_a_gate_of_large_numbers_is_shut_or_open(backend: Backend, activation, most) -> None:
+def test_gate_of_large_numbers_is_closed_or_open(backend: Backend, activation, most) -> None:
     gate = torch.tensor([-most, -200.0, -90.0, 0.0, 90.0, most] + [0.0] * 10)
     states = torch.cat([gate, torch.ones(16)])[None].bfloat16()
     expected = gate.clamp(min=0)[None].bfloat16()
@@ -96,7 +96,7 @@ def restored(rows: QuantizedRows) -> Tensor:
 
 @on_a_cpu
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_stays_in_its_row(backend: Backend, odd: float) -> None:
+def test_nan_and_infinity_stay_in_their_row(backend: Backend, odd: float) -> None:
     states = random(4, 64)
     states[1, 3] = odd
     for result in (
@@ -121,7 +121,9 @@ def rows_of_any_size(count: int, width: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(**SHAPES)
 @settings(max_examples=30)
-def test_a_row_has_255_steps_of_its_own_range(backend: Backend, dtype, count, width) -> None:
+def test_quantize_rows_has_255_steps_of_each_rows_range(
+    backend: Backend, dtype, count, width
+) -> None:
     states, factors = rows_of_any_size(count, width, dtype), torch.rand(width) + 0.1
     rows = backend.quantize_rows(states, plain_columns(factors))
     wanted = states.float() * factors
@@ -132,7 +134,7 @@ def test_a_row_has_255_steps_of_its_own_range(backend: Backend, dtype, count, wi
 @on_a_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [64, 36])
-def test_the_columns_of_a_channel_are_together_finer_than_one(backend, dtype, width) -> None:
+def test_quantize_rows_with_repeated_columns_is_finer(backend, dtype, width) -> None:
     states, channel, count = rows_of_any_size(40, width, dtype), 5, 17
     factors, repeated = torch.ones(width), torch.full((count - 1,), channel, dtype=torch.int32)
     places = torch.arange(float(count))

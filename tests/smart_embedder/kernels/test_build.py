@@ -45,7 +45,7 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-def test_other_sources_and_architectures_have_another_library(sources: Path) -> None:
+def test_library_path_depends_on_sources_and_architecture(sources: Path) -> None:
     before = {library_path(X86_64), library_path(AARCH64)}
     (sources / "rows.c").write_text("changed")
     assert len(before | {library_path(X86_64), library_path(AARCH64)}) == 4
@@ -57,7 +57,7 @@ def calls(log: Path) -> list[tuple[list[str], str]]:
 
 @pytest.mark.parametrize("architecture", [X86_64, AARCH64])
 @pytest.mark.parametrize("checks", [(), ("-fsanitize=address",)])
-def test_each_source_is_compiled_for_every_instruction_set_and_all_are_linked(
+def test_library_has_each_source_for_every_instruction_set(
     architecture, checks, sources: Path, monkeypatch, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -86,7 +86,7 @@ def test_each_source_is_compiled_for_every_instruction_set_and_all_are_linked(
     assert list(sources.glob("kernels-*")) == [library_path(architecture)]
 
 
-def test_the_program_fetches_the_compiler_with_its_digest_and_builds_what_is_missing(
+def test_build_installs_the_compiler_by_its_hash_and_builds_missing_libraries(
     sources: Path, monkeypatch, tmp_path: Path, capsys
 ) -> None:
     log = tmp_path / "log"
@@ -114,7 +114,7 @@ def test_the_program_fetches_the_compiler_with_its_digest_and_builds_what_is_mis
 
 
 @pytest.mark.parametrize("fails", ["pip", "-shared"])
-def test_the_program_says_in_one_sentence_why_it_could_not_build(
+def test_build_failure_is_one_sentence(
     fails: str, sources: Path, monkeypatch, tmp_path: Path, capsys
 ) -> None:
     log = tmp_path / "log"
@@ -124,7 +124,7 @@ def test_the_program_says_in_one_sentence_why_it_could_not_build(
     assert list(sources.glob("kernels-*")) == []
 
 
-def test_where_the_kernels_are_of_no_use_nothing_is_built(
+def test_build_does_nothing_on_an_unsupported_machine(
     sources: Path, monkeypatch, tmp_path: Path, capsys
 ) -> None:
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", tmp_path / "log"))
@@ -144,7 +144,7 @@ def test_where_the_kernels_are_of_no_use_nothing_is_built(
         (OSError(), "OSError"),
     ],
 )
-def test_an_error_is_told_by_its_last_line(error, said: str) -> None:
+def test_explain_error_returns_the_last_line(error, said: str) -> None:
     assert build.explain_error(error) == said
 
 
@@ -162,7 +162,7 @@ def test_an_error_is_told_by_its_last_line(error, said: str) -> None:
         ("riscv64", "glibc", FITTING, True, False),
     ],
 )
-def test_it_is_for_linux_with_avx2_or_dot_products(
+def test_kernels_run_on_linux_with_avx2_or_dot_products(
     monkeypatch, machine, libc, flags, anywhere, of_use
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
@@ -172,7 +172,7 @@ def test_it_is_for_linux_with_avx2_or_dot_products(
     assert build.can_run_kernels(anywhere=anywhere) is of_use
 
 
-def test_sets_of_instructions_tell_what_the_c_files_say() -> None:
+def test_instruction_sets_match_the_c_headers() -> None:
     text = (library_path().parent / "vector.h").read_text()
     sizes = re.findall(r"enum \{ LANES = (\d+), REGISTERS = (\d+) \}", text)
     tiles = [int(lanes) * int(registers) for lanes, registers in sizes]

@@ -49,7 +49,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [8, 8192])
 @torch.inference_mode()
-def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
+def test_row_kernels_of_every_width_and_dtype(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(width)
     drawn = [torch.randn(shape).to(dtype) for shape in ((3, width), (3, width), (width,), (width,))]
 
@@ -68,7 +68,7 @@ def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [8, 4096])
 @torch.inference_mode()
-def test_rows_in_float8_have_the_bits_that_pytorch_gives_them(dtype, width) -> None:
+def test_float8_rows_have_the_bits_of_pytorch(dtype, width) -> None:
     torch.manual_seed(width)
     rows = torch.randn(6, width) * torch.tensor([1, 1e-3, 300, 1e-6, 0, 1])[:, None]
     # Some are so small beside the largest that float8 has fewer bits for them, or none.
@@ -85,7 +85,7 @@ def test_rows_in_float8_have_the_bits_that_pytorch_gives_them(dtype, width) -> N
 
 @emulated
 @torch.inference_mode()
-def test_gelu_is_that_of_the_normal_distribution() -> None:
+def test_gelu_follows_the_definition() -> None:
     dtype = torch.bfloat16
     layer = nn.Linear(16, 8, dtype=dtype)
     layer.weight.copy_(torch.eye(8, 16))
@@ -107,7 +107,7 @@ def test_gelu_is_that_of_the_normal_distribution() -> None:
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_more_heads_than_a_block_has_warps_are_normalised_and_rotated(dtype: torch.dtype) -> None:
+def test_rotary_of_more_heads_than_warps(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     rotated, others = 32 + 8, 8
     states = torch.randn(5, rotated + others, 128).to(dtype)
@@ -123,7 +123,7 @@ def test_more_heads_than_a_block_has_warps_are_normalised_and_rotated(dtype: tor
 
 @emulated
 @torch.inference_mode()
-def test_unknown_tokens_and_positions_are_nan_and_no_other() -> None:
+def test_embed_gives_nan_for_unknown_tokens_and_positions() -> None:
     tables, norm = torch.randn(18, 1024).split([11, 7]), LayerNorm(*torch.randn(2, 1024), 1e-5)
     places = torch.tensor([10, 11, 3, -1, 0, 0]), torch.tensor([6, 0, 7, 0, -1, 0])
     actual = fused(torch.float32).embed(places, tables, norm)
@@ -135,7 +135,7 @@ def test_unknown_tokens_and_positions_are_nan_and_no_other() -> None:
 @emulated
 @pytest.mark.parametrize("wire", [torch.float16, torch.float32])
 @torch.inference_mode()
-def test_rows_are_of_unit_length_but_for_those_of_none_or_infinite_length(wire) -> None:
+def test_unit_rows_of_zero_and_infinite_length(wire) -> None:
     states, places = torch.randn(5, 1024), torch.tensor([4, 0, 2])
     states[0], states[4, 7] = 0, torch.inf
     actual, lengths = fused(torch.float32).unit_rows(states, wire, places)
@@ -145,7 +145,7 @@ def test_rows_are_of_unit_length_but_for_those_of_none_or_infinite_length(wire) 
 
 @emulated
 @torch.inference_mode()
-def test_rows_in_float8_are_those_of_gelu_where_a_product_has_it() -> None:
+def test_float8_rows_with_gelu() -> None:
     states = torch.randn(5, 264, generator=torch.Generator().manual_seed(0)).bfloat16()
     values, scales = fused(torch.bfloat16).float8_rows(states, "gelu")
     expected, exact = torch_backend().float8_rows(states, "gelu")
@@ -160,7 +160,9 @@ def test_rows_in_float8_are_those_of_gelu_where_a_product_has_it() -> None:
     ("capability", "dtype"),
     [((7, 5), torch.float16), ((8, 6), torch.bfloat16), ((12, 0), torch.float32)],
 )
-def test_they_compile_for_every_gpu(capability: tuple[int, int], dtype: torch.dtype) -> None:
+def test_cuda_kernels_compile_for_every_gpu(
+    capability: tuple[int, int], dtype: torch.dtype
+) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings and nvidia-cuda-nvrtc are missing")
     assert cuda_kernels.compile_cuda(capability, dtype).startswith(b"\x7fELF")
 
@@ -200,7 +202,7 @@ kernels.run("gate", 5, 64, states, None, 0.5, LongLong(2**40), -9)
 """
 
 
-def test_arguments_arrive_at_the_driver_as_a_kernel_declares_them(tmp_path: Path) -> None:
+def test_cuda_driver_gets_the_declared_arguments(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
     found = install_driver(tmp_path, 13000)
     done = subprocess.run(
@@ -232,7 +234,7 @@ def synchronize_on_a_failed_device(_: torch.device) -> None:
     ],
     ids=["tried with less memory", "takes the device out"],
 )
-def test_a_launch_that_fails_raises_what_its_device_says(
+def test_failed_cuda_launch_raises_the_devices_error(
     monkeypatch, status, synchronize, error
 ) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
@@ -246,7 +248,7 @@ def test_a_launch_that_fails_raises_what_its_device_says(
         run_guarded(lambda: kernels.run("gate", 1, 32), lambda: None)
 
 
-def test_where_they_cannot_be_compiled_a_warning_says_why(monkeypatch) -> None:
+def test_failed_cuda_compilation_logs_a_warning(monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("CUDA returned NVRTC_ERROR_COMPILATION")
 

@@ -60,7 +60,7 @@ def random_layer(out: int, depth: int, dtype: torch.dtype, *, bias: bool = True)
 )
 @settings(max_examples=15)
 @torch.inference_mode()
-def test_products_are_exact_to_their_last_digits(
+def test_linear_is_exact_to_the_last_digits(
     backend, dtype, rows, depth, outs, bias, activation
 ) -> None:
     """Those of layers that read the same states, side by side."""
@@ -73,7 +73,7 @@ def test_products_are_exact_to_their_last_digits(
 
 @given(**SHAPES, out=st.sampled_from([7, 64, 80, 128, 192, 256]))
 @settings(max_examples=15)
-def test_bytes_are_summed_up_exactly(backend, dtype, rows, depth, out, activation) -> None:
+def test_int8_gemm_is_exact(backend, dtype, rows, depth, out, activation) -> None:
     """With numbers of columns, too, that are left to oneDNN, whose sums are as exact."""
     limit = backend.int8_weight_limit
     values = torch.randint(-limit, limit + 1, (out, depth), dtype=torch.int8)
@@ -87,7 +87,7 @@ def test_bytes_are_summed_up_exactly(backend, dtype, rows, depth, out, activatio
 
 
 @torch.inference_mode()
-def test_gelu_follows_its_definition_everywhere(backend, dtype) -> None:
+def test_gelu_follows_the_definition(backend, dtype) -> None:
     # One channel passes each number on, the bias of which is 0.
     numbers = torch.linspace(-12, 12, 6001).to(dtype)
     states = torch.zeros(len(numbers), 16, dtype=dtype)
@@ -103,7 +103,7 @@ def test_gelu_follows_its_definition_everywhere(backend, dtype) -> None:
 @pytest.mark.parametrize("activation", [None, "gelu", "silu"])
 @pytest.mark.parametrize("quantized", [False, True], ids=["exact", "int8"])
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_alone_and_beside_others_on_any_number_of_threads(
+def test_rows_have_the_same_bits_in_any_batch_and_on_any_threads(
     backend, dtype, quantized, activation
 ) -> None:
     states = torch.randn(500, 2048).to(dtype)
@@ -144,7 +144,7 @@ def placed(values: torch.Tensor, begin: int) -> torch.Tensor:
 @example(rows=2, width=HUGE, begin=1, heads=1)
 @example(rows=0, width=HUGE, begin=0, heads=1)
 @settings(max_examples=15)
-def test_operations_on_rows_of_any_shape_and_place_are_those_of_pytorch(
+def test_row_operations_of_any_shape_match_pytorch(
     backend, dtype, rows, width, begin, heads
 ) -> None:
     torch.manual_seed(rows + width)
@@ -183,7 +183,7 @@ def test_operations_on_rows_of_any_shape_and_place_are_those_of_pytorch(
     [torch.zeros(4, 64)[:, ::2], torch.zeros(4, 32, dtype=torch.float64)],
     ids=["gaps", "another dtype"],
 )
-def test_numbers_that_lie_otherwise_than_a_kernel_reads_them_are_refused(backend, states) -> None:
+def test_unsupported_memory_layout_is_refused(backend, states) -> None:
     with pytest.raises(ValueError, match=r"a kernel needs torch\..* numbers without gaps"):
         backend.add_norm(states, states, LayerNorm(torch.ones(32), torch.zeros(32), 1e-5))
 
@@ -192,7 +192,7 @@ def test_numbers_that_lie_otherwise_than_a_kernel_reads_them_are_refused(backend
     ("out", "depth", "left"),
     [(128, 48, []), (96, 64, ["int8_gemm"]), (64, 40, ["linear", "int8_gemm"])],
 )
-def test_other_shapes_are_left_to_onednn(monkeypatch, dtype, out, depth, left) -> None:
+def test_unsupported_shapes_are_left_to_onednn(monkeypatch, dtype, out, depth, left) -> None:
     """A product of odd width is filled up, but for that of bytes, whose sums are exact anywhere."""
     taken = []
     plain = replace(
@@ -216,7 +216,7 @@ def test_other_shapes_are_left_to_onednn(monkeypatch, dtype, out, depth, left) -
     st.sampled_from(list(CLOSE)),
 )
 @settings(max_examples=40)
-def test_a_head_makes_of_each_row_what_it_makes_of_it_alone(rows, out, depth, bias, dtype) -> None:
+def test_row_linear_has_the_same_bits_alone_and_in_a_batch(rows, out, depth, bias, dtype) -> None:
     torch.manual_seed(rows)
     layer = nn.Linear(depth, out, bias=bias, dtype=dtype)
     head = native.use_row_linear(nn.Sequential(layer, nn.Tanh()))
@@ -232,6 +232,6 @@ def test_a_head_makes_of_each_row_what_it_makes_of_it_alone(rows, out, depth, bi
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(30, 8), nn.Linear(64, 8, dtype=torch.float16)])
-def test_a_head_that_no_kernel_multiplies_is_refused(layer: nn.Linear) -> None:
+def test_row_linear_refuses_unsupported_layers(layer: nn.Linear) -> None:
     with pytest.raises(ValueError, match="no kernel multiplies"):
         native.use_row_linear(nn.Sequential(layer))

@@ -79,7 +79,7 @@ def check(
     dtype=st.sampled_from(DTYPES),
 )
 @settings(max_examples=50, deadline=None)
-def test_it_follows_the_definition(
+def test_native_attention_follows_the_definition(
     lengths, heads, width, scale, group, causal, window, dtype
 ) -> None:
     check(lengths, heads, width, scale, group=group, causal=causal, window=window, dtype=dtype)
@@ -93,7 +93,7 @@ ENDS += [([1100], 1, width, window) for width in (64, 256) for window in (1, 257
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("lengths", "heads", "width", "window"), ENDS)
-def test_long_texts_are_whole_across_blocks_and_windows(
+def test_native_attention_of_long_texts_across_blocks_and_windows(
     lengths, heads, width, window, causal, dtype
 ) -> None:
     check(lengths, heads, width, 0.125, causal=causal, window=window, dtype=dtype)
@@ -102,7 +102,7 @@ def test_long_texts_are_whole_across_blocks_and_windows(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.1, 30.0])
-def test_what_a_query_does_not_see_weighs_nothing(scale, causal, dtype) -> None:
+def test_masked_keys_have_no_weight(scale, causal, dtype) -> None:
     # Behind a key that is alone in its register, and behind the last one of a causal query, the
     # scores are -infinity: 2 to the power of it has to be 0, and not NaN.
     packed = pack_lengths([1, 20])
@@ -114,7 +114,7 @@ def test_what_a_query_does_not_see_weighs_nothing(scale, causal, dtype) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 70])
-def test_a_text_has_the_same_bits_alone_and_beside_others_on_any_number_of_threads(window) -> None:
+def test_native_attention_has_the_same_bits_in_any_batch_and_on_any_threads(window) -> None:
     packed = pack_lengths([7, 40, 300, 600])
     states = random_states(packed.tokens, 3, 32)
     before, together = torch.get_num_threads(), attend(states, packed, 0.2, window=window)
@@ -130,7 +130,7 @@ def test_a_text_has_the_same_bits_alone_and_beside_others_on_any_number_of_threa
 
 @pytest.mark.parametrize("length", [40, 700])
 @pytest.mark.parametrize("size", [1e4, 0.0], ids=["large", "equal"])
-def test_scores_of_any_size_have_weights(size: float, length: int) -> None:
+def test_softmax_of_large_and_of_equal_scores(size: float, length: int) -> None:
     packed = pack_lengths([length])
     query, key, value = random_states(length, 2, 64)
     states = (query, key * size, value)
@@ -139,7 +139,7 @@ def test_scores_of_any_size_have_weights(size: float, length: int) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=2**-6, atol=2**-6)
 
 
-def test_what_rounds_the_row_up_is_zero() -> None:
+def test_tokens_that_round_up_are_zero() -> None:
     packed = pack_lengths([5], multiple=32)
     output = attend(random_states(32, 2, 16), packed, 1.0)
     assert not output[5:].any()
@@ -148,7 +148,7 @@ def test_what_rounds_the_row_up_is_zero() -> None:
 
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_does_not_fit_it_goes_to_pytorch(causal: bool, window: int | None) -> None:
+def test_unsupported_head_width_is_left_to_pytorch(causal: bool, window: int | None) -> None:
     packed = pack_lengths([3, 12, 12])
     states = tuple(torch.randn(4, 27, 24).bfloat16() for _ in range(3))
     expected = PackedAttention(eager, packed)(states, scale=0.3, causal=causal, window=window)
@@ -157,7 +157,7 @@ def test_what_does_not_fit_it_goes_to_pytorch(causal: bool, window: int | None) 
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_number_that_is_not_finite_stays_within_its_sequence_and_head(causal: bool) -> None:
+def test_nan_stays_within_its_sequence_and_head(causal: bool) -> None:
     packed = pack_lengths([3, 17, 17, 70], multiple=32)
     states = random_states(packed.tokens, 2, 32)
     clean = attend(states, packed, 0.2, causal=causal)

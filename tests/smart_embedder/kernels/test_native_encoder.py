@@ -53,7 +53,7 @@ def make_parts(
 )
 @settings(max_examples=15, deadline=None)
 @torch.inference_mode()
-def test_it_has_the_bits_of_the_single_operations(
+def test_encoder_layer_has_the_bits_of_the_single_operations(
     backend, dtype, quantized, lengths, heads, head, inner
 ) -> None:
     parts = make_parts(backend, max(64, heads * head), inner, heads, dtype, quantized=quantized)
@@ -69,9 +69,7 @@ def test_it_has_the_bits_of_the_single_operations(
 
 
 @torch.inference_mode()
-def test_what_others_compute_a_part_of_is_no_single_call_and_takes_its_own_format_alone(
-    backend, dtype, quantized
-) -> None:
+def test_encoder_layer_needs_native_parts_and_the_backends_dtype(backend, dtype, quantized) -> None:
     def parts(width: int = 64, heads: int = 4, by: Backend = backend, **changes) -> EncoderParts:
         return make_parts(by, width, 64, heads, dtype, quantized=quantized, **changes)
 

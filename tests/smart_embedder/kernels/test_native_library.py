@@ -29,7 +29,7 @@ X86 = dict.fromkeys(("avx2", "avx512_bf16", "avx512_vnni"), True)
         ("riscv64", {}, None, None, {}),
     ],
 )
-def test_without_a_library_the_log_says_what_costs_speed(
+def test_missing_or_broken_library_is_logged(
     monkeypatch, tmp_path, machine, capabilities, content, event, told
 ) -> None:
     path = tmp_path / "kernels.so"
@@ -59,7 +59,7 @@ def declared() -> dict[str, list]:
 
 @needs_kernels
 @pytest.mark.parametrize("name", sorted(declared()))
-def test_a_kernel_is_called_with_the_arguments_that_it_declares(name: str, monkeypatch) -> None:
+def test_kernel_arguments_match_the_c_declarations(name: str, monkeypatch) -> None:
     functions = Mock()
     monkeypatch.setattr(ctypes, "CDLL", lambda *_: functions)
     found = library.Library("kernels.so", LIBRARIES[0].instructions)
@@ -70,7 +70,7 @@ def test_a_kernel_is_called_with_the_arguments_that_it_declares(name: str, monke
     function.assert_called_once_with(1, 2, torch.get_num_threads())
 
 
-def test_the_formats_are_those_of_the_c_files() -> None:
+def test_formats_match_the_c_header() -> None:
     text = (library_path().parent / "vector.h").read_text()
     (names,) = re.findall(r"enum \{([^}]*)\} Format;", text)
     order = [each.split("=")[0].strip().lower() for each in names.split(",") if each.strip()]
@@ -91,7 +91,7 @@ HWCAPS = {"a72": (0x8FB, 0), "n1": (0x119FFB, 0), "v1": (0xECFFFFFB, 0x7F87_7FFF
         ("v1", "arm64", []),
     ],
 )
-def test_what_linux_says_of_the_processor_decides(monkeypatch, processor, machine, names) -> None:
+def test_arm_instruction_sets_follow_from_hwcap(monkeypatch, processor, machine, names) -> None:
     def getauxval(kind: int) -> int:
         return HWCAPS[processor][kind == 26]
 

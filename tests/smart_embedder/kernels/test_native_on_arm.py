@@ -54,7 +54,7 @@ def backend(library, dtype) -> Backend:
     [(ENCODER_SHAPES, (*INT8_OPERATIONS, *ENCODER)), (DECODER_SHAPES, DECODER)],
     ids=["encoder and int8", "decoder"],
 )
-def test_every_kernel_passes_the_start_up_proof(backend, dtype, shapes, operations) -> None:
+def test_every_arm_kernel_passes_the_proof(backend, dtype, shapes, operations) -> None:
     target = Target(CPU, dtype, backend)
     proofs = [proof for each in operations for proof in prove_paths(target, shapes, each)]
     native = {proof.operation: proof for proof in proofs if proof.path == "native"}

@@ -31,7 +31,7 @@ SEQUENCES = st.lists(
 
 
 @given(SEQUENCES, st.sampled_from([None, 1]))
-def test_every_sequence_is_found_again_with_the_positions_of_its_family(
+def test_pack_keeps_every_sequence_and_its_familys_positions(
     sequences, padding: int | None
 ) -> None:
     packed = pack(sequences, device=CPU, positions=PositionScheme(roberta_padding=padding))
@@ -73,7 +73,7 @@ def test_blocks_cover_every_sequence_and_pad_short_ones(lengths, multiple) -> No
 
 
 @given(SEQUENCES, st.integers(1, 16))
-def test_the_row_is_rounded_up_by_a_sequence_that_nobody_asked_for(sequences, multiple) -> None:
+def test_pack_rounds_up_by_a_further_sequence(sequences, multiple) -> None:
     plain, rounded = pack(sequences, device=CPU), pack(sequences, device=CPU, multiple=multiple)
     assert rounded.tokens % multiple == 0
     assert rounded.tokens - plain.tokens < multiple
@@ -81,7 +81,7 @@ def test_the_row_is_rounded_up_by_a_sequence_that_nobody_asked_for(sequences, mu
     np.testing.assert_array_equal(rounded.unpack_order, plain.unpack_order)
 
 
-def test_marks_are_read_and_taken_off() -> None:
+def test_pack_reads_and_removes_marks() -> None:
     """A pair of texts, a query with two tokens of expansion, and a plain text."""
     pair = np.array([7, 8, 9 | SECOND_SEGMENT, 2**27 | SECOND_SEGMENT | WITHOUT_VECTOR])
     query = np.array([5, 6 | UNATTENDED, 6 | UNATTENDED])
@@ -100,7 +100,7 @@ def test_marks_are_read_and_taken_off() -> None:
     assert plain.attended.tolist() == [True]
 
 
-def test_what_sequences_of_a_causal_model_share_is_computed_once() -> None:
+def test_causal_pack_shares_common_prefixes() -> None:
     sequences = [np.array([*range(40), last]) for last in (50, 60)]
     shared = pack(sequences, device=CPU, causal=True, multiple=16).sharing
     assert len(shared.unique) % 16 == 0
@@ -117,7 +117,7 @@ def test_what_sequences_of_a_causal_model_share_is_computed_once() -> None:
     ),
     st.integers(1, 7),
 )
-def test_the_tokens_of_some_sequences_lie_side_by_side(texts, multiple) -> None:
+def test_select_tokens_and_sequences_leave_no_gaps(texts, multiple) -> None:
     wanted = [want for _, want in texts]
     packed = pack([np.full(n, place) for place, (n, _) in enumerate(texts)], device=CPU)
     tokens, token_spans = select_tokens(packed, wanted, lambda _: multiple)
@@ -144,9 +144,7 @@ def test_the_tokens_of_some_sequences_lie_side_by_side(texts, multiple) -> None:
         ([3, 3, 3], ["3 of 3"]),
     ],
 )
-def test_short_sequences_of_similar_length_are_a_block_and_long_ones_of_equal(
-    lengths, blocks
-) -> None:
+def test_blocks_have_similar_short_or_equal_long_sequences(lengths, blocks) -> None:
     assert [
         f"{each.padding.count} padded to {each.length}"
         if each.padding
@@ -155,7 +153,7 @@ def test_short_sequences_of_similar_length_are_a_block_and_long_ones_of_equal(
     ] == blocks
 
 
-def test_classes_of_lengths_begin_their_own_sequences_at_zero(monkeypatch) -> None:
+def test_length_classes_have_bounds_from_zero(monkeypatch) -> None:
     monkeypatch.setattr(length_classes, "QUERIES_PER_BLOCK", 2)
     monkeypatch.setattr(length_classes, "CALL_COST", 0)
     # The one in the middle begins after as many tokens as follow it.
@@ -185,7 +183,7 @@ def test_classes_of_lengths_begin_their_own_sequences_at_zero(monkeypatch) -> No
         ([9, 9], 0.25, 0, [1, 1]),
     ],
 )
-def test_texts_are_padded_together_while_they_need_little_padding_and_memory(
+def test_group_for_padding_limits_padding_and_pairs(
     lengths, most_padding, most_pairs, groups
 ) -> None:
     found = list(group_for_padding(lengths, most_padding, most_pairs))
@@ -207,7 +205,7 @@ def cost(lengths: list[int], classes: list[slice]) -> int:
 
 
 @given(MANY_LENGTHS)
-def test_every_sequence_is_in_one_class_and_several_never_cost_more_than_one(lengths) -> None:
+def test_length_classes_cover_all_sequences_and_never_cost_more(lengths) -> None:
     lengths.sort()
     classes = divide_lengths(lengths)
     places = np.concatenate([np.arange(len(lengths))[each] for each in classes])
@@ -224,7 +222,7 @@ def test_every_sequence_is_in_one_class_and_several_never_cost_more_than_one(len
         ([2] * 140_000, [0, 65_535, 131_070, 140_000]),  # No grid has more blocks.
     ],
 )
-def test_what_costs_least_is_a_class(lengths: list[int], borders: list[int]) -> None:
+def test_divide_lengths_finds_the_lowest_cost(lengths: list[int], borders: list[int]) -> None:
     assert divide_lengths(lengths) == [slice(*each) for each in pairwise(borders)]
 
 
@@ -241,7 +239,7 @@ def beginnings(texts: list[list[int]]) -> list[tuple[int, ...]]:
 
 
 @given(FEW_TOKENS)
-def test_every_beginning_is_computed_once_or_nothing_is_shared(texts) -> None:
+def test_shared_prefixes_are_computed_once_or_not_shared(texts) -> None:
     all_of_them = beginnings(texts)
     places = find_shared_prefixes(arrays(texts))
     distinct = len(set(all_of_them))
@@ -253,6 +251,6 @@ def test_every_beginning_is_computed_once_or_nothing_is_shared(texts) -> None:
     assert [all_of_them[row] for row in rows[spread]] == all_of_them
 
 
-def test_large_and_small_ids_are_told_apart() -> None:
+def test_shared_prefixes_distinguish_large_and_small_ids() -> None:
     rows, _ = find_shared_prefixes(arrays([[300_000, 1], [300_000, 2], [255, 1], [255, 2]]))
     assert len(rows) == 6

@@ -78,7 +78,7 @@ def backends() -> Iterator[tuple[Backend, torch.device, torch.dtype]]:
 @pytest.mark.device
 @pytest.mark.parametrize(("backend", "device", "dtype"), list(backends()))
 @pytest.mark.parametrize("shapes", [M3, QWEN, ODD])
-def test_every_path_of_this_machine_holds(shapes: Shapes, backend, device, dtype) -> None:
+def test_proof_holds_for_every_path_of_this_machine(shapes: Shapes, backend, device, dtype) -> None:
     operations = DECODER if shapes.causal else GPU_ENCODER
     if device == CPU and cpu_has_int8():
         operations = (*operations, *INT8_OPERATIONS)
@@ -103,9 +103,7 @@ def test_every_path_of_this_machine_holds(shapes: Shapes, backend, device, dtype
         ([[1.0]], [[1.0, 1.0]], math.inf),
     ],
 )
-def test_a_difference_is_a_share_of_the_largest_number_that_is_expected(
-    actual, expected, share
-) -> None:
+def test_difference_is_relative_to_the_largest_expected_number(actual, expected, share) -> None:
     made, right = ([torch.tensor(each) for each in both] for both in (actual, expected))
     for tolerance in (1e9,) if math.isinf(share) else (share, share / 2):
         proof = try_path("gate", "own", lambda: made, right, tolerance)
@@ -121,9 +119,7 @@ def test_a_difference_is_a_share_of_the_largest_number_that_is_expected(
         (NotImplementedError("no kernel\nat all"), "raises NotImplementedError", ": no kernel"),
     ],
 )
-def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(
-    error, reason, logged
-) -> None:
+def test_faulty_path_is_refused_with_one_warning(error, reason, logged) -> None:
     backend = planted(error)
     before = backend.gate
     with capture_logs() as logs:
@@ -142,7 +138,7 @@ def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(
     assert backend.gate is before
 
 
-def test_an_attention_that_a_setting_names_stops_the_start_and_any_other_gives_way() -> None:
+def test_faulty_attention_stops_the_start_only_if_it_is_named() -> None:
     backend = with_faulty_attention(planted())
     with pytest.raises(StartupError, match="ATTENTION=planted does not compute"):
         prove(target(backend, named=True), QWEN, DECODER)
@@ -260,7 +256,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("operation", "fault", "shapes"), FAULTS)
-def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes) -> None:
+def test_proof_finds_each_fault_of_an_operation(operation, fault, shapes) -> None:
     right = torch_backend()
     faulty = partial(fault, getattr(right, operation))
     backend = right.prefer("faulty", **{operation: faulty})
@@ -274,7 +270,7 @@ def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes
     ("changes", "shapes"),
     [({"causal": False}, QWEN), ({"causal": True}, M3), ({"scale": 1.0}, M3)],
 )
-def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
+def test_proof_finds_an_attention_with_other_options(changes, shapes) -> None:
     backend = with_faulty_attention(torch_backend(), **changes)
     small = replace(shapes, heads=4, key_heads=2)
     shown, *plain = prove_paths(target(backend), small, "attention")
@@ -282,7 +278,7 @@ def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
     assert all(proof.holds for proof in plain)
 
 
-def test_a_device_on_which_nothing_is_right_stops_the_start(monkeypatch) -> None:
+def test_device_without_a_correct_path_stops_the_start(monkeypatch) -> None:
     right = backend.gate
 
     def wrong_in_bfloat16(states, activation):
@@ -293,7 +289,7 @@ def test_a_device_on_which_nothing_is_right_stops_the_start(monkeypatch) -> None
         prove(target(torch_backend(), torch.bfloat16), QWEN, DECODER)
 
 
-def test_a_sum_with_a_product_does_not_use_a_product_that_was_refused() -> None:
+def test_add_linear_does_not_use_a_refused_linear() -> None:
     right = torch_backend()
 
     def twice(layers, activation=None):

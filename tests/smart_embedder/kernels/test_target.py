@@ -40,7 +40,7 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     ],
     indirect=["capability"],
 )
-def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, attention) -> None:
+def test_auto_takes_the_fastest_supported_path(monkeypatch, device, dtype, kind, attention) -> None:
     monkeypatch.setattr(choose, "load_library", pytest.fail)  # It is for CPUs.
     chosen = choose_backend(device, dtype)
     assert (chosen.fastest("add_linear"), chosen.fastest("attention")) == (kind, attention)
@@ -51,9 +51,7 @@ def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, atte
     [((8, 9), "varlen"), ((9, 0), "flash_attention_3"), ((10, 0), "varlen")],
     indirect=["capability"],
 )
-def test_on_hopper_its_own_attention_is_tried_first_where_it_is_installed(
-    monkeypatch, first
-) -> None:
+def test_hopper_prefers_flash_attention_3_if_it_is_installed(monkeypatch, first) -> None:
     there = ModuleType("flash_attn_interface")
     there.__spec__ = ModuleSpec("flash_attn_interface", None)
     there.flash_attn_varlen_func = lambda *_, **__: None
@@ -65,7 +63,7 @@ def test_on_hopper_its_own_attention_is_tried_first_where_it_is_installed(
 
 
 @pytest.mark.parametrize("capability", [(9, 0)], indirect=True)
-def test_one_that_was_built_for_another_pytorch_is_left_out_with_one_warning(monkeypatch) -> None:
+def test_flash_attention_3_for_another_pytorch_is_refused_with_a_warning(monkeypatch) -> None:
     broken = ModuleType("flash_attn_interface")
     broken.__spec__ = ModuleSpec("flash_attn_interface", None)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", broken)
@@ -98,7 +96,7 @@ ON_CPUS = [
 
 
 @pytest.mark.parametrize(("machine", "capabilities", "library", "dtype", "expected"), ON_CPUS)
-def test_on_a_cpu_it_depends_on_amx_and_the_kernels_what_multiplies_and_attends(
+def test_cpu_paths_depend_on_amx_and_the_kernels(
     monkeypatch, machine, capabilities, library, dtype, expected
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
@@ -110,7 +108,7 @@ def test_on_a_cpu_it_depends_on_amx_and_the_kernels_what_multiplies_and_attends(
     assert chosen.fastest("add_linear") == expected[0]
 
 
-def test_the_setting_replaces_the_attention_alone_and_one_that_cannot_run_is_told(
+def test_attention_setting_replaces_only_the_attention(
     monkeypatch,
 ) -> None:
     monkeypatch.setattr(choose, "load_library", lambda: LIBRARY)
@@ -121,7 +119,7 @@ def test_the_setting_replaces_the_attention_alone_and_one_that_cannot_run_is_tol
         choose_backend(CPU, torch.bfloat16, "varlen")
 
 
-def test_on_nvidia_gpus_sums_of_products_are_not_rounded_on_the_way(monkeypatch) -> None:
+def test_cuda_backend_turns_reduced_precision_sums_off(monkeypatch) -> None:
     flags = torch.backends.cuda.matmul
     flags.allow_fp16_reduced_precision_reduction = True
     flags.allow_bf16_reduced_precision_reduction = True
@@ -130,7 +128,7 @@ def test_on_nvidia_gpus_sums_of_products_are_not_rounded_on_the_way(monkeypatch)
     assert not flags.allow_bf16_reduced_precision_reduction
 
 
-def test_every_name_that_health_can_show_may_be_set() -> None:
+def test_attention_setting_takes_every_name_that_health_shows() -> None:
     names = set(get_args(EngineSettings.model_fields["attention"].annotation))
     shown = {"varlen", *FLASH_MODULES, "native", "matmul", "sdpa", "eager"}
     assert names == shown | {"auto"}

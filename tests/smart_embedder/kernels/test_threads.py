@@ -75,7 +75,7 @@ def of_thread(number: int, field: str) -> str:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
-def test_each_part_of_the_work_is_done_once(library, threads: int) -> None:
+def test_threads_do_each_part_of_the_work_once(library, threads: int) -> None:
     for _ in range(50):
         parts, done = count(), Counter()
 
@@ -87,7 +87,7 @@ def test_each_part_of_the_work_is_done_once(library, threads: int) -> None:
         assert done == dict.fromkeys(range(40), 1)
 
 
-def test_no_more_threads_take_part_than_are_wanted(library) -> None:
+def test_region_uses_at_most_the_given_number_of_threads(library) -> None:
     helper_of(library)
     for wanted in (4, 2, 1, 3):
         seen = set()
@@ -96,7 +96,7 @@ def test_no_more_threads_take_part_than_are_wanted(library) -> None:
         assert len(seen) <= wanted
 
 
-def test_a_region_ends_when_all_who_came_have_left(library) -> None:
+def test_region_waits_for_the_threads_that_entered(library) -> None:
     caller, came, left = threading.get_native_id(), threading.Event(), []
 
     def task() -> None:
@@ -113,7 +113,7 @@ def test_a_region_ends_when_all_who_came_have_left(library) -> None:
 
 
 @pytest.mark.parametrize("watch", [200_000, 0], ids=["watching", "told not to watch"])
-def test_a_thread_sleeps_when_no_region_follows(library, watch: int) -> None:
+def test_thread_sleeps_if_no_region_follows(library, watch: int) -> None:
     library.set_watch(watch)
     try:
         helper = helper_of(library)
@@ -123,7 +123,7 @@ def test_a_thread_sleeps_when_no_region_follows(library, watch: int) -> None:
         library.set_watch(200_000)
 
 
-def test_a_team_ends_with_the_thread_that_called_it(library) -> None:
+def test_team_ends_with_its_calling_thread(library) -> None:
     helpers = []
     thread = threading.Thread(target=lambda: helpers.append(helper_of(library)))
     thread.start()
@@ -131,13 +131,13 @@ def test_a_team_ends_with_the_thread_that_called_it(library) -> None:
     wait_until(lambda: not Path(f"/proc/self/task/{helpers[0]}").exists())
 
 
-def test_signals_are_left_to_the_threads_of_the_program(library) -> None:
+def test_kernel_threads_block_signals(library) -> None:
     blocked = int(of_thread(helper_of(library), "SigBlk"), 16)
     for signal in (1, 2, 10, 15):  # SIGHUP, SIGINT, SIGUSR1, SIGTERM
         assert blocked >> (signal - 1) & 1
 
 
-def test_threads_that_call_at_once_do_not_share_a_team(library) -> None:
+def test_concurrent_callers_have_separate_teams(library) -> None:
     together, found = threading.Barrier(4, timeout=_PATIENCE), []
 
     def call() -> None:
@@ -153,7 +153,7 @@ def test_threads_that_call_at_once_do_not_share_a_team(library) -> None:
     assert len(set(found)) == 4
 
 
-def test_after_a_fork_the_child_has_threads_of_its_own(library) -> None:
+def test_forked_child_starts_its_own_threads(library) -> None:
     helper_of(library)
     child = os.fork()
     if not child:

@@ -50,7 +50,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_familys_vectors_are_sentence_transformers(
+def test_vectors_of_each_family_match_sentence_transformers(
     family, tokenizer, tmp_path, float32_target
 ) -> None:
     folder = save_family(tmp_path / family, family, tokenizer)
@@ -66,7 +66,7 @@ def test_every_familys_vectors_are_sentence_transformers(
     assert model.max_length == 200
 
 
-def test_a_packed_path_that_computes_something_else_gives_way_to_padding(
+def test_wrong_packed_attention_is_refused_and_padding_used(
     tokenizer, tmp_path, float32_target, monkeypatch
 ) -> None:
     def wrong(*arguments, **options):
@@ -85,7 +85,7 @@ def test_a_packed_path_that_computes_something_else_gives_way_to_padding(
     assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
 
 
-def test_a_window_wider_than_the_texts_of_the_trial_is_tried(
+def test_trial_finds_a_missing_wide_window(
     tokenizer, tmp_path, float32_target, monkeypatch
 ) -> None:
     attend = transformers_module.attend_packed
@@ -104,7 +104,7 @@ def test_a_window_wider_than_the_texts_of_the_trial_is_tried(
     assert_close(embed(model, [text, "music"]), reference_vectors(folder, [text, "music"]))
 
 
-def test_rotary_positions_that_are_others_in_long_texts_are_those_of_each_text_alone(
+def test_longrope_positions_are_those_of_each_text_alone(
     tokenizer, tmp_path, float32_target
 ) -> None:
     folder = save_family(tmp_path / "modernbert", "modernbert", tokenizer)
@@ -130,9 +130,7 @@ def t5(tokenizer: Tokenizer, tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_forward_holds_as_many_long_texts_as_their_attention_leaves_memory_for(
-    t5: Path, float32_target, monkeypatch
-) -> None:
+def test_padded_groups_fit_the_memory_of_attention(t5: Path, float32_target, monkeypatch) -> None:
     rows = []
     forward = T5EncoderModel.forward
 
@@ -151,7 +149,7 @@ def test_a_forward_holds_as_many_long_texts_as_their_attention_leaves_memory_for
         assert_close(each.dense, model.forward([own], DENSE)[0].dense)
 
 
-async def test_a_text_whose_attention_does_not_fit_the_memory_is_refused_and_no_other(
+async def test_text_whose_attention_does_not_fit_the_memory_is_refused(
     t5: Path, monkeypatch
 ) -> None:
     long = " ".join(corpus(1200))
@@ -173,9 +171,7 @@ async def test_a_text_whose_attention_does_not_fit_the_memory_is_refused_and_no_
     )
 
 
-def test_a_model_that_makes_other_vectors_each_time_is_refused(
-    tokenizer, tmp_path, float32_target
-) -> None:
+def test_random_model_is_refused(tokenizer, tmp_path, float32_target) -> None:
     """Reformer draws its hashes anew unless a seed is given."""
     config = ReformerConfig(
         vocab_size=700, hidden_size=WIDTH, attention_head_size=16, num_attention_heads=4,
@@ -191,7 +187,7 @@ def test_a_model_that_makes_other_vectors_each_time_is_refused(
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_code_of_a_checkpoint_is_never_run(known, tokenizer, tmp_path, float32_target) -> None:
+def test_checkpoint_code_is_never_run(known, tokenizer, tmp_path, float32_target) -> None:
     folder = save_family(tmp_path / "code", "gte", tokenizer)
     ran = tmp_path / "ran"
     for name in ("configuration_evil.py", "modeling_evil.py"):
@@ -212,7 +208,7 @@ def test_code_of_a_checkpoint_is_never_run(known, tokenizer, tmp_path, float32_t
 
 
 @pytest.mark.parametrize("positions", [3, 24])
-def test_a_model_of_few_positions_is_measured_with_texts_that_it_can_read(
+def test_model_of_few_positions_is_measured_with_short_texts(
     positions: int, tokenizer, tmp_path: Path, float32_target: Target
 ) -> None:
     config = MPNetConfig(
@@ -229,7 +225,7 @@ def test_a_model_of_few_positions_is_measured_with_texts_that_it_can_read(
     assert np.isfinite(vector).all()
 
 
-def test_a_named_attention_stops_a_family_that_cannot_have_it(t5: Path, float32_target) -> None:
+def test_named_attention_is_refused_for_a_family_with_its_own(t5: Path, float32_target) -> None:
     with pytest.raises(StartupError, match="has its own attention"):
         load(t5, replace(float32_target, attention_named=True))
 
@@ -264,7 +260,7 @@ def store_bytes(folder: Path) -> None:
         ({"vocab_size": 650}, "transformers cannot load the model in .*: You set"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(
+def test_unusable_checkpoint_is_refused_in_one_sentence(
     damage, message, tokenizer, tmp_path, float32_target
 ) -> None:
     folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
@@ -294,7 +290,7 @@ def test_what_cannot_be_loaded_says_why(
         ),
     ],
 )
-def test_a_familys_attention_is_computed_with_its_own_options(module, options, expected) -> None:
+def test_attend_packed_takes_a_familys_options(module, options, expected) -> None:
     states = torch.arange(3 * 2 * 5 * 4.0).view(3, 1, 2, 5, 4)
     asked = []
 
@@ -313,7 +309,7 @@ def test_a_familys_attention_is_computed_with_its_own_options(module, options, e
 
 
 @pytest.mark.parametrize("name", ["position_bias", "softcap", "s_aux", "cache"])
-def test_an_attention_with_more_than_is_computed_here_is_not_computed_without_it(name) -> None:
+def test_attend_packed_refuses_unsupported_options(name) -> None:
     states = torch.zeros(3, 1, 2, 5, 4)
     with pytest.raises(ValueError, match=f"the attention has {name}"):
         attend_packed(SimpleNamespace(), *states, None, packed_attention=None, **{name: 1})

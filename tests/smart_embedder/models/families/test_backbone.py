@@ -63,7 +63,7 @@ def backbone_of(device: str = "cpu", dtype: torch.dtype = torch.float32, **optio
 
 
 @pytest.mark.parametrize(("tokens", "multiple"), [(1, 1), (32, 1), (33, 8), (512, 8), (513, 32)])
-def test_rows_are_rounded_up_on_a_cpu_where_the_transformer_gains_by_it(tokens, multiple) -> None:
+def test_rows_are_rounded_up_on_a_cpu(tokens, multiple) -> None:
     sequences = [np.ones(tokens, np.int64)]
     rounded = -(-tokens // multiple) * multiple
     packed = backbone_of().pack(sequences)
@@ -85,12 +85,12 @@ def test_rows_are_rounded_up_on_a_cpu_where_the_transformer_gains_by_it(tokens, 
         ("cuda", torch.bfloat16, torch.float16),
     ],
 )
-def test_vectors_leave_a_gpu_in_as_many_bits_as_they_have(device, dtype, sent) -> None:
+def test_wire_dtype_is_as_exact_as_the_model(device, dtype, sent) -> None:
     assert backbone_of(device, dtype).wire_dtype is sent
 
 
 @pytest.mark.parametrize(("window", "fits"), [(None, True), (32, True), (31, False)])
-def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> None:
+def test_unattended_tokens_need_a_query_within_the_window(window, fits: bool) -> None:
     backbone = backbone_of(window=window)
     if fits:
         packed = backbone.pack([np.ones(3, np.int64)])
@@ -102,7 +102,7 @@ def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> No
             backbone.exclude_unattended(32)
 
 
-def test_graphs_are_for_gpus_and_for_transformers_that_can_be_captured() -> None:
+def test_graphs_need_a_gpu_and_a_capturable_transformer() -> None:
     for model in (backbone_of(capturable=True), backbone_of("cuda")):
         assert list(model.capture_graphs_in_steps()) == []
 
@@ -110,7 +110,7 @@ def test_graphs_are_for_gpus_and_for_transformers_that_can_be_captured() -> None
 @pytest.mark.parametrize(
     ("layers", "times"), [(36, 12), (28, 14), (24, 12), (12, 6), (3, 1.5), (2, 1), (1, 1)]
 )
-def test_of_fewer_layers_it_has_the_first_and_tells_how_many_times_as_many_there_are(
+def test_with_fewer_layers_keeps_the_first_and_returns_the_factor(
     layers: int, times: float
 ) -> None:
     every = [object() for _ in range(layers)]
@@ -139,9 +139,7 @@ def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("end", ["first", "last"])
 @torch.inference_mode()
-def test_of_the_last_layer_what_is_read_is_computed_and_it_is_the_same(
-    model: EmbeddingModel, end: End
-) -> None:
+def test_last_layer_computes_only_the_tokens_that_are_read(model: EmbeddingModel, end: End) -> None:
     rng = np.random.default_rng(0)
     begins_alike = rng.integers(5, 100, 40)
     texts = [rng.integers(5, 100, length) for length in (7, 1, 120, 60, 7)]
@@ -162,7 +160,9 @@ def test_of_the_last_layer_what_is_read_is_computed_and_it_is_the_same(
     torch.testing.assert_close(pool(states, alone), pool(whole, packed), rtol=0, atol=1e-6)
 
 
-async def test_both_have_the_vectors_of_a_lonely_forward(model: EmbeddingModel) -> None:
+async def test_preempted_and_preempting_forwards_have_the_same_vectors(
+    model: EmbeddingModel,
+) -> None:
     rng = np.random.default_rng(0)
     long = [rng.integers(5, 100, 200) for _ in range(8)]
     short = [rng.integers(5, 100, 7)]
@@ -193,7 +193,7 @@ async def test_both_have_the_vectors_of_a_lonely_forward(model: EmbeddingModel) 
     await thread.close(10)
 
 
-def test_the_long_forward_goes_on_with_its_own_number_of_threads(monkeypatch) -> None:
+def test_preemption_restores_the_number_of_threads(monkeypatch) -> None:
     def run_with_fewer_threads() -> bool:
         torch.set_num_threads(1)
         return True
@@ -209,7 +209,7 @@ def test_the_long_forward_goes_on_with_its_own_number_of_threads(monkeypatch) ->
 
 
 @pytest.mark.parametrize("model", ["encoder", "decoder", "modernbert"], indirect=True)
-def test_attention_over_a_long_text_stops_between_its_heads(
+def test_attention_over_a_long_text_can_be_preempted_between_heads(
     model: EmbeddingModel, monkeypatch
 ) -> None:
     text = [np.random.default_rng(0).integers(5, 100, 300)]
@@ -251,9 +251,7 @@ def sequences(*lengths: int) -> list[TokenIds]:
     return [np.full(length, 5, np.int64) for length in lengths]
 
 
-def test_a_small_batch_is_one_launch_and_a_large_one_as_many_as_before(
-    cuda: SimulatedCuda, tiny_m3: Path
-) -> None:
+def test_small_batch_is_one_graph_launch(cuda: SimulatedCuda, tiny_m3: Path) -> None:
     model = load_with_graphs(tiny_m3)
     assert model.info.paths["launch"] == "graphs"
     for lengths in (7,), (20, 1, 3), (64,), (8,) * 8, (65,), (1,) * 9:

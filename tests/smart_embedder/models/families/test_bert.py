@@ -28,7 +28,7 @@ def read(folder: Path, model_type: str = "xlm-roberta", **changes) -> EncoderCon
 @pytest.mark.parametrize(
     ("model_type", "theirs"), [("xlm-roberta", XLMRobertaConfig()), ("bert", BertConfig())]
 )
-def test_what_is_left_out_is_as_in_transformers(model_type, theirs, tmp_path: Path) -> None:
+def test_bert_defaults_are_those_of_transformers(model_type, theirs, tmp_path: Path) -> None:
     ours = read(tmp_path, model_type)
     assert ours.positions == theirs.max_position_embeddings
     assert ours.types == theirs.type_vocab_size
@@ -49,7 +49,7 @@ def test_what_is_left_out_is_as_in_transformers(model_type, theirs, tmp_path: Pa
         ("roberta", 1, 66, 0),
     ],
 )
-def test_roberta_counts_from_behind_the_padding_id_and_bert_reads_a_second_segment_behind_the_first(
+def test_bert_and_roberta_positions_and_segments(
     tmp_path: Path, model_type, types, length, offset
 ) -> None:
     sizes = {"max_position_embeddings": 70, "type_vocab_size": types, "pad_token_id": 3}
@@ -82,7 +82,7 @@ def test_roberta_counts_from_behind_the_padding_id_and_bert_reads_a_second_segme
         ),
     ],
 )
-def test_what_makes_no_sense_is_told(changes, sentence, tmp_path: Path) -> None:
+def test_bert_config_refuses_unusable_values(changes, sentence, tmp_path: Path) -> None:
     assert read(tmp_path, position_embedding_type="absolute").width == 32
     with pytest.raises(StartupError, match=sentence):
         read(tmp_path, **changes)

@@ -37,7 +37,7 @@ def target(backend: Backend, dtype: torch.dtype = torch.bfloat16) -> Target:
 
 
 @pytest.mark.parametrize("name", ["tiny_m3", "tiny_qwen"])
-def test_vectors_are_nearly_those_without_it_alone_and_beside_others(
+def test_float8_vectors_are_near_bfloat16_alone_and_in_a_batch(
     name: str, backend: Backend, request: pytest.FixtureRequest
 ) -> None:
     folder, made = request.getfixturevalue(name), []
@@ -54,7 +54,7 @@ def test_vectors_are_nearly_those_without_it_alone_and_beside_others(
     assert 0.98 < functional.cosine_similarity(*made).min() < 1 - 1e-5
 
 
-def test_a_device_that_multiplies_otherwise_stops_the_start(tiny_m3: Path) -> None:
+def test_float8_is_refused_on_a_device_that_multiplies_wrongly(tiny_m3: Path) -> None:
     def twice(*given: object) -> torch.Tensor:
         return 2 * float8_product(*given)  # type: ignore[arg-type]
 
@@ -67,7 +67,7 @@ def test_a_device_that_multiplies_otherwise_stops_the_start(tiny_m3: Path) -> No
     assert [(line["operation"], line["path"]) for line in logs] == [("float8_product", CUDA)]
 
 
-def test_a_model_that_float8_does_not_suit_stops_the_start(
+def test_float8_is_refused_for_a_model_with_a_low_cosine(
     backend: Backend, tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "_MIN_COSINE", 0.99999)
@@ -76,7 +76,7 @@ def test_a_model_that_float8_does_not_suit_stops_the_start(
         M3Embedder("m3", tiny_m3, 512, target(backend))
 
 
-def test_a_model_of_another_family_is_refused(backend: Backend, tmp_path: Path) -> None:
+def test_float8_is_refused_for_other_families(backend: Backend, tmp_path: Path) -> None:
     folder = save_colbert(tmp_path / "model", ModernBertModel, **MODERNBERT)
     with pytest.raises(StartupError, match="DTYPE=float8 is for models of BERT's kind and Qwen3"):
         load_embedder("colbert", folder, 512, target(backend))

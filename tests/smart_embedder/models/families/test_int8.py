@@ -64,7 +64,7 @@ LENGTHS = (5, 17, 5, 1, 44, 3, 100)
         ("bert", {"hidden_size": 66, "num_attention_heads": 2}, (9, 30)),
     ],
 )
-def test_states_point_where_those_in_float32_do(
+def test_int8_encoder_states_are_near_float32(
     family, changes, lengths, dtype, tokenizer_folder, tmp_path
 ) -> None:
     folder = save_model(tmp_path, tokenizer_folder, family, **changes)
@@ -94,9 +94,7 @@ def worst_cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("width", "out"), SHAPES)
 @torch.inference_mode()
-def test_states_of_any_range_are_multiplied_with_layers_side_by_side(
-    width, out, dtype, activation
-) -> None:
+def test_int8_products_of_states_of_any_range(width, out, dtype, activation) -> None:
     layers = [random_layer(width, out), random_layer(width, 48)]
     states = torch.randn(50, width)
     product = quantized(layers, states, activation, dtype)
@@ -113,7 +111,7 @@ def test_states_of_any_range_are_multiplied_with_layers_side_by_side(
 
 
 @torch.inference_mode()
-def test_channels_that_calibration_never_saw_are_multiplied() -> None:
+def test_int8_channels_that_calibration_never_used() -> None:
     layer = random_layer(64, 256)
     states = torch.randn(60, 64)
     seen = states.clone()
@@ -124,7 +122,7 @@ def test_channels_that_calibration_never_saw_are_multiplied() -> None:
 
 @pytest.mark.parametrize("channels", [1, 4, 12])
 @torch.inference_mode()
-def test_large_channels_do_not_blur_the_others(channels: int) -> None:
+def test_int8_large_channels_do_not_blur_the_others(channels: int) -> None:
     layer = random_layer(64, 256)
     states = functional.gelu(torch.randn(60, 64))
     states[:, :channels] *= 100
@@ -138,7 +136,7 @@ def test_large_channels_do_not_blur_the_others(channels: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
-def test_a_decoders_states_point_where_those_in_float32_do(dtype, tiny_qwen: Path) -> None:
+def test_int8_decoder_states_are_near_float32(dtype, tiny_qwen: Path) -> None:
     with capture_logs() as logs:
         exact = load(tiny_qwen, target())
         ours = load(tiny_qwen, target(dtype, "auto", quantized=True))

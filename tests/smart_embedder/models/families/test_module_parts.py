@@ -50,7 +50,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 @needs_int8
 @pytest.mark.parametrize("family", QUANTIZED)
-def test_a_familys_linear_layers_are_computed_in_8_bits(family, tokenizer, tmp_path) -> None:
+def test_int8_vectors_of_a_family_are_near_float32(family, tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / family, family, tokenizer)
     with capture_logs() as logs:
         model = load(folder, INT8)
@@ -112,7 +112,9 @@ def random_config(draw: random.Random) -> transformers.PretrainedConfig:
 
 # Of the first 24 those that differ most in family, activation, windows, heads and biases.
 @pytest.mark.parametrize("seed", [1, 5, 12, 15, 17, 22])
-def test_any_configuration_is_computed_as_transformers_does(seed, tokenizer, tmp_path) -> None:
+def test_replaced_parts_of_random_configurations_match_transformers(
+    seed, tokenizer, tmp_path
+) -> None:
     config = random_config(random.Random(seed))
     torch.manual_seed(seed)
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
@@ -139,7 +141,7 @@ def named_parts(module: nn.Module, dtype: torch.dtype = torch.float32) -> set[st
     return {type(getattr(part.parent, part.name)).__name__ for part in found}
 
 
-def test_what_a_part_is_is_told_by_what_it_holds() -> None:
+def test_find_parts_recognises_parts_by_their_layers() -> None:
     assert named_parts(module_of("modernbert")) == {
         "LayerNorm", "ModernBertAttention", "ModernBertMLP", "ModernBertRotaryEmbedding",
     }  # fmt: skip
@@ -153,7 +155,7 @@ def test_what_a_part_is_is_told_by_what_it_holds() -> None:
     assert named_parts(module_of("gte"), torch.float16) == {"GteMLP", "LayerNorm", "Linear"}
 
 
-def test_a_part_with_more_than_is_computed_here_stays_as_it_is() -> None:
+def test_find_parts_leaves_parts_with_unknown_layers() -> None:
     module = module_of("gte")
     for layer in module.layers:
         layer.mlp.scale = nn.Parameter(torch.ones(1))
@@ -168,9 +170,7 @@ def wrong_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("wrong_parts")
-def test_parts_that_compute_something_else_give_way_to_transformers_own(
-    tokenizer, tmp_path
-) -> None:
+def test_wrong_replaced_parts_are_refused(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with capture_logs() as logs:
         model = load(folder, target(torch.float32, "auto"))
@@ -185,14 +185,14 @@ def test_parts_that_compute_something_else_give_way_to_transformers_own(
 
 @needs_int8
 @pytest.mark.usefixtures("wrong_parts")
-def test_8_bits_that_compute_something_else_stop_the_start(tokenizer, tmp_path) -> None:
+def test_wrong_int8_parts_stop_the_start(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with pytest.raises(StartupError, match="is not computed in 8 bits correctly .*; set DTYPE to"):
         load(folder, INT8)
 
 
 @needs_int8
-def test_8_bits_beside_which_a_model_cannot_run_stop_the_start(tokenizer, tmp_path) -> None:
+def test_int8_is_refused_for_a_model_that_cannot_run_in_bfloat16(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "fnet", "fnet", tokenizer)
     with pytest.raises(StartupError, match="of type fnet, is not computed in 8 bits: Unsupported"):
         load(folder, INT8)
@@ -200,9 +200,7 @@ def test_8_bits_beside_which_a_model_cannot_run_stop_the_start(tokenizer, tmp_pa
 
 @needs_int8
 @pytest.mark.parametrize("family", ["gte", "roberta"])
-def test_vectors_that_are_far_from_those_in_float32_are_logged(
-    family, tokenizer, tmp_path, monkeypatch
-) -> None:
+def test_int8_vectors_far_from_float32_are_logged(family, tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(int8, "_MIN_COSINE", 1.1)
     folder = save_family(tmp_path / family, family, tokenizer)
     with capture_logs() as logs:
@@ -213,7 +211,7 @@ def test_vectors_that_are_far_from_those_in_float32_are_logged(
 
 
 @needs_int8
-def test_a_product_that_no_text_of_the_calibration_reaches_is_prepared_and_logged(
+def test_int8_product_that_calibration_never_reaches_is_logged(
     tokenizer, tmp_path, monkeypatch
 ) -> None:
     loaded = transformers_module._load_module
@@ -233,7 +231,7 @@ def test_a_product_that_no_text_of_the_calibration_reaches_is_prepared_and_logge
     assert unused(torch.zeros(2, 64)).shape == (2, 64)
 
 
-def test_a_graph_is_captured_where_attention_needs_no_lengths() -> None:
+def test_module_is_capturable_if_the_attention_supports_its_window() -> None:
     module, packed = module_of("modernbert"), transformers_module.PACKED
     for attention, capturable in ((sdpa, False), (varlen, True), (None, False)):
         made = transformers_module.ModuleTransformer(module, packed, attention)

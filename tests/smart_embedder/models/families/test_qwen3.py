@@ -26,7 +26,7 @@ def read(folder: Path, **changes) -> DecoderConfig:
     return DecoderConfig.read(folder)
 
 
-def test_what_is_left_out_is_as_in_transformers(tmp_path: Path) -> None:
+def test_qwen3_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     ours, theirs = read(tmp_path), Qwen3Config()
     assert ours.head_width == theirs.head_dim
     assert ours.epsilon == theirs.rms_norm_eps
@@ -49,7 +49,7 @@ OTHERS = {"rope_theta": 7.0, "rope_type": "default"}
         {"rope_scaling": {"rope_theta": 1e6}, "rope_parameters": OTHERS},
     ],
 )
-def test_the_rotarys_base_is_read_where_any_version_writes_it(changes, tmp_path: Path) -> None:
+def test_rope_theta_is_read_as_any_version_writes_it(changes, tmp_path: Path) -> None:
     assert read(tmp_path, **changes).theta == 1e6
     assert Qwen3Config.from_pretrained(tmp_path).rope_parameters["rope_theta"] == 1e6
 
@@ -80,6 +80,6 @@ def test_the_rotarys_base_is_read_where_any_version_writes_it(changes, tmp_path:
         ({"max_position_embeddings": None}, "no usable max_position_embeddings: None"),
     ],
 )
-def test_what_cannot_be_computed_is_told(changes, sentence, tmp_path: Path) -> None:
+def test_qwen3_config_refuses_unusable_values(changes, sentence, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=sentence):
         read(tmp_path, **changes)

@@ -64,7 +64,7 @@ FORWARDS = [
 
 
 @pytest.mark.parametrize(("family", "changes", "lengths", "attention"), FORWARDS)
-def test_float32_states_are_those_of_transformers(
+def test_float32_states_match_transformers(
     family, changes, lengths, attention, tmp_path: Path
 ) -> None:
     folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences(lengths)
@@ -80,7 +80,7 @@ def test_float32_states_are_those_of_transformers(
         (DECODER, {"hidden_size": 32, "intermediate_size": 50}, 0.999),
     ],
 )
-def test_bfloat16_states_point_where_those_in_float32_do(
+def test_bfloat16_states_are_near_float32(
     family, changes, least, attention, tmp_path: Path
 ) -> None:
     folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences(LENGTHS)
@@ -91,7 +91,7 @@ def test_bfloat16_states_point_where_those_in_float32_do(
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @torch.inference_mode()
-def test_what_is_shared_has_the_states_of_each_text_alone(attention: str, tmp_path: Path) -> None:
+def test_shared_prefixes_have_the_states_of_each_text_alone(attention: str, tmp_path: Path) -> None:
     half = attention in {"matmul", "native"}
     folder = save_transformer(tmp_path, "qwen3", hidden_size=32, intermediate_size=64)
     backbone = load(folder, target(torch.bfloat16 if half else torch.float32, attention))
@@ -116,7 +116,7 @@ def test_what_is_shared_has_the_states_of_each_text_alone(attention: str, tmp_pa
 @pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
 @pytest.mark.parametrize("how", [target(), target(torch.bfloat16)], ids=["float32", "bfloat16"])
 @torch.inference_mode()
-def test_its_files_are_left_and_may_be_written_over(
+def test_weight_files_are_closed_and_may_be_overwritten(
     how: Target, tiny_m3: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
@@ -143,7 +143,7 @@ def test_its_files_are_left_and_may_be_written_over(
         ("qwen3", "norm.weight"),
     ],
 )
-def test_a_missing_tensor_and_one_of_another_shape_are_never_made_up(
+def test_missing_tensor_or_wrong_shape_stops_the_start(
     family: str, name: str, tmp_path: Path
 ) -> None:
     folder = save_transformer(tmp_path, family)
@@ -158,7 +158,9 @@ def test_a_missing_tensor_and_one_of_another_shape_are_never_made_up(
 
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
 @pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "vocab_size"])
-def test_sizes_that_the_weights_have_not_stop_the_start(family, name, tmp_path: Path) -> None:
+def test_config_sizes_that_differ_from_the_weights_stop_the_start(
+    family, name, tmp_path: Path
+) -> None:
     folder = save_transformer(tmp_path, family)
     change(folder / "config.json", **{name: 10**9})
     with pytest.raises(StartupError) as caught:
