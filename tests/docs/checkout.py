@@ -18,7 +18,7 @@ _SECONDS = 600
 
 
 def make_checkout(folder: Path) -> Path:
-    """A copy of what is started, whose .venv is this Python, with everything installed already."""
+    """Copy the repository's runnable parts; its .venv is this Python, with everything installed."""
     folder.mkdir()
     for name in _FOLDERS:
         shutil.copytree(REPOSITORY / name, folder / name)  # With what Python has compiled.
@@ -42,14 +42,14 @@ def make_checkout(folder: Path) -> Path:
 
 
 def start_demo(checkout: Path, **settings: str) -> "subprocess.Popen[str]":
-    """The README's first command, on a free port; it installs nothing, or it fails."""
+    """Run the README's first command on a free port; it must install nothing."""
     command = re.search(r"^\./start_server\.sh .*", _readme(), re.MULTILINE)
     assert command
     variables = {"PORT": "0", "PYTHON": sys.executable, "PIP_NO_INDEX": "1"}
     return subprocess.Popen(
         [BASH, "-c", f"exec {command[0]}"],
         cwd=checkout,
-        env=_bare(checkout) | variables | settings,
+        env=_minimal_environment(checkout) | variables | settings,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -58,16 +58,16 @@ def start_demo(checkout: Path, **settings: str) -> "subprocess.Popen[str]":
 
 
 def run_command(command: Sequence[str], checkout: Path, url: str) -> str:
-    """Run it as a reader would who has installed the client; what it printed.
+    """Run a command as a reader would who has installed the client, and return its output.
 
     The service that `examples/` ask is at `url`.
     """
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=checkout,
-        env=_bare(checkout)
+        env=_minimal_environment(checkout)
         | {
-            "PATH": os.pathsep.join(map(str, _programs(checkout))),
+            "PATH": os.pathsep.join(map(str, _program_folders(checkout))),
             "PYTHONPATH": str(REPOSITORY / "client" / "src"),
             "SMART_EMBEDDER_URL": url,
         },
@@ -76,17 +76,17 @@ def run_command(command: Sequence[str], checkout: Path, url: str) -> str:
         check=False,
         timeout=_SECONDS,
     )
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    return done.stdout
+    assert completed.returncode == 0, f"{completed.stdout}{completed.stderr}"
+    return completed.stdout
 
 
-def _programs(checkout: Path) -> tuple[Path | str, ...]:
-    """Where the commands of the client and of Python's packages are, before all others."""
+def _program_folders(checkout: Path) -> tuple[Path | str, ...]:
+    """Return PATH's folders, those of the client's and of Python's commands first."""
     return Venv(checkout / ".venv").python.parent, Path(sys.executable).parent, os.environ["PATH"]
 
 
-def _bare(checkout: Path) -> dict[str, str]:
-    """The least environment, with no model hub in it, and with threads that wait as in tests."""
+def _minimal_environment(checkout: Path) -> dict[str, str]:
+    """Return a minimal environment without a model hub, whose threads wait as in other tests."""
     inherited = {name: os.environ[name] for name in ("PATH", "GOMP_SPINCOUNT")}
     return inherited | {"HOME": str(checkout.parent), "HF_HUB_OFFLINE": "1"}
 

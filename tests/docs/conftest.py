@@ -16,7 +16,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(checkout: Path) -> Iterator[RunningServer]:
-    """What the README's first command starts."""
+    """The server that the README's first command starts."""
     limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
     process = start_demo(checkout, **limits)
     server = RunningServer(process)

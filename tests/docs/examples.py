@@ -4,7 +4,7 @@ Sybil takes an evaluator for each language. pytest-examples and pytest-markdown-
 alone, mktestdocs cannot skip a block, and pytest-codeblocks compares numbers in output literally.
 
 - A `bash` or `python` block runs in a process of its own, against the server of the fixture `demo`.
-- A `json` or `text` block is compared with what the block before it printed.
+- A `json` or `text` block is compared with the output of the block before it.
 - An `ini` block holds lines of .env.
 - `<!-- skip: next "reason" -->` before a block, or `skip: start`, leaves it out.
 """
@@ -36,30 +36,30 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 
 
 def run_with(*command: str) -> Callable[[Example], None]:
-    """Run a block with this command; what it prints is kept for the block after it."""
+    """Run a block with this command, and keep its output for the block after it."""
 
     def run(example: Example) -> None:
         url, checkout = example.namespace["url"], example.namespace["checkout"]
-        script = localised(example.parsed, url)
+        script = replace_addresses(example.parsed, url)
         example.namespace["printed"] = run_command([*command, script], checkout, url)
 
     return run
 
 
-def localised(text: str, url: str) -> str:
-    """The block with the addresses of this test's servers."""
+def replace_addresses(text: str, url: str) -> str:
+    """Replace the address of the examples by that of the test's server."""
     for address in ("http://127.0.0.1:8000", "http://localhost:8000"):
         text = text.replace(address, url)
     return text
 
 
 def check_json(shown: Any, printed: Any) -> None:
-    """Every field shown must have been printed, with a value of the same type."""
+    """Assert that every field shown was printed, with a value of the same type."""
     assert is_part(shape(shown), shape(printed)), f"{shape(shown)}\n{shape(printed)}"
 
 
 def shape(value: Any) -> Any:
-    """The keys and types of a JSON value; of a list those of its first item."""
+    """Return the keys and types of a JSON value; of a list those of its first item."""
     match value:
         case dict():
             return {"#" if key.isdecimal() else key: shape(item) for key, item in value.items()}
@@ -72,7 +72,7 @@ def shape(value: Any) -> Any:
 
 
 def is_part(part: Any, whole: Any) -> bool:
-    """Whether `whole` has everything that `part` has."""
+    """Return whether `whole` has everything that `part` has."""
     if isinstance(part, dict) and isinstance(whole, dict):
         return all(key in whole and is_part(item, whole[key]) for key, item in part.items())
     if isinstance(part, list) and isinstance(whole, list):
@@ -81,24 +81,25 @@ def is_part(part: Any, whole: Any) -> bool:
 
 
 def check_lines(shown: str, printed: str) -> None:
-    """The lines follow each other; before the first one, and where `...` stands, others may.
+    """Assert that the lines shown were printed one after the other.
 
-    Numbers and the width of spaces may differ.
+    Other lines may precede the first one, and stand in place of `...`. Numbers and the width of
+    spaces may differ.
     """
-    real = [_plain(line) for line in printed.splitlines()]
-    place, gap = 0, True
+    printed_lines = [_normalize(line) for line in printed.splitlines()]
+    position, gap = 0, True
     for line in shown.splitlines():
         if line.strip() == _GAP:
             gap = True
             continue
-        wanted = _plain(line)
-        found = next((i for i in range(place, len(real)) if real[i] == wanted), None)
+        expected, candidates = _normalize(line), range(position, len(printed_lines))
+        found = next((i for i in candidates if printed_lines[i] == expected), None)
         assert found is not None, f"{line!r} is not in\n{printed}"
-        assert gap or found == place, f"something stands before {line!r} in\n{printed}"
-        place, gap = found + 1, False
+        assert gap or found == position, f"something stands before {line!r} in\n{printed}"
+        position, gap = found + 1, False
 
 
-def _plain(line: str) -> str:
+def _normalize(line: str) -> str:
     return " ".join(_NUMBER.sub("#", line).split())
 
 

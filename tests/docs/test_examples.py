@@ -12,12 +12,12 @@ from tests.support.server import RunningServer
 EXAMPLES = [example for page in PAGES for example in DOCUMENTATION.parse(page).examples()]
 
 
-def place_of(example: Example) -> str:
+def location_of(example: Example) -> str:
     return f"{Path(example.path).name}:{example.line}"
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-@pytest.mark.parametrize("example", EXAMPLES, ids=place_of)
+@pytest.mark.parametrize("example", EXAMPLES, ids=location_of)
 def test_an_example_does_what_the_page_says(
     example: Example, demo: RunningServer, checkout: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""docs/ lists every error, every field of a request, every metric, and what the launcher sets."""
+"""docs/ lists every error, every field of a request, every metric, and the launcher's limits."""
 
 import re
 
@@ -28,9 +28,9 @@ NEVER_ANSWERED = {ClientGoneError, StartupError, UnavailableError}
 
 
 def subclasses(kind: type[SmartEmbedderError]):
-    for each in kind.__subclasses__():
-        yield each
-        yield from subclasses(each)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from subclasses(subclass)
 
 
 KINDS = sorted(
@@ -54,7 +54,7 @@ def test_the_table_of_metrics_is_what_the_registry_says() -> None:
 
 
 @pytest.mark.parametrize("limits", [*map(gpu_limits, (6 << 10, 8 << 10, 24 << 10)), CPU_LIMITS])
-def test_what_the_launcher_sets_by_the_memory_is_listed(limits: tuple[int, int]) -> None:
+def test_the_limits_of_the_launcher_are_listed(limits: tuple[int, int]) -> None:
     batch, length = limits
     assert f"| {batch} | {length} |" in CONFIGURATION
 
