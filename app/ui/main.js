@@ -1,4 +1,4 @@
-/** Starts the page: the state of the server, and the four views, one of which is shown. */
+/** Starts the page: the state of the server, and four views, of which one is shown. */
 
 import { byId } from "./core/dom.js";
 import { Models } from "./core/models.js";
@@ -7,7 +7,7 @@ import { readLink } from "./core/take.js";
 
 const status = new ServerStatus();
 const models = new Models(status);
-/** The code of the view that is shown first is loaded first, and the rest when the page is there. */
+/** The code of the first view is loaded first, that of the others after the page has loaded. */
 const LOADERS = {
   text: async () => (await import("./text/view.js")).createTextView(models),
   match: async () => (await import("./match/view.js")).createMatchView(models),
@@ -16,10 +16,10 @@ const LOADERS = {
 };
 const loading = {};
 let shown = null;
-/** What links have filled in, by the view; nothing of it is sent before the user says so. */
+/** The links that have filled in views; nothing is sent before the user agrees. */
 const pending = {};
 
-/** The view; where its code cannot be loaded, it is tried again when the server is back. */
+/** Loads the view; if its code cannot be loaded, tries again when the server is back. */
 function load(name) {
   loading[name] ??= LOADERS[name]().catch(() => {
     delete loading[name];
@@ -37,10 +37,10 @@ function showView() {
   showPending(name);
   if (name === shown) return;
   loading[shown]?.then((view) => view.hide?.());
-  for (const each of Object.keys(LOADERS)) {
-    byId(`${each}-view`).hidden = each !== name;
-    const link = byId(`to-${each}`);
-    if (each === name) link.setAttribute("aria-current", "page");
+  for (const view of Object.keys(LOADERS)) {
+    byId(`${view}-view`).hidden = view !== name;
+    const link = byId(`to-${view}`);
+    if (view === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   document.title = `${byId(`to-${name}`).textContent} · Smart Embedder`;
@@ -53,10 +53,10 @@ function showView() {
 }
 
 function takeLink(name, link) {
-  history.replaceState(null, "", `#${name}`); // The texts of a link stay in no address.
+  history.replaceState(null, "", `#${name}`); // Keep the texts of a link out of the address.
   for (const [id, value] of link.fields ?? []) {
     byId(id).value = value;
-    byId(id).closest("details")?.setAttribute("open", ""); // So that it is seen.
+    byId(id).closest("details")?.setAttribute("open", ""); // Make the field visible.
   }
   pending[name] = link;
 }

@@ -1,4 +1,4 @@
-/* Sets the theme before anything is painted; not a module, because modules run after that. */
+/* Sets the theme before the first paint; it is not a module, because modules run later. */
 {
   const KEY = "smart-embedder-theme";
   const root = document.documentElement;
@@ -18,7 +18,7 @@
 
   const switchTheme = () => {
     const next = current() === "dark" ? "light" : "dark";
-    // What the system prefers is not stored, so that the page follows it again.
+    // The theme of the system is not stored, so that the page follows it again.
     if (next === (dark.matches ? "dark" : "light")) localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, next);
     apply();

@@ -3,12 +3,12 @@
 import { decodeEmbeddings } from "./embeddings.js";
 import { askForToken } from "./token.js";
 
-/** The address of the service, wherever a proxy has put it: two folders above this file. */
+/** The address of the service, also behind a proxy: two folders above this file. */
 const SERVICE = new URL("../../", import.meta.url);
 const TOKEN = "smart-embedder-token";
 const UNAUTHORIZED = 401;
 
-/** What the service, or the way to it, answered instead of a result. `status` 0: nobody answered. */
+/** An error from the service or a proxy; `status` is 0 if there was no response. */
 export class ApiError extends Error {
   constructor(status, code, message, retryAfter = null) {
     super(message);
@@ -20,7 +20,7 @@ export class ApiError extends Error {
     return [0, 429, 503].includes(this.status) && this.code !== "model_too_large";
   }
 
-  /** Whether it succeeds when a model is loaded, which nobody need ask for again. */
+  /** Whether the request succeeds once a model is loaded, so that it is repeated by itself. */
   get isLoading() {
     return this.code === "loading";
   }
@@ -31,15 +31,15 @@ export async function embed(texts, model, options = {}, how = {}) {
   return decodeEmbeddings(await embedRaw(texts, model, options, how));
 }
 
-/** The same as bytes of the safetensors format, for a worker to decode. */
+/** As `embed`, but returns the bytes in safetensors format, for a worker to decode. */
 export async function embedRaw(texts, model, options = {}, { signal, background = false } = {}) {
   const headers = { Accept: "application/vnd.safetensors" };
-  if (background) headers.Priority = "u=6"; // Leave the device to those who wait.
+  if (background) headers.Priority = "u=6"; // Bulk: users who wait go first.
   const { path, body } = embedRequest(texts, model, options);
   return (await post(path, body, headers, signal)).arrayBuffer();
 }
 
-/** The request that `embed` makes, and that of `rerank`. */
+/** The requests of `embed` and `rerank`. */
 export const embedRequest = (texts, model, options = {}) => ({
   path: "embeddings",
   body: { sentences: texts, ...named(model), ...options },
@@ -49,15 +49,15 @@ export const rerankRequest = (query, passages, model) => ({
   body: { query, passages, ...named(model) },
 });
 
-/** Where others find what this page asks at `path`, and whether they need a token. */
+/** The full address of a `path`, and whether requests need a token, for exported code. */
 export const addressOf = (path) => new URL(path, SERVICE).href;
 export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
 
-/** How a model is told what texts are, where it reads a query in another way than a document. */
+/** The field for the type of the texts, if the model reads queries and documents differently. */
 export const readAs = (type, { inputTypes }) =>
   inputTypes.includes(type) ? { input_type: type } : {};
 
-/** Asks for the vocabulary's strings behind sparse and ColBERT vectors, where these are made. */
+/** The field that requests token strings, if the model makes sparse or ColBERT vectors. */
 export const withTokens = ({ kinds }) =>
   kinds.some((kind) => kind !== "dense") ? { return_tokens: true } : {};
 
@@ -72,7 +72,7 @@ export async function rerank(query, passages, model, { signal } = {}) {
   return (await post(path, body, {}, signal)).json();
 }
 
-/** The field of a request that names its model, where it is not the default. */
+/** The field of a request that names its model, unless it is the default. */
 export const named = ({ key }) => (key ? { model: key } : {});
 const pathOf = ({ tokenizer }) => `models/${encodeURIComponent(tokenizer.split("/").at(-1))}`;
 
@@ -95,7 +95,7 @@ async function post(path, body, headers, signal) {
   return checked(await send(path, init));
 }
 
-/** Sends a request; where a token is needed, asks for it and sends the request again. */
+/** Sends a request; if a token is needed, asks for it and sends the request again. */
 async function send(path, init) {
   for (;;) {
     const token = sessionStorage.getItem(TOKEN);

@@ -6,9 +6,9 @@ const SVG = "http://www.w3.org/2000/svg";
 export const byId = (id) => document.getElementById(id);
 
 /**
- * An HTML element, such as "p" or "p.quiet". Attributes, an object, may be left out, as those are that
- * are false, null or undefined; `style` is an object of custom properties, because the content
- * security policy forbids style attributes.
+ * An HTML element, such as "p" or "p.quiet". The object of attributes is optional; attributes that
+ * are false, null or undefined are left out. `style` is an object of custom properties, because the
+ * content security policy forbids style attributes.
  */
 export const element = (tag, ...parts) =>
   fill(document.createElement(tag.split(".")[0]), tag.split(".").slice(1), parts);
@@ -41,7 +41,7 @@ export const row = ([head, ...cells]) =>
     cells.map((cell) => (cell instanceof Node ? cell : element("td", cell))),
   );
 
-/** A table with headings, the cells of each row, and what else stands in it. */
+/** A table with headings, rows of cells, and further content. */
 export function table(attributes, heads, rows, ...rest) {
   const columns = heads.map((text) => element("th", { scope: "col" }, text));
   const [head, body] = [element("thead", element("tr", columns)), rows.map(row)];

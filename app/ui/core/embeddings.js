@@ -1,15 +1,15 @@
-/** The answer of /embeddings in safetensors, text by text. */
+/** Decodes a response of /embeddings in safetensors, text by text. */
 
 import { decodeSafetensors } from "./safetensors.js";
 
 const METADATA = "smart-embedder";
 
 /**
- * `{report, texts}`. `report` has the fields of the JSON answer beside `data`. Each text has
- * `dense` and `colbert` as matrices `{rows, width, values, scales}`, where `scales` holds a factor
- * for each row or is null, and `sparse` as `{indices, values}`; a kind that was not asked for is null.
- * `bytes` of each is what it took as it was sent: float16 and signs become numbers to count with.
- * `strings` has the vocabulary's strings behind both, `{sparse, colbert}`, where they were asked for.
+ * `{report, texts}`. `report` has the fields of the JSON response besides `data`. Each text has
+ * `dense` and `colbert` as matrices `{rows, width, values, scales}`, where `scales` is null or holds a
+ * factor for each row, and `sparse` as `{indices, values}`; a kind that was not requested is null.
+ * Their `bytes` are those of the response, before float16 and signs are expanded to numbers.
+ * `strings` has the token strings of `{sparse, colbert}`, if they were requested.
  */
 export function decodeEmbeddings(buffer) {
   const { tensors, metadata } = decodeSafetensors(buffer);
@@ -39,14 +39,14 @@ function matrix(tensor, scale, begin, end) {
   return { rows: end - begin, width, values, scales, bytes };
 }
 
-/** What makes numbers of a matrix of bits, by the name of the format. */
+/** Functions that expand a matrix of bits to numbers, by the name of the format. */
 const RESTORED = {
   float16(matrix) {
-    // A float32 has the same digits, and an exponent that is larger by 112.
+    // A float32 has the same mantissa bits, and an exponent that is larger by 112.
     const wide = Uint32Array.from(matrix.values, (half) => ((half & 0x8000) << 16) | ((half & 0x7fff) << 13));
     return { ...matrix, values: new Float32Array(wide.buffer).map((number) => number * 2 ** 112) };
   },
-  /** Signs of vectors that are as long as each other. */
+  /** The signs as vectors of equal length. */
   ubinary({ values: bits, ...matrix }) {
     const width = matrix.width * 8;
     const values = new Int8Array(bits.length * 8);

@@ -1,4 +1,4 @@
-/** The models that are served, and which of them the page asks: chosen where there are several. */
+/** The served models, and those that the page uses; the user chooses if there are several. */
 
 import { ApiError, tokenize } from "./api.js";
 import { byId, element } from "./dom.js";
@@ -9,9 +9,8 @@ const STORED = "smart-embedder-";
 const STATES = { unloaded: "not loaded", loading: "being loaded", failed: "failed" };
 
 /**
- * A model as requests name it. `key` is empty for what answers where a request names none;
- * `tokenizer` is the model whose tokens are shown. `kinds` and `inputTypes` are null while it is
- * not known what it makes, because it is not loaded.
+ * A model as requests name it; `key` is empty for the default. `tokenizer` is the model whose tokens
+ * are shown. `kinds` and `inputTypes` are null as long as the model has not been loaded.
  */
 function offer({ name, state, reason, makes }, key = name) {
   return {
@@ -27,20 +26,20 @@ function offer({ name, state, reason, makes }, key = name) {
   };
 }
 
-/** The embedding models that a request may name; the first is what answers where it names none. */
+/** The embedding models that a request may name, the default first. */
 export function embeddersOf({ model, dense_embedding_model: dense, served_models: served }) {
-  const embedders = served.filter((each) => each.task === "embed");
-  const find = (name) => embedders.find((each) => each.name === name) ?? { name };
+  const embedders = served.filter((model) => model.task === "embed");
+  const find = (name) => embedders.find((model) => model.name === name) ?? { name };
   const further = embedders.filter(({ name }) => name !== model && name !== dense);
   const first = dense === model ? [offer(find(model), "")] : pair(find(dense), find(model));
-  return [...first, ...further.map((each) => offer(each))];
+  return [...first, ...further.map((model) => offer(model))];
 }
 
-/** Two models side by side, one for dense vectors and one for the others; and the latter alone. */
+/** The default pair, a model for dense vectors and one for the others; then the latter alone. */
 function pair(dense, rest) {
   const [one, other] = [offer(dense), offer(rest)];
   const others = other.kinds?.filter((kind) => kind !== "dense");
-  // Where it makes dense vectors alone, nobody asks for them.
+  // A model that makes only dense vectors is of no use here.
   const shown = others?.length === 0 ? one : other;
   const both = {
     ...shown,
@@ -53,10 +52,10 @@ function pair(dense, rest) {
   return [both, other];
 }
 
-/** The rerankers; the first is what answers where a request names none. */
+/** The rerankers, the default first. */
 export function rerankersOf({ model, reranker_model: own, served_models: served }) {
-  const rerankers = served.filter((each) => each.task === "rerank");
-  const further = rerankers.filter(({ name }) => name !== own).map((each) => offer(each));
+  const rerankers = served.filter((model) => model.task === "rerank");
+  const further = rerankers.filter(({ name }) => name !== own).map((model) => offer(model));
   if (own === NO_RERANKER) return further;
   const late = { name: `late interaction of ${model}`, state: "ready", makes: { kinds: ["scores"] } };
   const first = own === LATE_INTERACTION ? late : rerankers.find(({ name }) => name === own);
@@ -65,7 +64,7 @@ export function rerankersOf({ model, reranker_model: own, served_models: served 
 
 const OFFERS = { embedder: embeddersOf, reranker: rerankersOf };
 
-/** Fires `choice` when another model is asked from now on. */
+/** Fires `choice` when another model is chosen. */
 export class Models extends EventTarget {
   #offered = { embedder: [], reranker: [] };
   #keys = {};
@@ -80,7 +79,7 @@ export class Models extends EventTarget {
     status.addEventListener("health", () => this.#refresh());
   }
 
-  /** What the chosen embedding model is called in requests. */
+  /** The name of the chosen embedding model in requests. */
   get embedderKey() {
     return this.#keys.embedder;
   }
@@ -90,24 +89,24 @@ export class Models extends EventTarget {
     return this.#keys.reranker;
   }
 
-  /** The chosen embedding model, or that of a `key`, which is loaded first where it is not. */
+  /** The chosen embedding model, or that of a `key`; waits until it is loaded. */
   embedder(signal, key) {
     return this.#known("embedder", signal, key);
   }
 
-  /** Lists the embedding models in a `select`; whether there are several. */
+  /** Lists the embedding models in a `select`; returns whether there are several. */
   listIn(select) {
     const chosen = select.selectedIndex < 0 ? this.#keys.embedder : select.value;
     fillSelect(select, this.#offered.embedder, chosen);
     return this.#offered.embedder.length > 1;
   }
 
-  /** The chosen reranker, or null where there is none. */
+  /** The chosen reranker, or null if there is none. */
   reranker(signal) {
     return this.#known("reranker", signal);
   }
 
-  /** Chooses models by what requests call them, as far as they are served. */
+  /** Chooses models by their names in requests, if they are served. */
   async pick(keys) {
     await this.status.known();
     for (const what of Object.keys(OFFERS)) {
@@ -120,7 +119,7 @@ export class Models extends EventTarget {
     await this.status.known();
     let chosen = this.#chosen(what, key);
     if (chosen && !chosen.kinds) {
-      await tokenize(["."], chosen, { signal }); // Which loads it.
+      await tokenize(["."], chosen, { signal }); // Loads the model.
       await this.status.refresh();
       chosen = this.#chosen(what, key);
     }
@@ -140,7 +139,7 @@ export class Models extends EventTarget {
     this.dispatchEvent(new Event("choice"));
   }
 
-  /** Offers what /health names; what was chosen may be gone after a restart. */
+  /** Lists the models of /health; after a restart, a chosen one may be missing. */
   #refresh() {
     for (const [what, offersOf] of Object.entries(OFFERS)) {
       this.#offered[what] = offersOf(this.status.health);
@@ -162,7 +161,7 @@ export class Models extends EventTarget {
   }
 }
 
-/** Changes what has changed, so that an open list stays open. */
+/** Updates only the changed options, so that an open list stays open. */
 function fillSelect(select, offered, chosen) {
   const isSame = offered.every(({ key }, i) => select.options[i]?.value === key);
   if (!isSame || select.options.length !== offered.length)
@@ -189,8 +188,8 @@ export function namesOf(kinds) {
 }
 
 /**
- * The kinds of vectors that a model makes, in one sentence with the parts of a view that it lacks
- * without the others, `lost` by kind; empty where it makes all.
+ * One sentence on the kinds of vectors that a model makes, and on the parts of the view that are
+ * missing without the others (`lost`, by kind); empty if it makes all kinds.
  */
 export function missingSentence({ makers, kinds }, lost) {
   const missing = Object.keys(lost).filter((kind) => !kinds.includes(kind));

@@ -1,8 +1,8 @@
 /** Repeats work while the tab is visible. */
 
 /**
- * Calls `run` now and `seconds` after its end, again and again; pauses while the tab is hidden and
- * goes on at once when it is shown. Returns a function that stops it.
+ * Calls `run` now, and then `seconds` after each call has ended. Pauses while the tab is hidden, and
+ * calls at once when it is shown. Returns a function that stops this.
  */
 export function repeat(seconds, run) {
   let stopped = false;

@@ -3,7 +3,7 @@
 const LENGTH_BYTES = 8;
 const ARRAYS = {
   F32: Float32Array,
-  F16: Uint16Array, // The bits of each number: few browsers have such an array.
+  F16: Uint16Array, // The bits of each number, because few browsers have Float16Array.
   I8: Int8Array,
   U8: Uint8Array,
   U32: Uint32Array,

@@ -1,4 +1,4 @@
-/** Whether the server is there, and what it serves: /health, asked again and again. */
+/** The state of the server, polled from /health. */
 
 import { getHealth } from "./api.js";
 import { byId } from "./dom.js";
@@ -9,20 +9,20 @@ const AWAY = "away";
 const HEALTHY = "healthy";
 
 /**
- * Fires `health` with each answer, `change` with each new state, and `back` when the server is
- * healthy after it was not.
+ * Fires `health` with each response, `change` with each new state, and `back` when the server
+ * becomes healthy again.
  */
 export class ServerStatus extends EventTarget {
   /** `healthy`, `loading`, `draining`, `unhealthy`, or `away`; null before the first answer. */
   state = null;
-  /** The last answer of /health. */
+  /** The last response of /health. */
   health = null;
 
   start() {
     repeat(SECONDS, () => this.refresh());
   }
 
-  /** Asks once. */
+  /** Requests /health once. */
   async refresh() {
     try {
       this.health = await getHealth();
@@ -33,7 +33,7 @@ export class ServerStatus extends EventTarget {
     }
   }
 
-  /** The first answer of /health. */
+  /** The first response of /health. */
   async known() {
     while (!this.health) {
       await new Promise((resolve) => this.addEventListener("change", resolve, { once: true }));

@@ -1,12 +1,12 @@
-/** What a view shows, to take away: its requests as code, a link that opens it again, and JSON. */
+/** Exports what a view shows: its requests as code, a link that opens it again, and JSON. */
 
 import { addressOf, hasToken } from "./api.js";
 import { byId, element } from "./dom.js";
 import { count } from "./format.js";
 
-/** Of a link. Some programs cut longer ones. */
+/** The longest link; some programs cut longer ones. */
 const MOST_CHARACTERS = 8000;
-/** The fields of each view that a link fills, by their names in it. */
+/** The fields of each view that a link fills in, by their names in the link. */
 const FIELDS = {
   text: { texts: "texts" },
   match: { query: "match-query", passages: "match-passages" },
@@ -14,14 +14,14 @@ const FIELDS = {
 };
 const MODELS = ["embedder", "reranker"];
 
-/** The code for what a view shows, by its language. */
+/** Functions that write the code, by language. */
 const CODE = {
   curl: ({ requests }) => curl(requests),
   Python: ({ program }) => program(),
   JavaScript: ({ requests }) => javascript(requests),
 };
 
-/** The buttons below what a view shows. */
+/** The buttons below the content of a view. */
 export class TakeBar {
   #view;
   #models;
@@ -44,7 +44,7 @@ export class TakeBar {
   }
 
   /**
-   * `requests` are those of which the shown `result` was made, `[{path, body}]`; `fields` are filled in
+   * `requests`, `[{path, body}]`, are those that made the shown `result`. `fields` are filled in
    * by a link, or a sentence on why there can be no link. `program()` is the Python code of a view
    * that does more than these requests.
    */
@@ -61,7 +61,7 @@ export class TakeBar {
       await navigator.clipboard.writeText(text);
       this.#told.textContent = "Copied.";
     } catch {
-      // Which it lets pages do that come by HTTPS or from this machine.
+      // Browsers allow it only for pages from HTTPS or this machine.
       this.#text.select();
       this.#told.textContent = "The browser does not allow this page to copy. Copy the text below.";
     }
@@ -98,8 +98,8 @@ function button(text, run) {
 const plain = (_, value) => (ArrayBuffer.isView(value) ? Array.from(value) : value);
 
 /**
- * What the part of an address behind "#" asks for: `{view, fields, embedder, reranker, isLong}`. It may
- * be anybody's: `fields`, by the ids of elements, are null unless they are those of a view.
+ * Reads the part of an address after "#": `{view, fields, embedder, reranker, isLong}`. It is not
+ * trusted: `fields`, by the ids of elements, are null unless they are those of a view.
  */
 export function readLink(hash) {
   const [view, query] = hash.slice(1).split(/\?(.*)/s);
@@ -114,13 +114,13 @@ export function readLink(hash) {
 
 const json = (body) => JSON.stringify(body, null, 2);
 
-/** In curl nothing of a body is read by the shell, nor ends it: its lines begin with a brace or a space. */
+/** The shell expands nothing in the body, and no line ends it: they begin with a brace or a space. */
 function curl(requests) {
   const token = hasToken() ? ` \\\n  -H "Authorization: Bearer $API_TOKEN"` : "";
-  const each = ({ path, body }) =>
+  const command = ({ path, body }) =>
     `curl -sS '${addressOf(path).replaceAll("'", "%27")}'${token} \\\n` +
     `  -H 'Content-Type: application/json' --data-binary @- <<'END'\n${json(body)}\nEND\n`;
-  return requests.map(each).join("\n");
+  return requests.map(command).join("\n");
 }
 
 function python(requests) {
@@ -130,7 +130,7 @@ function python(requests) {
   return `${pythonImports()}\n\n\n${pythonAsk()}\n\n\n${asked.join("\n")}\n`;
 }
 
-/** A value of JSON as Python writes it: the words of a line that are none of a string differ. */
+/** Converts a value to a Python literal: outside strings, three words differ from JSON. */
 export function pythonLiteral(value) {
   const words = { true: "True", false: "False", null: "None" };
   const line = /^(\s*"\w+": )(true|false|null)(,?)$/gm;
@@ -141,7 +141,7 @@ export function pythonLiteral(value) {
 export const pythonImports = () =>
   `import json\n${hasToken() ? "import os\n" : ""}from urllib.request import Request, urlopen`;
 
-/** A function that sends a body to a path of the service and returns its answer. */
+/** A function that sends a body to a path of the service and returns the response. */
 export function pythonAsk() {
   const token = hasToken() ? `, "Authorization": "Bearer " + os.environ["API_TOKEN"]` : "";
   return `def ask(path, body):

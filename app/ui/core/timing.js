@@ -1,14 +1,14 @@
-/** The time of a forward, where it can be told. */
+/** Measures the time of a forward. */
 
 import { embed } from "./api.js";
 
-/** Milliseconds in the queue, above which the device is busy. */
+/** A longer wait in the queue, in milliseconds, means that the device is busy. */
 const LONGEST_WAIT = 20;
 
-/** Whether a request's `timings_ms` are those of a forward, on a device that had nothing else to do. */
+/** Whether a request's `timings_ms` are those of a forward on an idle device. */
 export const isFree = ({ queue, inference }) => queue < LONGEST_WAIT && inference > 0;
 
-/** The milliseconds of a forward in the background; null where the device is busy. */
+/** The milliseconds of a forward in the background; null if the device is busy. */
 export async function timeForward(texts, model, options, signal) {
   try {
     const { report } = await embed(texts, model, options, { signal, background: true });

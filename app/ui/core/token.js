@@ -1,10 +1,10 @@
-/** Asks for the access token. It is kept in this tab alone (sessionStorage). */
+/** Asks for the access token, which is kept in this tab only (sessionStorage). */
 
 import { byId } from "./dom.js";
 
 let asked = null;
 
-/** The token that the user enters, or null; all who ask at the same time get the same answer. */
+/** The token that the user enters, or null; simultaneous callers get the same token. */
 export function askForToken(wasWrong) {
   asked ??= open(wasWrong).finally(() => {
     asked = null;

@@ -1,15 +1,15 @@
-/** Lays tokens over the text that they were made of. */
+/** Aligns tokens with their text. */
 
 /**
- * The text in pieces that follow each other: `{text, tokens}`, where `tokens` holds the places, in
- * the list of tokens without special ones, of those that begin here; between tokens it is empty.
- * Several tokens may stand for one place, as with bytes, or SentencePiece's mark before a word.
+ * The text in consecutive pieces: `{text, tokens}`. `tokens` holds the indices, in the list of tokens
+ * without special ones, of those that begin here; it is empty between tokens. Several tokens may
+ * share a piece, such as bytes, or SentencePiece's mark before a word.
  */
 export function piecesOf(text, tokens) {
   const points = Array.from(text); // Offsets count code points; a string counts UTF-16 units.
   const between = (from, to) => points.slice(from, to).join("");
   const pieces = [];
-  let [begin, end] = [0, 0]; // Of the last piece with tokens.
+  let [begin, end] = [0, 0]; // Those of the last piece with tokens.
   plainTokens(tokens).forEach(({ start, stop }, place) => {
     const last = pieces.at(-1);
     if (last && (stop <= end || start <= begin)) {
@@ -32,7 +32,7 @@ const UNSPACED = `[${SCRIPTS.map((script) => `\\p{scx=${script}}`).join("")}]`;
 const ENDS_UNSPACED = new RegExp(`${UNSPACED}\\p{M}*$`, "u");
 const BEGINS_UNSPACED = new RegExp(`^(?!\\p{M})${UNSPACED}`, "u");
 
-/** The same with a word's pieces joined; they stay where a script has no spaces between words. */
+/** As `piecesOf`, with the pieces of a word joined, except in scripts without spaces. */
 export function wordsOf(text, tokens) {
   const begins = new Set(Array.from(SEGMENTER.segment(text), ({ index }) => index));
   const words = [];
@@ -59,13 +59,12 @@ export const idsOf = (plain, { tokens: places }) => [...new Set(places.map((plac
 export const bare = (text) => text.replace(/^(##|[▁Ġ])/u, "").trim();
 const comparable = (text) => bare(text).normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
 
-/** The most comparisons of strings with tokens; a longer text is taken to begin with its first token. */
+/** The most comparisons; in a longer text, the first string is assumed to be the first token. */
 const MOST_COMPARED = 4_000_000;
 
 /**
- * For each of the vocabulary's strings behind ColBERT vectors the place, in the list of tokens
- * without special ones, of its token; null for what stands for no part of the text, such as
- * markers, masks and the end.
+ * The index of the token, in the list without special ones, for each token string of the ColBERT
+ * vectors; null for strings that are no part of the text, such as markers, masks and the end.
  */
 export function placesOf(strings, tokens) {
   const wanted = strings.map(comparable);
@@ -77,7 +76,7 @@ export function placesOf(strings, tokens) {
   return fillGaps(longestCommon(wanted, plain), plain.length);
 }
 
-/** The longest common subsequence of two lists: for each item of `a` its place in `b`, or null. */
+/** The longest common subsequence of two lists: the index in `b` of each item of `a`, or null. */
 function longestCommon(a, b) {
   const width = b.length + 1;
   const lengths = new Uint16Array((a.length + 1) * width);
@@ -96,7 +95,7 @@ function longestCommon(a, b) {
   });
 }
 
-/** Strings between two places belong to the tokens between these, where they are as many. */
+/** Assigns strings between two known tokens to the tokens between them if their numbers agree. */
 function fillGaps(places, length) {
   const filled = [...places];
   let before = -1;

@@ -16,7 +16,7 @@ export function cosine(a, b) {
   return norms ? dot(a.values, 0, b.values, 0, a.width) / norms : 0;
 }
 
-/** What both texts weigh: `[{id, query, passage, product}]`, the largest product first. */
+/** The terms that both texts have: `[{id, query, passage, product}]`, the largest product first. */
 export function sharedTerms(query, passage) {
   const weights = new Map(Array.from(passage.indices, (id, i) => [id, passage.values[i]]));
   return Array.from(query.indices, (id, i) => ({
@@ -57,7 +57,7 @@ export function bestMatches(matrix, rows, columns) {
 
 /**
  * ColBERT's score, as the service computes it: the mean of the best similarities. Rows of bits may be
- * longer than the query's, by what fills their last byte.
+ * longer than those of the query, because their last byte is padded.
  */
 export function maxSim(query, passage) {
   const { rows } = query;
@@ -77,7 +77,7 @@ export function maxSim(query, passage) {
 
 /** Dot products of four rows of `query` with one of `b`: 2.3 times as fast as one after another. */
 function dotFour({ values: a, rows, width }, row, b, j, products) {
-  // Behind the last row the last one is taken again.
+  // After the last row, it is used again.
   const [i0, i1, i2, i3] = [0, 1, 2, 3].map((next) => Math.min(row + next, rows - 1) * width);
   let [s0, s1, s2, s3] = [0, 0, 0, 0];
   for (let k = 0; k < width; k++) {

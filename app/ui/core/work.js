@@ -1,4 +1,4 @@
-/** One piece of a view's work at a time: the newest wins, and errors are told in one place. */
+/** Runs one piece of a view's work at a time: newer work aborts older, and errors go to one place. */
 
 import { ApiError } from "./api.js";
 import { duration } from "./format.js";
@@ -10,13 +10,13 @@ export class LatestWork {
   #controller = null;
   #failed = null;
 
-  /** `message` is the element that tells errors. `status` says when the server is back. */
+  /** `message` is the element that shows errors. `status` fires `back` when the server is back. */
   constructor(message, status) {
     this.message = message;
     status.addEventListener("back", () => this.#failed && this.run(this.#failed));
   }
 
-  /** Runs `work(signal)`, and aborts what ran before. Work that failed runs again when the server is back. */
+  /** Aborts older work and runs `work(signal)`. Failed work runs again when the server is back. */
   async run(work) {
     this.#controller?.abort();
     const controller = new AbortController();
@@ -28,7 +28,7 @@ export class LatestWork {
       this.tell("");
     } catch (error) {
       if (controller.signal.aborted) return;
-      // Where a model is not found, a server with others may have just come back.
+      // A missing model may mean that a server with other models has just started.
       this.#failed = error.isTemporary || error.status === NOT_FOUND ? work : null;
       this.tell(sentenceFor(error));
       const seconds = error.retryAfter ?? RETRY_SECONDS;
@@ -36,7 +36,7 @@ export class LatestWork {
     }
   }
 
-  /** Ends what runs, and what would run again. */
+  /** Aborts the work, and does not run it again. */
   stop() {
     this.#controller?.abort();
     this.#failed = null;
@@ -54,7 +54,7 @@ export class LatestWork {
   }
 }
 
-/** What to tell a person of an error. */
+/** The sentence that describes an error to the user. */
 export function sentenceFor(error) {
   if (!(error instanceof ApiError)) {
     console.error(error);

@@ -1,18 +1,18 @@
-/** A query against one passage: everything that the views show of a pair. */
+/** Compares a query with a passage, for the views that show the pair. */
 
 import { bare, idsOf, piecesOf, placesOf, plainTokens, wordsOf } from "../core/tokens.js";
 import { bestMatches, cosine, sharedTerms, similarities } from "../core/vectors.js";
 
-/** The name of the special tokens of a text, such as markers and the end, where words are shown. */
+/** The label of special tokens, such as markers and the end, when words are shown. */
 const SPECIAL = "special tokens";
 
 /** A text as the models see it: its tokens and its vectors. */
 export const readText = (text, tokens, vectors) => ({ text, tokens, vectors });
 
 /**
- * Scores of two texts by the kinds of vectors that both have, and what they are made of. `shared`
- * are the sparse terms of both, and `tokens` what ColBERT compares, both in words, or in pieces;
- * null where there are none. The scores are those of the tokens either way.
+ * The scores of two texts, by the kinds of vectors that both have, and their parts: `shared` has the
+ * sparse terms of both, `tokens` the parts that ColBERT compares, in words or in pieces; either is
+ * null if there are none. The scores are always computed from tokens.
  */
 export function compare(query, passage, isPieces = false) {
   const scores = {};
@@ -25,8 +25,8 @@ export function compare(query, passage, isPieces = false) {
 }
 
 /**
- * The terms with their texts; those that a model added to the query are named by its vocabulary.
- * The terms of a word that is in both texts are one, with the sums of their numbers.
+ * The terms with their texts; terms that a model added to the query have their token strings. The
+ * terms of a word that is in both texts are added up to one.
  */
 function sharedOf({ text, tokens, vectors }, passage, isPieces) {
   const { indices } = vectors.sparse;
@@ -43,7 +43,7 @@ function sharedOf({ text, tokens, vectors }, passage, isPieces) {
   return [...joined, ...rest].sort((a, b) => b.product - a.product);
 }
 
-/** Takes the terms of the words that are in the passage, too, out of `terms`, and adds them up. */
+/** Removes the terms of shared words from `terms`, and returns them added up by word. */
 function joinShared(terms, words, plain, passage) {
   const other = plainTokens(passage.tokens);
   const found = new Set(
@@ -63,10 +63,10 @@ function joinShared(terms, words, plain, passage) {
 }
 
 /**
- * `matrix` has a row for each of `queryLabels` and a column for each of `passageLabels`; `best` is
- * the best column of each row. `queryPlaces` and `places` say for each row and column which token of its
- * text it is, the last one of a word; null for special tokens. Of words the matrix has their late
- * interaction: the mean, over the tokens of the one, of the best of the other's.
+ * `matrix` has a row for each of `queryLabels` and a column for each of `passageLabels`; `best` has
+ * the best column of each row. `queryPlaces` and `places` have the index of the token of each row and
+ * column, for a word that of its last token; null for special tokens. The similarity of two words is
+ * the mean, over the tokens of the query's word, of the best similarity.
  */
 function tokensOf(query, passage, isPieces) {
   const [asked, found] = [query.vectors.colbert, passage.vectors.colbert];
@@ -97,8 +97,8 @@ function tokensOf(query, passage, isPieces) {
 }
 
 /**
- * The tokens or words of a text's ColBERT vectors: `{label, vectors, place}`. Special tokens have the
- * vocabulary's strings among tokens, and are folded into one part behind the words.
+ * The tokens or words of a text's ColBERT vectors: `{label, vectors, place}`. With tokens, special ones
+ * are shown by their token strings; with words, they are one part at the end.
  */
 function partsOf({ text, tokens, vectors }, isPieces) {
   const plain = plainTokens(tokens);

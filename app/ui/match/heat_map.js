@@ -54,7 +54,7 @@ export function renderHeatMap(comparison) {
     if (canvas.isConnected) paint();
     else document.removeEventListener("themechange", repaint);
   });
-  // Colours are those of the document, which the canvas is not in yet.
+  // The colours come from the document, to which the canvas is added later.
   requestAnimationFrame(paint);
   return element("div", {}, frame, readout);
 }

@@ -3,7 +3,7 @@
 import { element, roving, svg } from "../core/dom.js";
 import { decimal, shortened } from "../core/format.js";
 
-/** The least similarity that is worth a visible line, and that of the strongest one. */
+/** The similarities of the faintest and of the strongest line. */
 const FAINT = 0.15;
 const STRONG = 0.9;
 const HINT = "Point at a word of the query, or use the arrow keys, to see what it matches.";
@@ -56,7 +56,7 @@ export function renderRibbon(comparison) {
   return figure;
 }
 
-/** Whether a row is drawn: the special tokens of a query are shown among tokens alone. */
+/** Whether a row is drawn: special tokens of a query are shown only with tokens. */
 const isWord = ({ isPieces, queryPlaces }, row) => isPieces || queryPlaces[row] !== null;
 
 function sentenceOf({ queryLabels, passageLabels, best }, row) {
@@ -74,7 +74,7 @@ function passageWords({ tokens, shared }) {
   const columns = new Map(places.map((place, column) => [place, column]));
   const last = Math.max(-1, ...places.map((place) => place ?? -1));
   const isBehind = ({ tokens }) => tokens.some((place) => place > last);
-  // Else what is behind the last one is punctuation that the model leaves out.
+  // Otherwise the rest is punctuation that the model leaves out.
   const isCut = pieces.some((piece) => isBehind(piece) && /[\p{L}\p{N}]/u.test(piece.text));
   const byColumn = [];
   const nodes = pieces.map((piece) => {
@@ -120,7 +120,7 @@ function draw(lines, box, chips, byColumn, best) {
   const paths = best.map(({ column, value }, row) => {
     if (!chips[row].isConnected) return null;
     const from = chips[row].getBoundingClientRect();
-    // A word may be broken over two lines of text.
+    // A word may continue on the next line.
     const [to] = byColumn[column].getClientRects();
     if (!to) return null; // Not shown.
     const [x1, y1] = [from.left + from.width / 2 - frame.left, from.bottom - frame.top];

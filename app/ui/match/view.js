@@ -1,4 +1,4 @@
-/** The view Match: how a query meets passages, word by word. */
+/** The view Match: compares a query with passages, word by word. */
 
 import { embed, embedRequest, readAs, tokenize, withTokens } from "../core/api.js";
 import { byId, element, onPause } from "../core/dom.js";
@@ -21,7 +21,7 @@ const HEADLINES = {
   sparse: "Sparse (dot product)",
   colbert: "ColBERT (mean of best matches)",
 };
-/** The passages are ordered by the first of these that there is. */
+/** The passages are sorted by the first of these scores that exists. */
 const ORDER = ["colbert", "dense", "sparse"];
 const LOST = {
   dense: "no dense score",
@@ -154,7 +154,7 @@ function showDetail(joined) {
   fillPart("match-shared", shared && sharedTable(comparison));
 }
 
-/** Fills a part of the view, or hides it with its heading where there is nothing for it. */
+/** Fills a part of the view, or hides it with its heading if it is empty. */
 function fillPart(id, node) {
   byId(`${id}-part`).hidden = !node;
   byId(id).replaceChildren(...(node ? [node] : []));

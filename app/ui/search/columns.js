@@ -13,7 +13,7 @@ export const NAMES = {
   reranked: ["Reranked", "by the reranker"],
 };
 export const ROWS = 10;
-/** Characters of a snippet, and pieces of the text that it shows before the first mark. */
+/** Characters of a snippet, and the pieces of text that it shows before the first mark. */
 const SNIPPET = 110;
 const BEFORE_MARK = 6;
 /** Words of less than this share of the heaviest weight are not marked. */
@@ -24,7 +24,7 @@ export class Columns {
   #onChoose;
   #chosen = null;
 
-  /** `onChoose(chunk)` is called for the passage that the user chooses in `box`. */
+  /** Calls `onChoose(chunk)` for the passage that the user chooses in `box`. */
   constructor(box, onChoose) {
     this.#onChoose = onChoose;
     this.box = box;
@@ -36,7 +36,7 @@ export class Columns {
     this.box.onkeydown = (event) => this.#move(event);
   }
 
-  /** The passages that are shown, each once. */
+  /** The shown passages, without duplicates. */
   static shown(rankings) {
     return [
       ...new Set(
@@ -48,10 +48,10 @@ export class Columns {
   }
 
   /**
-   * Each of `columns` has an `id`, and the `hits` of a `kind`, or null where they are awaited, or a
-   * `reason` why there are none; `name` and `meaning` may stand above it in place of the kind's. A hit
-   * may say how it has `moved`. In `facts`, `passages` are all there are, `tokens` those of the shown
-   * ones, and `terms` the weights of the query's tokens by their ids.
+   * Each column has an `id` and the `hits` of a `kind`. They are null while they are pending, or if
+   * there are none for a `reason`. `name` and `meaning` replace those of the kind, and a hit may have
+   * `moved`. `facts` has all `passages`, the `tokens` of the shown ones, and the weights of the query's
+   * `terms` by token id.
    */
   show(columns, facts) {
     this.box.replaceChildren(this.lines, ...columns.map((column) => this.#column(column, facts)));
@@ -121,11 +121,11 @@ export class Columns {
     this.#follow(null);
   }
 
-  /** Emphasizes one passage in all columns; without one, that which is chosen. */
+  /** Emphasizes a passage in all columns; by default the chosen one. */
   #follow(chunk) {
     const followed = chunk ?? this.#chosen;
-    for (const each of this.box.querySelectorAll("[data-chunk]")) {
-      each.classList.toggle("followed", Number(each.dataset.chunk) === followed);
+    for (const hit of this.box.querySelectorAll("[data-chunk]")) {
+      hit.classList.toggle("followed", Number(hit.dataset.chunk) === followed);
     }
   }
 
@@ -164,7 +164,7 @@ function linesBetween(left, right, frame) {
     });
 }
 
-/** The part of a passage around its first word of the query; such words are marked by their weight. */
+/** The part of a passage around the first word of the query; words are marked by their weight. */
 function snippet(text, tokens, terms) {
   const plain = plainTokens(tokens);
   const heaviest = Math.max(...terms.values(), 1e-9);
@@ -186,7 +186,7 @@ function snippet(text, tokens, terms) {
   return [begin ? "… " : "", ...nodes, end < pieces.length ? "…" : ""];
 }
 
-/** Where a snippet begins and ends: a little before the first marked piece, and not near the end. */
+/** The limits of a snippet: from a little before the first marked piece, without a short rest. */
 function windowOf(pieces) {
   const first = pieces.findIndex((piece) => piece.share > FAINT);
   let begin = first > BEFORE_MARK * 2 ? first - BEFORE_MARK : 0;

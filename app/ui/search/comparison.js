@@ -1,4 +1,4 @@
-/** Below the rankings: the same passages by a second model, or in a second format, side by side. */
+/** Compares, below the rankings, the same passages with a second model or number format. */
 
 import { ApiError, embed, readAs } from "../core/api.js";
 import { byId, element, numberCell, table } from "../core/dom.js";
@@ -12,7 +12,7 @@ import { PassageIndex } from "./passage_index.js";
 import { lettersOf } from "./passages.js";
 import { CANDIDATES, compareRankings, merge } from "./ranking.js";
 
-/** Of a second index in the memory of the tab, where float16 and bits become numbers to count with. */
+/** The size of a second index in the memory of the tab, where float16 and bits become numbers. */
 const MOST_BYTES = 1e9;
 const IN_TAB = { float32: 1, float16: 3, int8: 1, ubinary: 9 };
 const FORWARDS = 3;
@@ -20,7 +20,7 @@ const WHOLE = "fused";
 const SIDES = ["first", "second"];
 
 export class ComparisonPanel {
-  /** The one that is searched above, and the second one. */
+  /** The index of the rankings above, and the second one. */
   #indexes = [null, null];
   #models;
   #work;
@@ -28,11 +28,11 @@ export class ComparisonPanel {
   #passages = [];
   /** `{model, format}` of the index above and of the second one, which is null until it is whole. */
   #sides = [null, null];
-  /** The last query: what `ask` was given. */
+  /** The last argument of `ask`. */
   #asked = null;
   #kind = null;
 
-  /** `onChoose(chunk)` is called for the passage that the user chooses. */
+  /** Calls `onChoose(chunk)` for the passage that the user chooses. */
   constructor(models, onChoose) {
     this.#models = models;
     this.#work = new LatestWork(byId("compare-message"), models.status);
@@ -46,7 +46,7 @@ export class ComparisonPanel {
     list();
   }
 
-  /** Compares with this index of passages by `model` from now on. */
+  /** Compares with this index of passages, made by `model`, from now on. */
   search(index, passages, model) {
     this.#passages = passages;
     this.#indexes[0] = index;
@@ -79,7 +79,7 @@ export class ComparisonPanel {
     byId("compare-stop").hidden = !isRunning;
   }
 
-  /** Makes the second index. */
+  /** Creates the second index. */
   async #begin(signal) {
     this.#sides[1] = null;
     this.#asked?.onShown({});
@@ -144,7 +144,7 @@ export class ComparisonPanel {
 
   async #show(found, measured, { factsOf, onShown }, signal) {
     const kind = this.#kind;
-    const rankings = found.map((each) => (kind === WHOLE ? merge(each) : each[kind]));
+    const rankings = found.map((hits) => (kind === WHOLE ? merge(hits) : hits[kind]));
     const comparison = compareRankings(rankings, ROWS);
     const facts = await factsOf(Columns.shown(rankings), signal);
     signal.throwIfAborted();
@@ -177,7 +177,7 @@ function refuseSame(first, second) {
     );
 }
 
-/** The rankings that can be compared; weights of words are the same in each format. */
+/** The rankings that can be compared; sparse weights do not depend on the format. */
 function kindsOf([first, second], isSame) {
   const both = Object.keys(first).filter((kind) => second[kind] && !(isSame && kind === "sparse"));
   const isFused = [first, second].some((found) => Object.keys(found).length > 1);
@@ -198,7 +198,7 @@ const nameOf = ({ model, format }) => `${model.label}, ${numbersIn(format)}`;
 const numbersIn = (format) => (format === "ubinary" ? "bits" : format);
 const meaningOf = (found) => Object.keys(found).map((kind) => NAMES[kind][0]).join(" + ");
 
-/** In the first ranking where a passage is lost, and in the second one how it has moved. */
+/** Marks lost passages in the first ranking, and moved ones in the second. */
 function movement({ placeIn }, chunk, place, side) {
   const other = placeIn[1 - side].get(chunk);
   const lost = placeIn[1 - side].size < CANDIDATES ? "not found" : `below ${CANDIDATES}`;
@@ -221,7 +221,7 @@ function summaryOf(rankings, { placeIn: [before, after], shared, still }) {
   return `Of the first ${plural(shown, "passage")}, ${shared} are in both rankings, ${still} at the same place.${told}`;
 }
 
-/** The best of several forwards for a query, in milliseconds; null where that cannot be told. */
+/** The shortest of several forwards for a query, in milliseconds; null if the device is busy. */
 async function bestForward(query, model, signal) {
   const times = [];
   while (times.length < FORWARDS && !times.includes(null))
@@ -230,14 +230,14 @@ async function bestForward(query, model, signal) {
 }
 
 function factsTable(names, measured, kind, total) {
-  const cells = (of) => measured.map((each) => numberCell(of(each) ?? "–"));
-  const kinds = Object.keys(NAMES).filter((each) => measured.some((side) => side[each]));
+  const cells = (of) => measured.map((side) => numberCell(of(side) ?? "–"));
+  const kinds = Object.keys(NAMES).filter((name) => measured.some((side) => side[name]));
   const scored = (side) => {
-    const chosen = kind === WHOLE ? kinds.map((each) => side[each]).filter(Boolean) : [side[kind]];
-    return milliseconds(chosen.reduce((sum, each) => sum + each.milliseconds, 0));
+    const chosen = kind === WHOLE ? kinds.map((name) => side[name]).filter(Boolean) : [side[kind]];
+    return milliseconds(chosen.reduce((sum, { milliseconds: time }) => sum + time, 0));
   };
-  const size = (each) => (side) => side[each] && count(side[each].bytes / side[each].vectors);
-  const rows = kinds.map((each) => [`${NAMES[each][0]}, bytes per vector`, ...cells(size(each))]);
+  const size = (name) => (side) => side[name] && count(side[name].bytes / side[name].vectors);
+  const rows = kinds.map((name) => [`${NAMES[name][0]}, bytes per vector`, ...cells(size(name))]);
   rows.push([`Time to score ${plural(total, "passage")}`, ...cells(scored)]);
   if (measured.some(({ forward }) => forward !== null))
     rows.push(["Time to embed the query", ...cells(({ forward }) => forward && milliseconds(forward))]);

@@ -1,4 +1,4 @@
-/** Files and folders that the user gives become texts; what is left out is counted by its reason. */
+/** Reads files and folders of the user as texts, and counts skipped files by reason. */
 
 import { ApiError } from "../core/api.js";
 import { bytes, count, plural } from "../core/format.js";
@@ -6,7 +6,7 @@ import { bytes, count, plural } from "../core/format.js";
 const MOST_FILES = 100_000;
 const MOST_BYTES = 10_000_000;
 const LONGEST_TITLE = 80;
-/** Beside what a browser knows as text; a name without an ending, such as README, is read too. */
+/** Endings that browsers do not know as text; names without an ending, such as README, are read too. */
 const READ = /^[^.]+$|\.(txt|md|markdown|html?|xhtml|csv|tsv|jsonl?|rst|adoc|org|tex|log)$/i;
 const HTML = /\.x?html?$/i;
 const BLOCKS =
@@ -26,7 +26,7 @@ const REASONS = {
   late: "after the last passage that fits",
 };
 
-/** How many files were skipped, and why, in one sentence; empty where none was. */
+/** One sentence on how many files were skipped, and why; empty if none was. */
 function sentenceOf(left, total) {
   const parts = Object.keys(REASONS).filter((reason) => left[reason]);
   const told = parts.map((reason) => `${count(left[reason])} ${REASONS[reason]}`);
@@ -36,8 +36,8 @@ function sentenceOf(left, total) {
 }
 
 /**
- * The files of a drop, and of all folders in it, as `[{path, open}]`, where `open()` gives a File.
- * To be called within the event, behind which a browser tells no more of the drop.
+ * The files of a drop, and of all folders in it, as `[{path, open}]`, where `open()` returns a File.
+ * Must be called within the event, because browsers then forget the drop.
  */
 export async function droppedFiles(items) {
   const given = [...items].filter(({ kind }) => kind === "file");
@@ -46,7 +46,7 @@ export async function droppedFiles(items) {
   for (const entry of entries) {
     if (entry.isDirectory && !isHidden(entry.name)) {
       try {
-        // What a folder has is looked at later in this loop.
+        // This loop also visits the content of the folder later.
         for await (const some of partsOf(entry)) entries.push(...some);
       } catch (error) {
         files.push({ path: entry.name, open: () => Promise.reject(error) });
@@ -58,7 +58,7 @@ export async function droppedFiles(items) {
   return files;
 }
 
-/** The same for those of an input. */
+/** The same for the files of an input. */
 export function chosenFiles(list) {
   if (list.length > MOST_FILES) refuse();
   return [...list].map(ofFile);
@@ -73,7 +73,7 @@ function refuse() {
   throw new ApiError(413, "too_many", `There are more than ${most} files. Choose a smaller folder.`);
 }
 
-/** What stands in a folder, which browsers tell some at a time. */
+/** The entries of a folder, which browsers return some at a time. */
 async function* partsOf(folder) {
   const reader = folder.createReader();
   for (;;) {
@@ -84,8 +84,8 @@ async function* partsOf(folder) {
 }
 
 /**
- * Reads files in the order of their paths until `take({title, text})` returns false, for it has
- * enough, or `signal` is aborted. Returns a sentence on what is left out.
+ * Reads files in the order of their paths until `take({title, text})` returns false or `signal` is
+ * aborted. Returns a sentence on the skipped files.
  */
 export async function readFiles(files, take, onProgress, signal) {
   const left = {};
@@ -104,7 +104,7 @@ export async function readFiles(files, take, onProgress, signal) {
   return sentenceOf(left, total);
 }
 
-/** The path within the folder that was given; of a long one, its end. */
+/** The path within the user's folder; of a long path, its end. */
 function titleOf(path) {
   const title = path.replace(/^[^/]*\//, "");
   return title.length > LONGEST_TITLE ? `…${title.slice(-LONGEST_TITLE)}` : title;
@@ -128,7 +128,7 @@ async function textOf(path, open) {
   }
 }
 
-/** UTF-8, or UTF-16 with its mark; null for anything else, which would be read as nonsense. */
+/** Decodes UTF-8, or UTF-16 with a byte order mark; null for any other encoding. */
 function decode(content) {
   const [a, b] = content;
   const utf16 = a === 0xff && b === 0xfe ? "utf-16le" : a === 0xfe && b === 0xff && "utf-16be";
@@ -140,22 +140,22 @@ function decode(content) {
   }
 }
 
-/** What a reader sees, with an empty line around each block; scripts of a parsed document never run. */
+/** The visible text, with an empty line around each block; scripts of a parsed document never run. */
 function textOfHtml(html) {
   const page = new DOMParser().parseFromString(html, "text/html");
-  for (const each of page.querySelectorAll(NO_TEXT)) each.remove();
-  for (const each of page.querySelectorAll("br")) each.replaceWith("\n");
-  for (const each of page.querySelectorAll("pre")) each.textContent = `\`\`\`\n${each.textContent}\n\`\`\``;
-  // From the innermost on.
-  for (const each of [...page.querySelectorAll("table")].reverse()) each.replaceWith(tableText(each));
-  for (const each of page.querySelectorAll(BLOCKS)) {
-    each.prepend("\n\n");
-    each.append("\n\n");
+  for (const node of page.querySelectorAll(NO_TEXT)) node.remove();
+  for (const node of page.querySelectorAll("br")) node.replaceWith("\n");
+  for (const node of page.querySelectorAll("pre")) node.textContent = `\`\`\`\n${node.textContent}\n\`\`\``;
+  // Innermost tables first.
+  for (const table of [...page.querySelectorAll("table")].reverse()) table.replaceWith(tableText(table));
+  for (const block of page.querySelectorAll(BLOCKS)) {
+    block.prepend("\n\n");
+    block.append("\n\n");
   }
   return page.documentElement.textContent;
 }
 
-/** A table as Markdown has it. */
+/** A table in Markdown. */
 function tableText({ caption, rows }) {
   const textOf = (cell) => cell.textContent.replace(/\s+/g, " ").trim();
   const lines = Array.from(rows, ({ cells }) => `| ${Array.from(cells, textOf).join(" | ")} |`);

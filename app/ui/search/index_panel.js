@@ -1,4 +1,4 @@
-/** The upper part of the view Search: texts become an index, with progress and a way to stop. */
+/** The upper part of the view Search: indexes texts, with progress and a button to stop. */
 
 import { ApiError } from "../core/api.js";
 import { byId } from "../core/dom.js";
@@ -10,7 +10,7 @@ import { PassageIndex } from "./passage_index.js";
 import { chunkText } from "./passages.js";
 
 const MOST_PASSAGES = 5000;
-/** Of the numbers in the index: a byte each. */
+/** The number format of the index. */
 export const FORMAT = "int8";
 
 export class IndexPanel {
@@ -18,15 +18,15 @@ export class IndexPanel {
   #onChange;
   #work;
   #stop = null;
-  /** The text or files that were given last, to be indexed again by another model. */
+  /** The latest text or files, to be indexed again with another model. */
   #given = null;
-  /** Those whose index is searched, and its description; both stay until another index is ready. */
+  /** The source of the present index and its description, until another index is ready. */
   #searched = null;
   #description = "";
 
   /**
-   * `onChange(index, passages, model, text)` is called when there is a new index, with all passages or
-   * as many as there are at a stop. `text` is null where files were given.
+   * Calls `onChange(index, passages, model, text)` when there is a new index, with all passages or
+   * those before a stop. `text` is null if the user chose files.
    */
   constructor(models, onChange) {
     this.#models = models;
@@ -37,7 +37,7 @@ export class IndexPanel {
     for (const id of ["corpus-files", "corpus-folder"])
       byId(id).onchange = ({ target }) => {
         const chosen = [...target.files];
-        target.value = ""; // So that the same can be chosen once more.
+        target.value = ""; // Let the user choose the same files again.
         if (chosen.length) this.#read(async () => chosenFiles(chosen));
       };
     acceptDrops(byId("drop-zone"), (items) => {
@@ -50,7 +50,7 @@ export class IndexPanel {
     });
   }
 
-  /** Indexes a text; `isOwn` where the user has given it. */
+  /** Indexes a text; `isOwn` if it is the user's. */
   begin(text, isOwn) {
     byId("corpus").value = text;
     const give = (take) => {
@@ -60,7 +60,7 @@ export class IndexPanel {
     return this.#begin({ isOwn, text, give });
   }
 
-  /** Indexes the same by the model that is chosen now. */
+  /** Indexes the same texts with the chosen model. */
   again() {
     return this.#begin(this.#given);
   }
@@ -96,7 +96,7 @@ export class IndexPanel {
     });
   }
 
-  /** Fills the index and has it searched from then on, in place of the one before. */
+  /** Fills the index, which then replaces the present one. */
   async #replace(index, given, signal) {
     const stop = this.#stop.signal;
     const either = AbortSignal.any([signal, stop]);
@@ -124,7 +124,7 @@ export class IndexPanel {
   }
 }
 
-/** Adds the vectors of all passages to the index, or of some until a stop; `{done, total, bytes}`. */
+/** Adds the vectors of the passages to the index until a stop; returns `{done, total, bytes}`. */
 async function fill(index, passages, model, signal, stop) {
   const began = performance.now();
   const total = passages.length;
@@ -164,7 +164,7 @@ function tell(text) {
   byId("index-state").textContent = text;
 }
 
-/** Folds the panel, so that the results come into view. */
+/** Closes the panel, so that the results come into view. */
 function showResults() {
   const [panel, query] = [byId("drop-zone"), byId("search-query")];
   if (!panel.open) return;
@@ -182,7 +182,7 @@ export function waitOf(seconds, error) {
   return `${why}: trying again in ${duration(seconds)}`;
 }
 
-/** What the index holds, of how many passages that were found. */
+/** Describes how many passages the index holds, of how many that were found. */
 function describe({ done, total, bytes: size }, found) {
   const part =
     done < total ? `${count(done)} of ${plural(total, "passage")}` : plural(total, "passage");

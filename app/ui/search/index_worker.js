@@ -1,15 +1,15 @@
-/** A worker that holds the vectors of all passages and scores them, so that the page stays smooth. */
+/** A worker that holds the vectors of all passages and scores them without blocking the page. */
 
 import { decodeEmbeddings } from "../core/embeddings.js";
 import { cosine, maxSim, sparseScore } from "../core/vectors.js";
 import { rank } from "./ranking.js";
 
-/** By the number of the passage; a place is empty until its vectors have come. */
+/** The vectors by the number of the passage; empty until they arrive. */
 const passages = [];
 let bytes = 0;
 
 const SCORES = { dense: cosine, sparse: sparseScore, colbert: maxSim };
-/** Milliseconds for which something is repeated to be timed, because clocks of browsers are coarse. */
+/** Work is repeated for this many milliseconds to be timed, because browsers have coarse clocks. */
 const TIMED = 20;
 
 const kindsOf = (query) => Object.keys(SCORES).filter((kind) => query[kind]);
@@ -30,7 +30,7 @@ function timed(run) {
 }
 
 const jobs = {
-  /** Adds the answer of /embeddings for the passages from number `first` on. */
+  /** Adds the response of /embeddings for the passages from number `first` on. */
   add({ first, buffer }) {
     decodeEmbeddings(buffer).texts.forEach((text, i) => {
       passages[first + i] = text;
@@ -39,7 +39,7 @@ const jobs = {
     return { bytes };
   },
 
-  /** The best `limit` passages for each kind of vector that the query has. */
+  /** The best `limit` passages by each kind of vector that the query has. */
   search({ query, limit }) {
     const best = (kind) => {
       const hits = rank(scoresOf(query, kind), limit, { positive: kind === "sparse" });
@@ -48,7 +48,7 @@ const jobs = {
     return Object.fromEntries(kindsOf(query).map((kind) => [kind, best(kind)]));
   },
 
-  /** How large the vectors of each kind are, and how long all passages take to be scored by it. */
+  /** The size of the vectors of each kind, and the time to score all passages with it. */
   measure({ query }) {
     const sum = (kind, of) => passages.reduce((total, passage) => total + of(passage[kind]), 0);
     const measured = kindsOf(query).map((kind) => {

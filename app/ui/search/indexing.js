@@ -1,9 +1,9 @@
-/** Sends passages to the service, some at a time, and their vectors to the index. */
+/** Sends passages to the service in batches, and their vectors to the index. */
 
 import { embedRaw, readAs } from "../core/api.js";
 
 const REQUESTS_AT_ONCE = 2;
-/** Passages in a request: more where they are answered soon, so that progress is seen and none waits long. */
+/** Passages in a request: more if responses are fast, so that progress remains visible. */
 const PASSAGES = { first: 8, fewest: 4, most: 64 };
 const SECONDS = { soon: 0.5, late: 2 };
 const RETRY_SECONDS = 2;
@@ -69,7 +69,7 @@ function sizeAfter(size, seconds) {
   return seconds > SECONDS.late ? Math.max(PASSAGES.fewest, Math.ceil(size / 2)) : size;
 }
 
-/** Tries again while the service is busy or away, after as long as it says. */
+/** Retries while the service is busy or away, after the time that it asks for. */
 async function retry(send, signal, onWait) {
   for (;;) {
     try {

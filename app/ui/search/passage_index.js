@@ -27,12 +27,12 @@ export class PassageIndex {
     return this.#call("add", { first, buffer }, [buffer]);
   }
 
-  /** `{dense, sparse, colbert}` as far as the query has them, each `[{chunk, score}]`, the best `limit`. */
+  /** The best `limit` passages by each kind that the query has: `{dense: [{chunk, score}], ...}`. */
   search(query, limit) {
     return this.#call("search", { query, limit });
   }
 
-  /** For each of the query's kinds `{bytes, vectors, milliseconds}`: what all passages take, and to score them. */
+  /** `{bytes, vectors, milliseconds}` of all passages and of scoring them, for each kind of the query. */
   measure(query) {
     return this.#call("measure", { query });
   }

@@ -1,4 +1,4 @@
-/** Passages: a long text is cut into them, and each has a name. */
+/** Cuts texts into passages, and names them. */
 
 const MOST_CHARACTERS = 700;
 const FEWEST_CHARACTERS = 60;
@@ -16,7 +16,7 @@ export function nameOf(place, passages) {
 export const lettersOf = (place) =>
   (place < 26 ? "" : lettersOf(Math.floor(place / 26) - 1)) + String.fromCharCode(65 + (place % 26));
 
-/** The passages of a text: its paragraphs, or its lines where it has no empty ones; tables and code are whole. */
+/** The passages of a text: its paragraphs, or its lines if none is empty; tables and code stay whole. */
 export function chunkText(text) {
   const clean = text.replaceAll("\r\n", "\n").trim();
   const blocks = blocksOf(clean.split("\n"));
@@ -51,7 +51,7 @@ function blocksOf(lines) {
 const isTableRow = (lines, i) =>
   /^\s*\|/.test(lines[i]) || (lines[i].includes("|") && RULE.test(lines[i + 1] ?? ""));
 
-/** Joins what is as short as a heading with the paragraph after it. */
+/** Joins a paragraph as short as a heading with the next one. */
 function joinShort(blocks) {
   const joined = [];
   let heading = [];
@@ -94,7 +94,7 @@ function sentencesOf(paragraph) {
   return Array.from(segments, ({ segment }) => segment).flatMap(cutLong);
 }
 
-/** A sentence without an end is cut at spaces, and a word without an end anywhere. */
+/** Cuts an overlong sentence at spaces, and an overlong word anywhere. */
 function cutLong(sentence) {
   if (sentence.length <= MOST_CHARACTERS) return [sentence];
   return (

@@ -1,8 +1,8 @@
 /** Rankings: the best of many scores, and the fusion of several rankings. */
 
-/** How many of each ranking are fused, and compared. */
+/** The number of hits of each ranking that are fused and compared. */
 export const CANDIDATES = 100;
-/** What a place by each kind of vector counts in the fusion: a poor lexical ranking spoils no good one. */
+/** The weights of the kinds in the fusion: a poor lexical ranking must not spoil a good one. */
 export const WEIGHTS = { dense: 3, sparse: 1, colbert: 3 };
 
 /** The best `limit` of `scores` as `[{chunk, score}]`; equal scores keep the order of the text. */
@@ -34,8 +34,8 @@ export function merge(found) {
 }
 
 /**
- * How two rankings differ: `placeIn[i]` is a map of passages to their places, from 1, in ranking `i`.
- * Of the first `rows` of both, `shared` stand in both and `still` at the same place.
+ * How two rankings differ: `placeIn[i]` maps passages to their ranks, from 1, in ranking `i`. Of the
+ * first `rows` of both, `shared` are in both, and `still` have the same rank.
  */
 export function compareRankings(rankings, rows) {
   const placeIn = rankings.map((hits) => new Map(hits.map(({ chunk }, i) => [chunk, i + 1])));

@@ -1,4 +1,4 @@
-/** The lower part of the view Search: a query, its rankings, and why the chosen passage is found. */
+/** The lower part of the view Search: a query, its rankings, and the matches of a passage. */
 
 import {
   embed,
@@ -39,7 +39,7 @@ export class ResultPanel {
   /** The passages in the index, and the model that made their vectors. */
   #passages = [];
   #model = null;
-  /** What was cut into them; null where it is files. */
+  /** The text of the passages; null for files. */
   #text = null;
   #query = null;
   #tokens = new Map();
@@ -66,7 +66,7 @@ export class ResultPanel {
     };
   }
 
-  /** Searches this index of passages by `model` from now on, and closes the one before. */
+  /** Searches this index of passages, made by `model`, from now on, and closes the previous one. */
   search(index, passages, model, text) {
     const before = this.#index;
     this.#index = index;
@@ -80,7 +80,7 @@ export class ResultPanel {
     before?.close();
   }
 
-  /** Searches once more. */
+  /** Searches again. */
   again() {
     const query = byId("search-query").value.trim();
     const isIdle = !query || !this.#passages.length;
@@ -129,7 +129,7 @@ export class ResultPanel {
       (rankings.reranked ? `, ${plural(rankings.reranked.length, "passage")} reranked in ${reranking}` : "");
   }
 
-  /** Fills the column of the reranked; why it cannot be filled, if so. */
+  /** Fills the column of reranked passages; returns the reason if it cannot. */
   async #rerank(query, merged, rankings, requests, signal) {
     const candidates = merged.slice(0, RERANKED).map((hit) => hit.chunk);
     if (!candidates.length) return "";
@@ -157,7 +157,7 @@ export class ResultPanel {
     return Object.fromEntries(columns.map(([kind, hits]) => [kind, hits?.slice(0, ROWS).map(hit)]));
   }
 
-  /** What a link holds: the query, and the text where it is not the handbook. */
+  /** The fields of a link: the query, and the text unless it is the handbook. */
   #fields(query) {
     if (this.#text === null) return "A link cannot contain files. Paste their text to get a link.";
     return this.#text === CORPUS ? { query } : { query, text: this.#text };
@@ -185,7 +185,7 @@ export class ResultPanel {
     this.#columns.show(columns, await this.#factsOf(Columns.shown(rankings), signal));
   }
 
-  /** What columns tell of these passages. */
+  /** The facts that the columns show about these passages. */
   async #factsOf(chunks, signal) {
     const unknown = chunks.filter((chunk) => !this.#tokens.has(chunk));
     if (unknown.length) {
@@ -198,7 +198,7 @@ export class ResultPanel {
     return { passages: this.#passages, tokens: this.#tokens, terms };
   }
 
-  /** Shows which words match: embeds the passage anew, because the index may have joined its vectors. */
+  /** Shows which words match; embeds the passage again, as the index may have pooled its vectors. */
   async #explain(chunk, signal) {
     const [text, model] = [this.#passages[chunk].text, this.#model];
     const options = { ...readAs("document", model), ...withTokens(model) };
@@ -212,7 +212,7 @@ export class ResultPanel {
   }
 }
 
-/** What the kinds of vectors can tell of words; a dense vector tells nothing of them. */
+/** The matching words by the kinds of vectors; a dense vector has none. */
 function explanation(comparison) {
   const { passage, shared, tokens } = comparison;
   const words = tokens
@@ -232,7 +232,7 @@ function explanation(comparison) {
   return [words, element("div", region, sharedTable(comparison))];
 }
 
-/** Tells how long each step took. */
+/** Measures the time of each step. */
 class Stopwatch {
   #since = performance.now();
 

@@ -10,7 +10,7 @@ export function createSearchView(models) {
   let results = null;
   let asked = {};
 
-  /** Begins with what the fields have, which a link may have filled in. */
+  /** Begins with the content of the fields, which a link may have filled in. */
   const begin = () => {
     asked = { embedder: models.embedderKey, reranker: models.rerankerKey };
     if (!panel) {
@@ -21,7 +21,7 @@ export function createSearchView(models) {
     byId("search-query").value ||= QUERY;
     panel.begin(corpus, corpus !== CORPUS);
   };
-  /** Shows what a link has filled in. */
+  /** Shows the results for a link. */
   const open = ({ fields }) => {
     if (!panel || fields.some(([id]) => id === "corpus")) begin();
     else if (asked.embedder !== models.embedderKey) show();
@@ -31,7 +31,7 @@ export function createSearchView(models) {
     const before = asked;
     asked = { embedder: models.embedderKey, reranker: models.rerankerKey };
     if (!panel) begin();
-    // An index holds one model's vectors, which those of another cannot be compared with.
+    // Vectors of different models cannot be compared, so a new model needs a new index.
     else if (asked.embedder !== before.embedder) panel.again();
     else if (asked.reranker !== before.reranker) results.again();
   };

@@ -5,7 +5,7 @@ import { time } from "../core/format.js";
 import { WINDOW } from "./history.js";
 
 const HEIGHT = 138;
-/** Around the plot: the scale stands at its left, the unit above it and the times below it. */
+/** The space around the plot: for the scale at the left, the unit above and the times below. */
 const MARGIN = { left: 50, right: 8, top: 20, bottom: 20 };
 const BOTTOM = HEIGHT - MARGIN.bottom;
 const ROUND = [1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10];
@@ -41,7 +41,7 @@ export class Chart {
     }).observe(this.drawing);
   }
 
-  /** Draws the points of a `History`; the number and its note are the last one's. */
+  /** Draws the points of a `History`; the number and its note describe the last point. */
   show({ points, interval }, health) {
     const { id, note } = this.#figure;
     this.#points = points;
@@ -55,7 +55,7 @@ export class Chart {
     return value === null ? "–" : this.#figure.format(value);
   }
 
-  /** "14:02:10: 12 requests/s", of a point. */
+  /** Describes a point, such as "14:02:10: 12 requests/s". */
   #describe(point) {
     const value = point[this.#figure.id];
     const unit = value === null ? "" : this.#figure.unit;
@@ -159,7 +159,7 @@ export class Chart {
     });
   }
 
-  /** Where the chosen point is. */
+  /** Marks the chosen point. */
   #mark(y) {
     if (!this.#chosen) return [];
     const x = this.#x(this.#chosen.at);
@@ -172,7 +172,7 @@ export class Chart {
   }
 }
 
-/** The points that follow each other without a pause. */
+/** Splits the points at pauses. */
 function runsOf(points) {
   const runs = [];
   points.forEach((point, place) => {

@@ -1,10 +1,10 @@
-/** What the server is: models, device, and the paths that were proven at its start. */
+/** The facts about the server: models, device, and the implementations that passed their check. */
 
 import { byId, element, table } from "../core/dom.js";
 import { count } from "../core/format.js";
 import { namesOf } from "../core/models.js";
 
-/** Shows the answer of /health. */
+/** Shows the response of /health. */
 export function renderFacts(health) {
   const { gpu } = health;
   const lines = {
@@ -35,7 +35,7 @@ export function renderFacts(health) {
   );
 }
 
-/** Each model with its state, and what it makes while it is loaded. */
+/** Each model with its state and, while it is loaded, its outputs. */
 function servedTable(served) {
   return table(
     {},

@@ -1,4 +1,4 @@
-/** What each chart draws, and how it is read from the metrics of the last seconds. */
+/** The figures of the charts, and how they are computed from the metrics of the last seconds. */
 
 import { amount, bytes, count, milliseconds, plural } from "../core/format.js";
 
@@ -11,9 +11,9 @@ const isFailed = ({ status }) => status === "error" || status === "timeout";
 const seconds = (value) => milliseconds(value * 1000);
 
 /**
- * `read(interval)` is the figure, null where there is none; `note(interval, health)` says more
- * about now. `unit` stands at the scale, empty where `format` writes it; `isWhole` is of numbers
- * that have no fractions.
+ * `read(interval)` returns the figure, or null if there is none; `note(interval, health)` adds
+ * details about now. `unit` is shown at the scale, empty if `format` writes it; `isWhole` marks
+ * integers.
  */
 export const FIGURES = [
   {

@@ -1,14 +1,14 @@
-/** What the charts draw: figures of the last minutes, made from readings of /metrics. */
+/** The figures of the last minutes for the charts, computed from /metrics. */
 
 import { FIGURES } from "./figures.js";
 
-/** Milliseconds. A rate or a percentile is of so many; points farther apart are not joined. */
+/** Milliseconds of a rate or a percentile; points farther apart are not joined. */
 export const WINDOW = 10_000;
 export const KEPT_MINUTES = 15;
 const SAMPLE = /^(\w+)(?:\{(.*)\})? (\S+)$/gm;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
-/** All samples of one answer of /metrics. */
+/** All samples of one response of /metrics. */
 export class Reading {
   #samples = new Map();
 
@@ -53,7 +53,7 @@ export class Reading {
   }
 }
 
-/** What happened between two readings. */
+/** The difference between two readings. */
 export class Interval {
   constructor(before, now) {
     Object.assign(this, { before, now });
@@ -91,14 +91,14 @@ export class Interval {
 export class History {
   /** `{at, requests, latency, ...}`: the time, and each of FIGURES; the oldest first. */
   points = [];
-  /** The window; null where it has only one reading. */
+  /** The latest interval; null if there is only one reading. */
   interval = null;
   #readings = [];
   #uptime = 0;
 
-  /** Adds the answers of /metrics and /stats, both of the time `at`. */
+  /** Adds the responses of /metrics and /stats, both of the time `at`. */
   add(text, { uptime_seconds: uptime }, at) {
-    const hasRestarted = uptime < this.#uptime; // Its counters begin at zero.
+    const hasRestarted = uptime < this.#uptime; // The counters begin at zero again.
     this.#uptime = uptime;
     this.#readings = this.#readings.filter((reading) => !hasRestarted && at - reading.at <= WINDOW);
     const [before] = this.#readings;

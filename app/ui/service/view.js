@@ -1,4 +1,4 @@
-/** The view Service: what the server does while the view is shown, and what it is. */
+/** The view Service: charts of the server's work, and facts about it. */
 
 import { getMetrics, getStats } from "../core/api.js";
 import { byId } from "../core/dom.js";
@@ -65,7 +65,7 @@ export class ServiceView {
   }
 
   #fail(error) {
-    // It may need a token, which nobody is asked for every few seconds.
+    // /metrics may need a token; do not ask for it every few seconds.
     this.#refused = !error.isTemporary;
     byId("service-token").hidden = !this.#refused;
     byId("service-message").hidden = false;

@@ -1,4 +1,4 @@
-/** The kinds of vectors side by side: how many, how large, how long they took. */
+/** Compares the kinds of vectors: their number, size and time. */
 
 import { element, numberCell, row } from "../core/dom.js";
 import { bytes, count, milliseconds, plural } from "../core/format.js";
@@ -8,8 +8,8 @@ const SCALE_BYTES = 4;
 const SPARSE_BYTES = 8; // A token's id and its weight, which stays float32.
 
 /**
- * What each kind is made of, and how many and how large its vectors of all `texts` are: a function
- * of the texts' vectors of the kind.
+ * The meaning of each kind, and a function that describes the number and size of the vectors of all
+ * texts.
  */
 const KINDS = {
   dense: {

@@ -1,4 +1,4 @@
-/** What the model makes of one text: its tokens, shaded by weight, beside a plain count. */
+/** Shows one text: its tokens, shaded by weight, and a table that compares weights and counts. */
 
 import { element, roving, row, table } from "../core/dom.js";
 import { count, decimal, plural, shortened } from "../core/format.js";
@@ -10,8 +10,7 @@ const MOST_PIECES = 12_000;
 const HINT = "Point at a word, or use the arrow keys, to see its numbers.";
 
 /**
- * The element for text number `place`, in words or in their pieces; without sparse vectors nothing
- * has a weight.
+ * The element for text number `place`, in words or in pieces; weights need sparse vectors.
  */
 export function renderText({ text, tokens, vectors, truncation }, place, isPieces) {
   const { sparse, strings } = vectors;
@@ -29,16 +28,16 @@ export function renderText({ text, tokens, vectors, truncation }, place, isPiece
   );
 }
 
-/** Scrolls the tokens of a text to the place where the model stops reading, if there is one. */
+/** Scrolls the tokens of a text to the point where it was truncated, if it was. */
 export function showCut(box) {
   const mark = box.querySelector(".cut-mark");
   if (mark) box.scrollTop = mark.offsetTop - box.clientHeight / 2;
 }
 
 /**
- * Every distinct part of the text, and what the model has added: `Map(ids -> {text, count, weight})`.
- * The weight is the sum of those of its tokens. `strings` are the vocabulary's for the indices of
- * `sparse`.
+ * Every distinct part of the text, and the terms that the model added, as a map from ids to
+ * `{text, count, weight}`. A weight is the sum over the tokens. `strings` has the token strings of the
+ * indices of `sparse`.
  */
 function termsOf(parts, plain, sparse, strings) {
   const indices = Array.from(sparse?.indices ?? []);
@@ -77,7 +76,7 @@ function factsOf(tokens, terms, truncation, noun) {
 function shadedText(parts, tokens, { terms, truncation, isWeighed, noun }) {
   const plain = plainTokens(tokens);
   const heaviest = Math.max(...[...terms.values()].map((term) => term.weight), 1e-9);
-  // The limit counts what stands around the text, too, which is always read.
+  // The limit includes the special tokens around the text, which are always read.
   const around = Math.max(
     tokens.length - plain.length,
     (truncation?.original_tokens ?? 0) - plain.length,
@@ -102,8 +101,8 @@ function shadedText(parts, tokens, { terms, truncation, isWeighed, noun }) {
       continue;
     }
     const term = terms.get(idsOf(plain, piece).join());
-    const made = piece.tokens.map((token) => plain[token].text.trim());
-    spans.push(tokenSpan(piece.text, term, made, isWeighed ? heaviest : null, cut));
+    const tokenTexts = piece.tokens.map((token) => plain[token].text.trim());
+    spans.push(tokenSpan(piece.text, term, tokenTexts, isWeighed ? heaviest : null, cut));
     box.append(spans.at(-1));
   }
   roving(box, spans, (span) => {
@@ -112,12 +111,12 @@ function shadedText(parts, tokens, { terms, truncation, isWeighed, noun }) {
   return [box, readout];
 }
 
-/** `made` are the texts of its tokens; `heaviest` is null where tokens have no weights. */
-function tokenSpan(text, { weight, count: times }, made, heaviest, cut) {
+/** The element of a word or piece; `heaviest` is null if tokens have no weights. */
+function tokenSpan(text, { weight, count: times }, tokenTexts, heaviest, cut) {
   const isPlain = heaviest === null;
-  const told = [!isPlain && `weight ${decimal(weight)}`, `occurs ${plural(times, "time")}`];
-  if (made.length > 1) told.push(`tokens ${shortened(made.join(" · "))}`);
-  const numbers = cut ? "not read" : told.filter(Boolean).join(", ");
+  const facts = [!isPlain && `weight ${decimal(weight)}`, `occurs ${plural(times, "time")}`];
+  if (tokenTexts.length > 1) facts.push(`tokens ${shortened(tokenTexts.join(" · "))}`);
+  const numbers = cut ? "not read" : facts.filter(Boolean).join(", ");
   return element(
     "span",
     {
@@ -137,7 +136,7 @@ const cutMark = (truncation) =>
     `The model stops reading here, after ${count(truncation.max_tokens)} tokens`,
   );
 
-/** The heaviest terms, then those that a plain count would put first although they weigh little. */
+/** The heaviest terms, then the most frequent of those that weigh little. */
 function weightTables(terms, noun) {
   const byWeight = [...terms.values()].sort((a, b) => b.weight - a.weight || b.count - a.count);
   const heavy = byWeight.slice(0, HEAVIEST);

@@ -21,7 +21,7 @@ const SENTENCES = [
   "In the last carriage a violin maker carries wood that was dried for thirty years.",
 ];
 
-/** A text of more than `tokens` tokens, so that its end is not read. */
+/** A text of more than `tokens` tokens, so that it is truncated. */
 export function longText(tokens) {
   const words = Math.ceil(tokens * 1.15);
   const passage = SENTENCES.join(" ");

@@ -1,4 +1,4 @@
-/** The view Text: how the model reads texts, and what it makes of them. */
+/** The view Text: the tokens of texts, and their vectors. */
 
 import { embed, embedRequest, tokenize, withTokens } from "../core/api.js";
 import { byId, onPause } from "../core/dom.js";
@@ -14,7 +14,7 @@ import { SAMPLES, longText } from "./samples.js";
 
 const PAUSE = 400;
 const MOST_TEXTS = 16;
-/** Milliseconds of a request that is timed once more, and how often each is. */
+/** Forwards that take longer, in milliseconds, are not timed again; and how often others are. */
 const LONGEST_FORWARD = 500;
 const [LEAST_ROUNDS, MOST_ROUNDS] = [2, 4];
 const LOST = {
@@ -88,7 +88,7 @@ async function analyse(value, models, bar, signal) {
   renderKinds(byId("text-kinds"), model, embeddings.texts, times);
 }
 
-/** What was cut off a text by the model whose tokens are shown. */
+/** The truncation of a text by the model whose tokens are shown. */
 function truncationOf(report, place, { tokenizer }) {
   const cut = ({ target, details }) => target.index === place && details?.model === tokenizer;
   return report.warnings.find(cut)?.details;
@@ -101,9 +101,9 @@ function describe(all, report) {
 }
 
 /**
- * The milliseconds of a forward for all kinds together and for each by itself, each the best of two
- * to four; null for all where that cannot be told: the device is busy, a forward is long, or one
- * kind seems to take longer than all of them do.
+ * The milliseconds of a forward for all kinds together and for each kind, each the best of two to
+ * four. All are null if the device is busy, if a forward is long, or if one kind seems to take longer
+ * than all of them.
  */
 async function timeKinds(texts, model, { timings_ms: first }, signal) {
   const names = model.kinds.length > 1 ? ["all", ...model.kinds] : model.kinds;
