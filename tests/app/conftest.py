@@ -1,4 +1,4 @@
-"""The service in this process, its clients, and the engine's own numbers to compare with."""
+"""The service in this process, its clients, and numbers of the engine to compare with."""
 
 import threading
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ def serving(**settings: Any) -> Iterator[TestClient]:
     """A client of a service that has loaded these models, as its process would.
 
     For a file's tests at most: its thread that watches the loop would write into the log that
-    other tests look at.
+    other tests check.
     """
     own: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
-    # On a busy machine the process may get no core for a while.
+    # A busy machine may give the process no core for a while.
     own |= {"reranker_model": "late-interaction", "request_timeout": 600}
-    # All of a test's requests come from one address.
+    # All requests of a test come from one address.
     own |= dict.fromkeys(("rate_limit_requests_per_minute", "rate_limit_burst_size"), 1_000_000)
     over, failures = threading.Event(), list[BaseException]()
 

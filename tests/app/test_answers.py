@@ -47,8 +47,8 @@ MESSAGE, WHOLE = 262_144, 4 << 20
 
 
 @given(st.lists(st.floats(-5, 5, width=32), max_size=20))
-@example([0.25, 0.5, 0.5 + 1e-12, 0.75])  # Of which two are shown as equal.
-def test_the_best_are_first_and_equal_ones_in_the_order_of_the_request(scores) -> None:
+@example([0.25, 0.5, 0.5 + 1e-12, 0.75])  # Two of them are equal as float32.
+def test_rerank_sorts_by_score_and_keeps_the_order_of_equal_scores(scores) -> None:
     ranked = rank_by_score(scores)
     expected = sorted(enumerate(map(np.float32, scores)), key=lambda pair: -pair[1])
     assert ranked == expected
@@ -56,13 +56,13 @@ def test_the_best_are_first_and_equal_ones_in_the_order_of_the_request(scores) -
 
 
 @given(st.text('a"\\\n\x00é\U0001f600'))
-def test_a_long_text_is_written_in_parts_that_make_the_same(text: str) -> None:
+def test_a_long_text_is_rendered_in_parts_with_the_same_json(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendering, "_CHARACTERS_PER_PART", 3)
         assert orjson.dumps({"text": text_as_json(text)}) == orjson.dumps({"text": text})
 
 
-def test_no_part_of_an_answer_writes_a_long_text_at_once(monkeypatch) -> None:
+def test_no_response_renders_a_long_text_at_once(monkeypatch) -> None:
     written = []
 
     class Counted:
@@ -85,7 +85,7 @@ def test_no_part_of_an_answer_writes_a_long_text_at_once(monkeypatch) -> None:
 
 
 @given(st.lists(st.integers(0, 40), max_size=30))
-def test_chunks_are_joined_to_messages_and_large_ones_split(sizes: list[int]) -> None:
+def test_small_chunks_are_joined_and_large_chunks_split(sizes: list[int]) -> None:
     chunks = [bytes([65 + number % 26]) * size for number, size in enumerate(sizes)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendering, "_MESSAGE_BYTES", 10)
@@ -95,7 +95,7 @@ def test_chunks_are_joined_to_messages_and_large_ones_split(sizes: list[int]) ->
     assert len(messages) <= sum(sizes) / 10 * 3 + 1
 
 
-def test_a_large_chunk_is_split_without_being_copied_and_no_more_is_held_than_a_message() -> None:
+def test_a_large_chunk_is_split_without_copying_it() -> None:
     whole = b"a" * (3 * MESSAGE + 5)
     first, *parts, last = join_or_split_chunks([b"before", whole, b"after"])
     assert (first, last) == (b"before", b"after")
@@ -108,7 +108,7 @@ def test_a_large_chunk_is_split_without_being_copied_and_no_more_is_held_than_a_
 
 
 class Exchange:
-    """A client that may be slow, or leave; keeps the messages that it is sent."""
+    """A client that may be slow, or disconnect; records the messages of the response."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -147,7 +147,7 @@ class Exchange:
         return [message["more_body"] for message in self.sent[1:]]
 
 
-async def test_a_small_answer_is_rendered_before_it_is_sent_and_has_its_length() -> None:
+async def test_a_small_response_has_a_content_length() -> None:
     for size in (0, 5, MESSAGE, WHOLE - 1, WHOLE):
         chunks = [b"a" * 1000] * (size // 1000) + [b"b" * (size % 1000)]
         read = await Exchange().read(lambda chunks=chunks: chunks)
@@ -160,7 +160,7 @@ async def test_a_small_answer_is_rendered_before_it_is_sent_and_has_its_length()
 
 
 @pytest.mark.parametrize("measured", [False, True])
-async def test_a_large_answer_is_rendered_while_it_is_read(*, measured: bool) -> None:
+async def test_a_large_response_is_rendered_while_the_client_reads_it(*, measured: bool) -> None:
     read, rendered_before = Exchange(), list[int]()
 
     def chunks() -> Iterator[bytes]:
@@ -178,7 +178,7 @@ async def test_a_large_answer_is_rendered_while_it_is_read(*, measured: bool) ->
     assert len(set(rendered_before)) > 10, "and the rest as fast as the client reads"
 
 
-async def test_nothing_is_rendered_for_a_client_that_has_left() -> None:
+async def test_rendering_stops_when_the_client_disconnects() -> None:
     read, rendered = Exchange(), list[int]()
     read.leaves_after = 25
     chunks = ((rendered.append(i) or b"a" * 100_000) for i in range(10_000))
@@ -189,7 +189,7 @@ async def test_nothing_is_rendered_for_a_client_that_has_left() -> None:
 # Numbers.
 
 
-def test_the_rows_of_a_matrix_are_written_some_at_a_time(monkeypatch) -> None:
+def test_the_rows_of_a_matrix_are_rendered_in_chunks(monkeypatch) -> None:
     monkeypatch.setattr(rendering, "_FLOATS_PER_CHUNK", 8)
     for shape in ((0, 4), (1, 4), (2, 4), (3, 4), (9, 4), (2, 9)):
         matrix = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 3
@@ -200,7 +200,7 @@ def test_the_rows_of_a_matrix_are_written_some_at_a_time(monkeypatch) -> None:
     assert b"".join(render_matrix(None)) == b"null"
 
 
-def test_sparse_vectors_are_an_object_or_two_lists_and_base64_is_of_the_bytes() -> None:
+def test_sparse_vectors_are_an_object_or_two_lists_and_base64_has_the_bytes() -> None:
     sparse = SparseVector(np.array([7, 3], np.int64), np.float32([0.1, 2.5]))
     as_object = orjson.dumps(sparse_as_json(sparse, as_indices=False), option=rendering.OPTIONS)
     as_lists = orjson.dumps(sparse_as_json(sparse, as_indices=True), option=rendering.OPTIONS)
@@ -210,7 +210,7 @@ def test_sparse_vectors_are_an_object_or_two_lists_and_base64_is_of_the_bytes() 
     assert vector_as_json(np.float32([1, -2]), as_base64=True) == "AACAPwAAAMA="
 
 
-def test_a_rerank_answer_holds_parts_times_usage_and_warnings() -> None:
+def test_a_rerank_response_has_parts_timings_usage_and_warnings() -> None:
     parts = [PartScores(0.1, None, 0.3), PartScores(0.5, 0.25, None)]
     cut = [Truncation("passages", 1, "m", 8, 11)]
     result = RerankResult([0.5, 0.25], parts, cut, 9, Timings(0.001, 0.02, 0.3, 0.4000006))
@@ -242,7 +242,7 @@ def test_a_rerank_answer_holds_parts_times_usage_and_warnings() -> None:
          ("passage_truncated", "/text", "has 11 tokens; m read the last 8.", "start", None)),
     ],
 )  # fmt: skip
-def test_a_warning_says_which_text_was_cut_where_and_by_how_much(cut, field, pointer, expected):
+def test_a_truncation_warning_names_the_text_the_side_and_the_tokens(cut, field, pointer, expected):
     code, place, told, side, bound = expected
     warning = truncation_as_json(cut, field, pointer)
     assert warning["message"] == f"The text at {place} {told}"
@@ -277,7 +277,7 @@ def embedding_of(tokens: int, width: int = 16) -> TextEmbedding:
 
 
 class Held(AnswerMemory):
-    """Notes all that is asked of it."""
+    """Records the sizes of all requests for memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -295,7 +295,9 @@ class Held(AnswerMemory):
     st.sampled_from([None, "document"]),
     st.booleans(),
 )
-def test_what_is_made_is_held_before_it_is_made(texts, dtype, factor, muvera, at_once) -> None:
+def test_memory_is_reserved_for_quantization_pooling_and_muvera(
+    texts, dtype, factor, muvera, at_once
+) -> None:
     options = asked(ALL, output_dtype=dtype, colbert_pool_factor=factor, muvera=muvera)
     embeddings = [embedding_of(tokens) for tokens in texts]
     memory = Held()
@@ -308,7 +310,7 @@ def test_what_is_made_is_held_before_it_is_made(texts, dtype, factor, muvera, at
         new = vectors.nbytes - 8 * embedding.sparse.indices.size
         made += new if dtype != "float32" else (0 if vectors.muvera is None else 40_960)
     assert held - pooling >= (made if at_once else 0)
-    # Half of float32 at most, and what MUVERA adds.
+    # At most half of float32, and the vector of MUVERA.
     most = [
         (e.nbytes // 2 if dtype != "float32" else 0) + 40_960 * bool(muvera) for e in embeddings
     ]
@@ -321,13 +323,13 @@ def test_what_is_made_is_held_before_it_is_made(texts, dtype, factor, muvera, at
         (asked(ALL), embedding_of(10), 0),
         (asked(ALL, colbert_pool_factor=2), embedding_of(10), 400),
         (asked(ALL, colbert_pool_factor=2), TextEmbedding(np.ones(4, np.float32)), 0),
-        # What takes long holds so much that it leaves the event loop.
+        # Slow post-processing needs so much memory that it runs outside the event loop.
         (asked(ALL, output_dtype="int8"), embedding_of(100), range(LARGE_ANSWER_BYTES)),
         (asked(ALL, colbert_pool_factor=2), embedding_of(100), range(LARGE_ANSWER_BYTES, 1 << 20)),
         (asked(ALL, muvera="query"), embedding_of(1), range(LARGE_ANSWER_BYTES, 1 << 20)),
     ],
 )
-def test_only_what_is_made_is_held(options, embedding, held) -> None:
+def test_memory_is_reserved_only_for_requested_post_processing(options, embedding, held) -> None:
     memory = AnswerMemory()
     reserve_rendering_memory([embedding], options, memory)
     assert memory.held in (held if isinstance(held, range) else {held})
@@ -336,7 +338,7 @@ def test_only_what_is_made_is_held(options, embedding, held) -> None:
 DENSE = Outputs(dense=True)
 
 
-def test_muvera_needs_colbert_vectors_that_the_answer_may_leave_out() -> None:
+def test_muvera_needs_colbert_vectors_that_the_response_may_leave_out() -> None:
     request = asked(DENSE, muvera="query")
     assert request.needed == replace(DENSE, colbert=True)
     assert (asked(DENSE).needed, asked(ALL).needed) == (DENSE, ALL)
@@ -346,7 +348,7 @@ def test_muvera_needs_colbert_vectors_that_the_answer_may_leave_out() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_and_colbert_vectors_are_quantized_and_others_are_not(dtype) -> None:
+def test_only_dense_and_colbert_vectors_are_quantized(dtype) -> None:
     embedding = embedding_of(6)
     request = asked(ALL, output_dtype=dtype, colbert_pool_factor=3)
     made = vectors_of(embedding, request, TokenStrings(["a"], None))
@@ -360,7 +362,7 @@ def test_dense_and_colbert_vectors_are_quantized_and_others_are_not(dtype) -> No
     assert (made.dense, made.sparse, made.colbert, made.muvera, made.nbytes) == (None,) * 4 + (0,)
 
 
-def test_an_answer_has_its_texts_in_order_and_tells_who_made_it() -> None:
+def test_an_embedding_response_has_its_texts_in_order_and_its_models() -> None:
     timings = Timings(tokenize=0, queue=0, inference=0, total=0)
     strings = [TokenStrings(["a"], None), TokenStrings(["b"], None)]
     result = EmbeddingResult([embedding_of(1), embedding_of(2)], [], 3, timings, strings)

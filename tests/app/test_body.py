@@ -1,6 +1,6 @@
-"""A body is read as the one form that it is of, or refused with advice.
+"""Bodies are parsed by the schema of their discriminator, or refused with advice.
 
-That its values are those of a real parser: tests/fuzzing.
+tests/fuzzing compares the values with a plain parser.
 """
 
 import asyncio
@@ -34,8 +34,10 @@ from tests.support.bodies import validate
 
 @pytest.mark.parametrize("before", [b"", b'"'])
 @pytest.mark.parametrize(("marks", "is_too_many"), [(7, False), (8, True), (99, True)])
-def test_quotation_marks_count_without_commas_too(before, marks, is_too_many) -> None:
-    """No JSON has two more than it has values; the search for them must end."""
+def test_json_values_are_counted_by_quotation_marks_without_commas(
+    before, marks, is_too_many
+) -> None:
+    """The search must end early, because JSON has at most two more quotation marks than values."""
     counter = JsonValueCounter(2)
     counter.feed(before)
     with pytest.raises(InvalidRequestError, match="more th") if is_too_many else nullcontext():
@@ -53,12 +55,16 @@ SCHEMAS: tuple[type[RequestModel], ...] = (EmbeddingRequest, OpenAIEmbeddingRequ
 
 
 def all_requests(kind: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
-    found = [each for sub in kind.__subclasses__() for each in (sub, *all_requests(sub))]
-    return [each for each in dict.fromkeys(found) if each.__module__.startswith("app.")]
+    found = [
+        schema
+        for subclass in kind.__subclasses__()
+        for schema in (subclass, *all_requests(subclass))
+    ]
+    return [schema for schema in dict.fromkeys(found) if schema.__module__.startswith("app.")]
 
 
 def lists_in(schema: Any) -> Iterator[dict[str, Any]]:
-    """The lists of a schema whose items can be wrong: neither `Any` nor `JsonValue`."""
+    """The lists of a schema with items of a certain type: neither `Any` nor `JsonValue`."""
     if isinstance(schema, dict):
         items = schema.get("items_schema", {}).get("type")
         if schema.get("type") == "list" and items not in {"any", "definition-ref"}:
@@ -72,8 +78,8 @@ def lists_in(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("model", all_requests(), ids=lambda model: model.__name__)
-def test_every_list_of_a_request_stops_at_its_first_bad_item(model) -> None:
-    assert all(each.get("fail_fast") for each in lists_in(model.__pydantic_core_schema__))
+def test_validation_of_every_list_stops_at_the_first_bad_item(model) -> None:
+    assert all(schema.get("fail_fast") for schema in lists_in(model.__pydantic_core_schema__))
 
 
 NAMES = {f"return_{i:05}": 0 for i in range(8000)}
@@ -91,7 +97,7 @@ NAMES = {f"return_{i:05}": 0 for i in range(8000)}
     ],
     ids=lambda case: case.__name__ if isinstance(case, type) else "",
 )
-def test_what_is_wrong_is_looked_for_and_told_ten_times_at_most(model, sent, monkeypatch) -> None:
+def test_at_most_ten_problems_of_a_body_are_searched_and_reported(model, sent, monkeypatch) -> None:
     searches, found = Counter[str](), []
     search, tell = difflib.get_close_matches, bodies.invalid_request_error
 
@@ -120,7 +126,7 @@ async def read(
     leaves: bool = False,
     lock: asyncio.Lock | None = None,
 ) -> Any:
-    """The value that is read."""
+    """Read a body of these chunks."""
     left = list(parts)
 
     async def receive() -> dict[str, Any]:
@@ -133,7 +139,7 @@ async def read(
     return await body.read_json(request, schemas, most, lock or asyncio.Lock(), [])
 
 
-async def test_large_bodies_are_parsed_one_at_a_time_and_everything_else_runs_between(
+async def test_large_bodies_are_parsed_one_at_a_time_with_other_work_in_between(
     monkeypatch,
 ) -> None:
     order, lock = list[str](), asyncio.Lock()
@@ -159,7 +165,7 @@ async def refusal(*parts: bytes, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("size", [1, 16_383, 16_384, 300_000])
-async def test_a_body_of_any_size_has_the_schema_whose_field_it_has(size: int) -> None:
+async def test_the_schema_of_a_body_follows_its_discriminator(size: int) -> None:
     text = "é\\" * (size // 4 + 1)
     for schema in SCHEMAS:
         field = schema.discriminator
@@ -170,7 +176,7 @@ async def test_a_body_of_any_size_has_the_schema_whose_field_it_has(size: int) -
         assert value[field] == [text]
 
 
-def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tell() -> None:
+def test_a_body_with_two_discriminators_or_none_is_refused() -> None:
     both = {"sentences": ["a"], "input": ["b"]}
     with pytest.raises(InvalidRequestError, match="send one of these fields") as refused:
         body.schema_of(both, SCHEMAS)
@@ -181,7 +187,7 @@ def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tell() ->
         assert body.schema_of(neither, SCHEMAS[:1]) is SCHEMAS[0]
 
 
-async def test_what_is_no_json_is_refused_with_its_size_and_an_example() -> None:
+async def test_invalid_json_is_refused_with_its_size_and_an_example() -> None:
     for content in (b'{"sentences": ["a"', b"\xff", b"x" * 20_000):
         told = await refusal(content)
         assert f"the body of {len(content)} bytes is not JSON (" in told
@@ -194,7 +200,7 @@ async def test_what_is_no_json_is_refused_with_its_size_and_an_example() -> None
     )
 
 
-async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_apis_are_advised():
+async def test_too_many_json_values_are_refused_before_the_body_is_whole():
     parts = [b'{"input": [' + b"1," * 1500, b"never read"]
     told = await refusal(*parts)
     assert "more than 1000 values" in told
@@ -205,7 +211,7 @@ async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_ap
     assert "is not JSON" in await refusal(b" " * 64_000)
 
 
-async def test_what_is_not_declared_as_json_is_not_read_and_who_leaves_sent_nothing_bad() -> None:
+async def test_a_body_without_json_type_is_not_read_and_a_disconnect_is_no_bad_body() -> None:
     for headers in ([(b"content-type", b"text/plain")], [(b"content-encoding", b"br")]):
         with pytest.raises(UnsupportedMediaError):
             await read(b'{"sentences": ["a"]}', headers=headers)
@@ -213,13 +219,13 @@ async def test_what_is_not_declared_as_json_is_not_read_and_who_leaves_sent_noth
         await read(b'{"sentences": [', leaves=True)
 
 
-def test_the_most_values_leave_room_for_a_good_word_about_each_limit() -> None:
-    """Of a text, sixteen: a list of token ids in its place is told of as such."""
+def test_max_json_values_leaves_room_for_the_specific_limits() -> None:
+    """Sixteen for each text, so that a list of token ids has its specific error."""
     for sentences, passages in ((5000, 10), (10, 5000)):
         settings = Settings(max_sentences_per_request=sentences, max_rerank_passages=passages)
         assert body.max_json_values(settings) == 16 * 5000 + 1024
     least = Settings(max_sentences_per_request=1, max_rerank_passages=1)
-    # The OpenAI paths take 2,048 texts whatever is set, each of which may be an object.
+    # OpenAI's paths always take 2,048 texts, which may be objects.
     assert body.max_json_values(least) >= 3 * 2048
 
 
@@ -243,7 +249,7 @@ TYPES = {
     "json": "the Content-Type is json",
     "application/json" + " " * 1009: "the Content-Type is application/json: send",
     "application/json" + " " * 1008: None,
-    # email's parser would take seconds for these.
+    # The parser of `email` would take seconds for these.
     'application/json; a="' + ";" * 60_000: 'the Content-Type is application/json; a=";;;',
     "application/json" + "; a=b" * 10_000: "the Content-Type is application/json; a=b; a=b",
 }
@@ -269,7 +275,7 @@ TYPES = {
     ],
     ids=lambda case: str(case)[:60],
 )
-def test_a_body_is_json_in_utf_8_and_says_so_once_where_a_page_sends_it(headers, told) -> None:
+def test_content_type_must_be_json_in_utf_8_and_present_for_web_pages(headers, told) -> None:
     if told is None:
         body._require_json(Headers(raw=headers))
     else:
@@ -287,8 +293,8 @@ def test_a_body_is_json_in_utf_8_and_says_so_once_where_a_page_sends_it(headers,
         (EmbeddingRequest, "input_type", ["", "a" * 20_000, ""]),
     ],
 )
-def test_a_long_string_is_not_converted_where_no_text_belongs(model, name, sent) -> None:
-    """Pydantic would make UTF-8 of it, and hash that: 50 ms for 32 MiB."""
+def test_a_long_string_in_an_option_is_not_converted(model, name, sent) -> None:
+    """Pydantic would encode and hash it, which takes 50 ms for 32 MiB."""
     with pytest.raises(InvalidRequestError, match="20000 characters: it takes no text") as raised:
         validate(dict(model.example) | {name: sent}, model)
     assert raised.value.problems[0]["pointer"] == f"/{name}"
@@ -297,7 +303,7 @@ def test_a_long_string_is_not_converted_where_no_text_belongs(model, name, sent)
         with pytest.raises(InvalidRequestError) as raised:
             validate(dict(model.example) | {name: "a" * size}, model)
         assert ("it takes no text" in str(raised.value)) is is_early
-    # A text and a name may be long, and whatever another API's clients send of no interest here.
+    # Texts, names and ignored fields of other APIs may be long.
     long = "a" * 20_000
     (texts,) = model.model_fields.keys() & {"input", "sentences", "texts"}
     read = validate({texts: [long], "model": long}, model)

@@ -1,4 +1,4 @@
-"""Lone surrogates in requests: read as U+FFFD, with a warning where warnings are reported."""
+"""Lone surrogates in requests are read as U+FFFD, with a warning in responses that have them."""
 
 import json
 
@@ -24,13 +24,13 @@ def post(client, path: str, body: str):
 
 
 def without_times(answer):
-    """The parts that do not differ from request to request."""
+    """The parts of a response that are equal for equal requests."""
     if isinstance(answer, list):
         return answer
     return {name: answer[name] for name in NUMBERS if name in answer}
 
 
-# The path, the body around a text, and the pointer of the warning, where the answer has a place.
+# The path, the body around a text, and the pointer of the warning if the response has warnings.
 REQUESTS = [
     ("/embeddings/", '{"sentences": ["a", "TEXT"]}', "/sentences/1"),
     ("/embeddings/", '{"input": "TEXT"}', "/input"),
@@ -47,7 +47,9 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("path", "body", "pointer"), REQUESTS)
-def test_a_lone_surrogate_is_the_replacement_character(ranking, path, body, pointer) -> None:
+def test_a_lone_surrogate_is_read_as_the_replacement_character(
+    ranking, path, body, pointer
+) -> None:
     cut = post(ranking, path, body.replace("TEXT", CUT))
     read = post(ranking, path, body.replace("TEXT", READ))
     assert without_times(cut) == without_times(read)
@@ -60,7 +62,7 @@ def test_a_lone_surrogate_is_the_replacement_character(ranking, path, body, poin
         assert not read.get("warnings")
 
 
-def test_a_pair_is_its_character_and_other_errors_stay(ranking) -> None:
+def test_a_surrogate_pair_is_its_character_and_other_errors_stay(ranking) -> None:
     pair = post(ranking, "/embeddings/", '{"sentences": ["\\ud83d\\ude00", "x\\ud83d"]}')
     assert pair["data"][0]["text"] == "\U0001f600"
     assert pair["data"][1]["text"] == "x\ufffd"
@@ -73,7 +75,7 @@ def test_a_pair_is_its_character_and_other_errors_stay(ranking) -> None:
         assert "JSON" in json.dumps(response.json())
 
 
-def test_a_surrogate_in_a_name_is_no_error_of_its_own(ranking) -> None:
+def test_a_surrogate_in_the_name_of_a_field_causes_no_other_error(ranking) -> None:
     body = '{"sentences": ["a"], "b\\udc00": 1}'
     response = ranking.post(
         "/embeddings/", content=body, headers={"Content-Type": "application/json"}

@@ -1,4 +1,4 @@
-"""Every model answers to each of its names, and to no other's."""
+"""Every model is found by each of its names, and by no other."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def catalogue(**settings) -> ModelCatalogue:
             {},
             [(BGE, "bge-m3", "bge-m3-embed"), (RERANKER, "bge-reranker-v2-m3")],
         ),
-        # A name with `embed` in it needs no other.
+        # A name that contains `embed` needs no further alias.
         (NONE | {"dense_embedding_model": QWEN}, [
             (BGE, "bge-m3", "bge-m3-embed"), (QWEN, "Qwen3-Embedding-0.6B"),
         ]),
@@ -42,8 +42,8 @@ def catalogue(**settings) -> ModelCatalogue:
     ],
     ids=["defaults", "a dense model", "late interaction", "a folder", "models of MODELS"],
 )  # fmt: skip
-def test_a_model_answers_to_its_id_its_last_part_and_an_alias_with_embed(settings, names) -> None:
-    assert [each.names for each in catalogue(**settings).models] == names
+def test_a_model_has_its_hub_id_its_last_part_and_an_alias_with_embed(settings, names) -> None:
+    assert [model.names for model in catalogue(**settings).models] == names
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_a_model_answers_to_its_id_its_last_part_and_an_alias_with_embed(setting
         ({"models": FURTHER}, "embedder", "E5", "own/e5"),
         ({"models": FURTHER}, "reranker", "other", "own/judge"),
         ({"models": FURTHER}, "find", "own/judge", "own/judge"),
-        # Without a name it is the default one still, if there is one.
+        # Without a name, the default model is used, if there is one.
         ({"models": FURTHER}, "embedder", None, BGE),
         ({"models": FURTHER}, "reranker", None, RERANKER),
         ({"models": FURTHER} | LATE, "reranker", None, BGE),
         ({"models": FURTHER} | NONE, "reranker", None, None),
         ({"models": FURTHER} | NONE, "reranker", "Other", "own/judge"),
-        # Upper and lower case are one name in any script; three letters may be one.
+        # Case is ignored in any script; folding may make three letters of one.
         *(
             ({"model_aliases": f"{name}={BGE}"}, "find", name.casefold(), BGE)
             for name in (FFI, SHARP_S)
@@ -77,7 +77,7 @@ def test_a_model_answers_to_its_id_its_last_part_and_an_alias_with_embed(setting
         ),
     ],
 )
-def test_a_model_is_found_by_its_names_in_any_case(settings, find, asked, found) -> None:
+def test_a_model_is_found_by_any_of_its_names_in_any_case(settings, find, asked, found) -> None:
     model = getattr(catalogue(**settings), find)(asked)
     assert (model and model.name) == found
 
@@ -88,12 +88,12 @@ def test_a_model_is_found_by_its_names_in_any_case(settings, find, asked, found)
         ({}, "embedder", RERANKER, f"the model {RERANKER} is not served here"),
         ({}, "reranker", BGE, f"the model {BGE} is not served here"),
         ({}, "find", "gpt-4", "the model gpt-4 is not served here"),
-        # A folder's path is no name.
+        # The path of a folder is not a name.
         ({"embedding_model": "/models/mine"}, "embedder", "/models/mine", "is not served here"),
         ({"models": FURTHER} | NONE, "reranker", RERANKER, "the rerankers are own/judge, judge, O"),
     ],
 )
-def test_a_model_of_another_kind_is_as_unknown_as_one_of_no_kind(
+def test_a_model_with_another_task_is_as_unknown_as_any_other_name(
     settings, find, asked, said
 ) -> None:
     with pytest.raises(UnknownModelError, match=said):
@@ -104,7 +104,7 @@ def test_a_model_of_another_kind_is_as_unknown_as_one_of_no_kind(
     ("settings", "said"),
     [
         ({"model_aliases": "small=bge-large"}, "MODEL_ALIASES=small=bge-large is not allowed"),
-        # By its name a client would get the vectors of either.
+        # With one name, a client could get the vectors of either.
         (
             {"embedding_model": "/a/mine", "dense_embedding_model": "/b/mine"},
             "EMBEDDING_MODEL and DENSE_EMBEDDING_MODEL have one name, mine: rename a folder",
@@ -119,17 +119,17 @@ def test_a_model_of_another_kind_is_as_unknown_as_one_of_no_kind(
         ),
     ],
 )
-def test_a_name_of_nothing_and_one_of_two_models_stop_the_start(settings, said) -> None:
+def test_an_alias_of_no_model_and_a_name_of_two_models_stop_the_start(settings, said) -> None:
     with pytest.raises(StartupError, match=said):
         catalogue(**settings)
 
 
-def test_each_model_has_its_role_and_the_revision_of_its_own_setting() -> None:
+def test_each_model_has_its_role_and_the_revision_of_its_setting() -> None:
     revisions = {"model_revision": "one", "dense_model_revision": "two"}
     revisions |= {"reranker_model_revision": "three", "dense_embedding_model": QWEN}
     served = catalogue(models=FURTHER, **revisions)
     assert served.created > 0
-    assert [(each.name, each.role, each.revision, each.further) for each in served.models] == [
+    assert [(model.name, model.role, model.revision, model.further) for model in served.models] == [
         (BGE, Role.EMBEDDER, "one", False),
         (QWEN, Role.DENSE, "two", False),
         (RERANKER, Role.RERANKER, "three", False),
@@ -145,4 +145,4 @@ def test_each_model_has_its_role_and_the_revision_of_its_own_setting() -> None:
 )
 def test_an_embedder_of_models_reranks_nothing(settings, scoring) -> None:
     served = catalogue(models=FURTHER, **settings)
-    assert [each.name for each in served.models if served.reranks(each)] == scoring
+    assert [model.name for model in served.models if served.reranks(model)] == scoring

@@ -36,7 +36,7 @@ named = st.builds(name, trusted, st.integers(0, 2))
 
 
 @given(peer=public, header=anything)
-def test_who_is_no_trusted_proxy_speaks_for_itself_alone(peer, header: str) -> None:
+def test_x_forwarded_for_of_an_untrusted_client_is_ignored(peer, header: str) -> None:
     assert client_address(str(peer), header, PROXIES) == peer
     assert client_address(str(peer), header, ()) == peer
 
@@ -49,7 +49,7 @@ def test_who_is_no_trusted_proxy_speaks_for_itself_alone(peer, header: str) -> N
     hops=st.lists(named, max_size=4),
     empty=st.sampled_from(["", " ", ", ,"]),
 )
-def test_the_right_most_untrusted_address_wins_whatever_a_client_wrote_before_it(
+def test_the_last_untrusted_address_of_x_forwarded_for_is_the_client(
     peer, client, form: int, spoofed: str, hops: list[str], empty: str
 ) -> None:
     header = ",".join([spoofed, name(client, form), empty, *hops])
@@ -63,7 +63,7 @@ def test_the_right_most_untrusted_address_wins_whatever_a_client_wrote_before_it
     last=trusted,
     hops=st.lists(named, max_size=3),
 )
-def test_behind_an_entry_that_is_no_address_nothing_is_believed(
+def test_a_malformed_entry_of_x_forwarded_for_ends_the_search(
     peer, spoofed, garbage: str, last, hops: list[str]
 ) -> None:
     header = f"{spoofed},{garbage},{last}"
@@ -73,12 +73,12 @@ def test_behind_an_entry_that_is_no_address_nothing_is_believed(
 
 
 @given(peer=trusted, hops=st.lists(trusted))
-def test_where_all_are_trusted_the_first_in_the_chain_is_the_client(peer, hops) -> None:
+def test_the_first_address_is_the_client_if_all_are_trusted(peer, hops) -> None:
     assert client_address(str(peer), ",".join(map(str, hops)), PROXIES) == (hops or [peer])[0]
 
 
 @given(peer=anything, header=anything)
-def test_nothing_that_is_sent_breaks_it(peer: str, header: str) -> None:
+def test_no_x_forwarded_for_raises(peer: str, header: str) -> None:
     client_address(peer, header, (ip_network("0.0.0.0/0"), ip_network("::/0")))
 
 
@@ -95,18 +95,18 @@ def test_nothing_that_is_sent_breaks_it(peer: str, header: str) -> None:
         ("[::1]5", None), ("٣.1.1.1", None),
     ],
 )  # fmt: skip
-def test_an_address_may_name_a_port_and_mapped_ones_are_ipv4(text: str, address) -> None:
+def test_an_address_may_have_a_port_and_mapped_ones_are_ipv4(text: str, address) -> None:
     assert parse_address(text) == (address and ip_address(address))
 
 
 @given(low=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1))
-def test_ipv6_is_counted_by_its_64(low: int, other: int) -> None:
+def test_the_client_key_of_ipv6_is_its_64(low: int, other: int) -> None:
     first, second = (IPv6Address((0x20010DB8 << 96) + end) for end in (low, other))
     assert client_key(first) == client_key(second) == "2001:db8::/64"
     assert client_key(IPv6Address(int(first) + 2**64)) == "2001:db8:0:1::/64"
 
 
-def test_ipv4_is_counted_by_address_and_a_mapped_one_the_same() -> None:
+def test_the_client_key_of_ipv4_is_its_address_also_if_mapped() -> None:
     assert client_key(parse_address("203.0.113.5")) == "203.0.113.5"
     assert client_key(parse_address("::ffff:203.0.113.5")) == "203.0.113.5"
     assert client_key(None) == "unknown"
@@ -126,8 +126,8 @@ def test_a_mapped_network_is_the_ipv4_one(written: str, meant: str) -> None:
     assert unmap_network(ip_network(written)) == ip_network(meant)
 
 
-def test_commas_without_end_are_not_looked_at(monkeypatch) -> None:
-    """A client may write 64 KiB of them before the entry that its proxy adds."""
+def test_only_the_last_hundred_entries_of_x_forwarded_for_are_read(monkeypatch) -> None:
+    """A client may send 64 KiB of entries before the one that its proxy adds."""
     looked_at = 0
 
     def counted(address: object, trusted: object) -> bool:
@@ -155,6 +155,6 @@ def test_commas_without_end_are_not_looked_at(monkeypatch) -> None:
         ("", "/embed", ""),
     ],
 )
-def test_a_path_that_is_one_is_believed_from_a_trusted_proxy(peer, sent, believed) -> None:
-    """It stands in links and scripts of pages."""
+def test_x_forwarded_prefix_is_a_path_from_a_trusted_proxy(peer, sent, believed) -> None:
+    """The prefix is written into links and scripts of pages."""
     assert forwarded_prefix(peer, sent, PROXIES) == believed

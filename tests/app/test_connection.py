@@ -1,4 +1,4 @@
-"""The limits of one connection: how long, how much, and in which order; on a transport in hand."""
+"""The limits of a connection: time, size and order. The transport is a fake."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ POST = b"POST /%d HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
 
 @pytest.mark.parametrize("began", [b"", b"\r\n", b"GET /1 HT"])
 @in_skipped_time
-async def test_headers_have_ten_seconds(began: bytes) -> None:
+async def test_headers_must_be_complete_in_ten_seconds(began: bytes) -> None:
     client = Client()
     await client.send(began)
     await client.wait(10)
@@ -34,7 +34,7 @@ async def test_headers_have_ten_seconds(began: bytes) -> None:
 
 
 @in_skipped_time
-async def test_headers_that_come_byte_by_byte_have_no_more_time_and_whole_ones_do() -> None:
+async def test_slow_headers_get_no_more_time_and_complete_ones_do() -> None:
     slow, asking = Client(), Client()
     for byte in GET % 1:
         await slow.send_in_pieces(bytes([byte]), 1)
@@ -49,7 +49,7 @@ async def test_headers_that_come_byte_by_byte_have_no_more_time_and_whole_ones_d
 
 
 @in_skipped_time
-async def test_a_kept_connection_may_idle_and_then_has_the_time_of_headers() -> None:
+async def test_an_idle_connection_is_kept_and_its_next_headers_are_limited() -> None:
     client = Client()
     await client.send(GET % 1)
     await client.wait(60)
@@ -73,7 +73,7 @@ async def test_a_kept_connection_stays_while_its_next_request_is_in_work() -> No
 
 
 @in_skipped_time
-async def test_an_answer_may_take_long_and_headers_of_the_next_request_wait_for_it() -> None:
+async def test_pipelined_headers_have_no_time_limit_during_a_response() -> None:
     client = Client(held=True)
     await client.send(GET % 1 + b"GET /2")
     await client.wait(5 * HEADERS_TIMEOUT)
@@ -84,20 +84,20 @@ async def test_an_answer_may_take_long_and_headers_of_the_next_request_wait_for_
 
 
 @in_skipped_time
-async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off() -> None:
+async def test_a_client_that_does_not_read_its_response_is_disconnected() -> None:
     client = Client()
     client.wire.unread = 100
     await client.send(GET % 1)
     with capture_logs() as log:
         await client.wait(int(RESPONSE_TIMEOUT) + 1)
     assert client.wire.ended == "aborted"
-    assert [(each["event"], each["seconds"]) for each in log] == [
+    assert [(entry["event"], entry["seconds"]) for entry in log] == [
         ("answer_not_taken", RESPONSE_TIMEOUT)
     ]
 
 
 @in_skipped_time
-async def test_a_client_that_reads_a_little_now_and_then_keeps_its_answer() -> None:
+async def test_a_client_that_reads_slowly_gets_its_response() -> None:
     client = Client()
     await client.send(GET % 1)
     for unread in range(100, 90, -1):
@@ -109,7 +109,7 @@ async def test_a_client_that_reads_a_little_now_and_then_keeps_its_answer() -> N
 
 
 @in_skipped_time
-async def test_the_rest_of_a_body_after_its_answer_has_ten_seconds() -> None:
+async def test_the_rest_of_a_body_after_its_response_has_ten_seconds() -> None:
     stalls, ends = Client(reads=False), Client(reads=False)
     for client in (stalls, ends):
         await client.send(POST % (1, 100) + b"a")
@@ -134,7 +134,7 @@ async def test_requests_are_answered_in_order_whatever_their_bodies() -> None:
 
 
 @in_skipped_time
-async def test_only_so_many_requests_are_taken_ahead() -> None:
+async def test_pipelined_requests_are_limited() -> None:
     client = Client(held=True)
     await client.send(b"".join(GET % number for number in range(1000)))
     assert len(client.protocol.pipeline) == MAX_PIPELINED_REQUESTS
@@ -147,7 +147,7 @@ async def test_only_so_many_requests_are_taken_ahead() -> None:
 @pytest.mark.parametrize("size", [1, 700, 65_000, 100_000])
 @pytest.mark.parametrize("length", [MAX_HEADER_BYTES - 1000, MAX_HEADER_BYTES + 2000])
 @in_skipped_time
-async def test_headers_are_limited_however_they_are_cut(size: int, length: int) -> None:
+async def test_headers_over_64_kib_get_431_however_they_are_split(size: int, length: int) -> None:
     client = Client()
     line = b"X-A: " + b"a" * (length - 40) + b"\r\n"
     await client.send_in_pieces(b"GET / HTTP/1.1\r\nHost: a\r\n" + line + b"\r\n", size)
@@ -160,7 +160,7 @@ async def test_headers_are_limited_however_they_are_cut(size: int, length: int) 
 
 
 @in_skipped_time
-async def test_the_headers_of_each_request_are_limited_and_not_those_of_all_together() -> None:
+async def test_the_headers_of_pipelined_requests_are_limited_separately() -> None:
     client = Client()
     large = b"GET / HTTP/1.1\r\nX-A: " + b"a" * 40_000 + b"\r\n\r\n"
     for _ in range(3):
@@ -182,13 +182,15 @@ async def test_trailers_are_limited_and_never_become_headers() -> None:
 
 
 @in_skipped_time
-async def test_what_is_no_http_is_told_so_and_the_rest_is_dropped() -> None:
+async def test_malformed_http_gets_400_and_the_rest_is_dropped() -> None:
     client = Client()
     with capture_logs() as log:
         await client.send(GET % 1)
         await client.send(b"what?\r\n\r\n" + GET % 2)
         await client.send(GET % 3)
-    assert [(each["event"], each["client"]) for each in log] == [("malformed_request", "192.0.2.1")]
+    assert [(entry["event"], entry["client"]) for entry in log] == [
+        ("malformed_request", "192.0.2.1")
+    ]
     assert (client.app.paths, client.statuses) == (["/1"], [200, 400])
     head, _, body = client.wire.written.rpartition(b"HTTP/1.1 ")[2].partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
@@ -204,7 +206,7 @@ async def test_what_is_no_http_is_told_so_and_the_rest_is_dropped() -> None:
 
 
 @in_skipped_time
-async def test_what_is_no_http_behind_a_request_in_work_ends_the_connection_after_it() -> None:
+async def test_malformed_http_after_a_request_closes_the_connection_after_its_response() -> None:
     client = Client(held=True)
     await client.send(GET % 1 + GET % 2 + b"what?\r\n\r\n" + GET % 3)
     await client.send(b"what?\r\n\r\n")
@@ -215,7 +217,7 @@ async def test_what_is_no_http_behind_a_request_in_work_ends_the_connection_afte
 
 
 @in_skipped_time
-async def test_a_body_that_cannot_be_parsed_ends_its_own_request() -> None:
+async def test_a_malformed_chunked_body_ends_its_request() -> None:
     waiting, answering = Client(), Client(reads=False, streams=True)
     for client in (waiting, answering):
         for part in (CHUNKED % 1, b"5\r\nabcde\r\n", b"zz\r\n"):
@@ -244,9 +246,7 @@ CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n7\r\n world!\r\n0\r\n
     ],
 )
 @in_skipped_time
-async def test_an_offer_to_upgrade_is_passed_over_wherever_a_request_is_cut(
-    offer, framed, step
-) -> None:
+async def test_an_h2c_upgrade_is_ignored_however_the_request_is_split(offer, framed, step) -> None:
     client, request = Client(), b"POST /1 HTTP/1.1\r\nHost: a\r\n" + offer + framed
     sent = request + GET % 2 + request
     for start in range(0, len(sent), step):
@@ -259,7 +259,7 @@ async def test_an_offer_to_upgrade_is_passed_over_wherever_a_request_is_cut(
 
 
 @in_skipped_time
-async def test_an_offer_to_upgrade_changes_nothing_else() -> None:
+async def test_an_ignored_upgrade_changes_nothing_else() -> None:
     client, head = Client(), b"POST /1 HTTP/1.1\r\nHost: a\r\n" + H2C
     await client.send(head + b"Content-Length: 140000\r\n\r\n" + b"a" * 140_000)
     assert [len(body) for body in client.app.bodies] == [140_000]
@@ -276,7 +276,7 @@ async def test_an_offer_to_upgrade_changes_nothing_else() -> None:
 
 
 @in_skipped_time
-async def test_a_close_reads_on_until_the_client_closes_or_for_ten_seconds() -> None:
+async def test_a_closing_connection_reads_until_the_client_closes_or_for_ten_seconds() -> None:
     client = Client(reads=False)
     await client.send(b"POST /1 HTTP/1.1\r\nConnection: close\r\nContent-Length: 9999999\r\n\r\n")
     assert (client.statuses, client.wire.sent_eof) == ([200], True)
@@ -287,7 +287,7 @@ async def test_a_close_reads_on_until_the_client_closes_or_for_ten_seconds() -> 
 
 
 @in_skipped_time
-async def test_the_app_can_see_that_its_client_is_going() -> None:
+async def test_the_app_sees_that_its_connection_is_closing() -> None:
     client = Client(held=True)
     await client.send(GET % 1)
     (state,) = client.app.states
@@ -297,7 +297,7 @@ async def test_the_app_can_see_that_its_client_is_going() -> None:
 
 
 @in_skipped_time
-async def test_a_request_whose_client_has_gone_is_told_so() -> None:
+async def test_a_request_gets_http_disconnect_when_its_client_leaves() -> None:
     sending, sent = Client(), Client()
     sent.app.watches = True
     await sending.send(POST % (1, 10) + b"abc")
@@ -310,7 +310,7 @@ async def test_a_request_whose_client_has_gone_is_told_so() -> None:
 
 
 @in_skipped_time
-async def test_at_the_end_idle_connections_close_at_once_and_others_after_their_answer() -> None:
+async def test_shutdown_closes_idle_connections_at_once_and_others_after_their_response() -> None:
     idle, busy = Client(), Client(held=True)
     await busy.send(GET % 1)
     for client in (idle, busy):

@@ -1,4 +1,4 @@
-"""What a path and headers of preferences tell of a request, before a body is read."""
+"""Facts of a request before its body is read: those of its path, and its preferences."""
 
 import http_sf
 import pytest
@@ -43,16 +43,16 @@ def test_a_path_has_an_endpoint_and_its_dialects(path, endpoint, dialects) -> No
     assert (facts.endpoint and facts.endpoint.path, facts.dialects) == (endpoint, dialects)
 
 
-def test_every_endpoint_is_that_of_its_own_path_and_health_checks_are_none() -> None:
-    assert all(PATHS.find(each.path).endpoint is each for each in PATHS.endpoints)
+def test_every_endpoint_has_its_path_and_health_checks_have_none() -> None:
+    assert all(PATHS.find(endpoint.path).endpoint is endpoint for endpoint in PATHS.endpoints)
     checks = ("/ping", "/models/own/model/health", "/models/own/ping")
-    assert all(PATHS.find(each).is_public for each in checks)
+    assert all(PATHS.find(path).is_public for path in checks)
     others = ("/models/health", "/models/own/healthy", "/own/health", "/models")
-    assert not any(PATHS.find(each).is_public for each in others)
+    assert not any(PATHS.find(path).is_public for path in others)
 
 
 def request_with(*headers: tuple[str, bytes]) -> Request:
-    return Request({"type": "http", "headers": [(name.encode(), each) for name, each in headers]})
+    return Request({"type": "http", "headers": [(name.encode(), value) for name, value in headers]})
 
 
 @pytest.mark.parametrize(
@@ -70,19 +70,19 @@ def request_with(*headers: tuple[str, bytes]) -> Request:
         ("\xe9", JSON),
     ],
 )
-def test_the_format_is_the_one_that_is_wanted_most(header: str, expected: str) -> None:
+def test_the_media_type_is_the_most_preferred_of_accept(header: str, expected: str) -> None:
     assert media_type_of(request_with(("accept", header.encode("latin-1")))) == expected
 
 
-# Without a limit each of these takes its parser 50 to 100 ms.
+# Without a limit, the parser takes 50 to 100 ms for each of these.
 LONG = {
     "accept": b"text/html, application/vnd.safetensors, (" + b"a " * 30_000 + b")",
     "priority": b"u=5, i=(" + b"a " * 30_000 + b")",
 }
 
 
-def test_a_header_of_a_usual_length_counts_and_longer_ones_are_not_parsed(monkeypatch) -> None:
-    """Whether they stand in one line or in several."""
+def test_overlong_preference_headers_are_not_parsed(monkeypatch) -> None:
+    """In one line or in several."""
     padding = b"*/*;q=0.1" + b", a/b;q=0.1" * 70
     usual = {"accept": b"text/html, " + padding, "priority": b"u=5"}
     request = request_with(*usual.items())
@@ -90,7 +90,7 @@ def test_a_header_of_a_usual_length_counts_and_longer_ones_are_not_parsed(monkey
     read = (_wants_html(request), is_bulk(request))
     assert read == (True, True)
     monkeypatch.setattr(http_sf, "parse", None)
-    halves = [(name, half) for name, each in LONG.items() for half in (each[:900], each[900:])]
+    halves = [(name, half) for name, value in LONG.items() for half in (value[:900], value[900:])]
     for lines in (LONG.items(), halves):
         request = request_with(*lines)
         read = (_wants_html(request), is_bulk(request))
@@ -106,13 +106,13 @@ def test_a_header_of_a_usual_length_counts_and_longer_ones_are_not_parsed(monkey
         ("text/html;q=x, A/B", {"a/b": 1.0}),
         ("a/b; v=1 ; Q=0.5,c/d;q=1.000, e/f;q=0", {"a/b": 0.5, "c/d": 1.0, "e/f": 0.0}),
         ("(" + "a " * 400 + ")", {"(" + "a " * 399 + "a )": 1.0}),
-        # No more items are read than a real header has.
+        # Only as many items are read as a real header has.
         (",".join(f"a/{i}" for i in range(200)), {f"a/{i}": 1.0 for i in range(64)}),
     ],
 )
-def test_a_malformed_item_is_ignored_and_no_parser_of_structured_fields_asked(
+def test_a_malformed_item_of_accept_is_ignored(
     header: str, read: dict[str, float], monkeypatch
 ) -> None:
-    """It would take half a millisecond for 1,000 characters, a request at a time."""
+    """A parser of structured fields would take half a millisecond for 1,000 characters."""
     monkeypatch.setattr(http_sf, "parse", None)
     assert parse_preferences(header) == read

@@ -1,4 +1,4 @@
-"""What an error says: the field, what was sent, what is allowed; and never the caller's text."""
+"""Errors name the field, what was sent and what is allowed, and never quote a text."""
 
 # ruff: noqa: E501 - a case with what is said of it is one line
 
@@ -78,20 +78,20 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
         (RerankBody, {"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),
     ],
 )  # fmt: skip
-def test_a_request_is_told_what_to_send(model, body, said: str) -> None:
+def test_the_error_of_an_invalid_field_says_what_to_send(model, body, said: str) -> None:
     sent = body if isinstance(body, bytes) else orjson.dumps(body)
     assert str(problem(model, sent)).startswith(said)
 
 
 @pytest.mark.parametrize("unknown", [9, 10, 11, 5000])
-def test_of_countless_unknown_names_ten_are_told_and_no_field_is_lost(unknown: int) -> None:
-    """An error for each would take longer than the work."""
+def test_only_ten_unknown_fields_are_reported_and_no_field_is_lost(unknown: int) -> None:
+    """All errors would take longer than the work."""
     names = {f"unknown {i}": i for i in range(unknown)}
     known = {"sentences": ["a"], "return_dense": 1}
     for sent in (known | names, names | known):
         with pytest.raises(ValidationError) as caught:
             EmbeddingRequest.model_validate(sent)
-        told = [each["loc"] for each in caught.value.errors()]
+        told = [error["loc"] for error in caught.value.errors()]
         assert told == [("return_dense",), *((f"unknown {i}",) for i in range(min(unknown, 10)))]
     ignored = OpenAIEmbeddingRequest.model_validate(names | {"input": "a", "dimensions": 7})
     assert (ignored.input, ignored.dimensions) == (["a"], 7)
@@ -109,8 +109,8 @@ FIELDS = sorted({*EmbeddingRequest.model_fields, *RerankBody.model_fields, "text
     st.sampled_from([EmbeddingRequest, RerankBody]),
     st.dictionaries(st.sampled_from(FIELDS) | SECRET, JSON, max_size=6) | JSON,
 )
-def test_whatever_was_sent_no_text_of_it_is_quoted(model: type[RequestModel], body) -> None:
-    """The name of an unknown field is cut before the secret; nothing can end a log's line."""
+def test_no_error_quotes_a_text_of_the_request(model: type[RequestModel], body) -> None:
+    """The name of an unknown field is cut before the secret, and line breaks are escaped."""
     sent = orjson.dumps(body)
     try:
         validate(parse_json(sent, model), model)
@@ -118,7 +118,7 @@ def test_whatever_was_sent_no_text_of_it_is_quoted(model: type[RequestModel], bo
         answer = error
     else:
         return
-    said = [str(answer), *(each["message"] for each in answer.problems)]
+    said = [str(answer), *(problem["message"] for problem in answer.problems)]
     assert all(text.isprintable() and "hush" not in text for text in said)
     assert len(answer.problems) <= 10
 
@@ -131,13 +131,13 @@ def error(code: str = "internal_error", status: int = 500, **more) -> ErrorFacts
 
 
 def answer_in(failed: ErrorFacts, *dialects: Dialect) -> tuple[int, dict[str, Any]]:
-    """The status and the body of an error where a path has these dialects."""
+    """The status and the body of an error on a path of these dialects."""
     context = RequestContext("r", "/rerank", RERANK, "192.0.2.1", dialects)
     answer = _response({"type": "http", "state": {"context": context}}, failed)
     return answer.status_code, orjson.loads(answer.body)
 
 
-def test_the_native_body_lists_problems_where_there_are_any() -> None:
+def test_the_native_error_lists_problems_if_there_are_any() -> None:
     plain = {"detail": "It failed.", "code": "internal_error", "request_id": "r"}
     assert answer_in(error(), NATIVE) == (500, plain)
     assert answer_in(error(problems=PROBLEMS), NATIVE) == (500, plain | {"errors": PROBLEMS})
@@ -156,7 +156,7 @@ def test_the_native_body_lists_problems_where_there_are_any() -> None:
         ("loading", 503, "server_error", 503),
     ],
 )
-def test_openais_error_has_a_type_and_the_field(code, status, kind, answered) -> None:
+def test_an_openai_error_has_a_type_and_the_field(code, status, kind, answered) -> None:
     failed = error(code, status, problems=PROBLEMS)
     about = {"message": "It failed.", "type": kind, "code": code}
     body = {"error": about | {"param": "input"}, "detail": "It failed."}
@@ -164,7 +164,7 @@ def test_openais_error_has_a_type_and_the_field(code, status, kind, answered) ->
     assert answer_in(failed, COHERE)[0] == answered
 
 
-def test_without_a_field_none_is_named_and_coheres_error_has_jinas_detail_beside() -> None:
+def test_a_cohere_error_has_jinas_detail_and_may_have_no_field() -> None:
     for problems in (None, [], [{"pointer": "", "detail": "no object"}]):
         assert answer_in(error(problems=problems), OPENAI)[1]["error"]["param"] is None
     told = {"message": "It failed.", "detail": "It failed.", "id": "r", "code": "invalid_request"}
@@ -188,18 +188,18 @@ def test_without_a_field_none_is_named_and_coheres_error_has_jinas_detail_beside
         ("unknown", 500, "Backend", 500),
     ],
 )
-def test_teis_error_says_what_kind_it_is(code, status, kind, answered) -> None:
+def test_a_tei_error_has_its_type(code, status, kind, answered) -> None:
     told = {"error": "It failed.", "error_type": kind}
     assert answer_in(error(code, status), TEI) == (answered, told)
 
 
-def test_where_dialects_share_a_path_the_first_decides_and_all_can_be_read() -> None:
+def test_an_error_on_a_shared_path_has_the_fields_of_all_dialects() -> None:
     failed = error("invalid_request", 422)
     status, body = answer_in(failed, NATIVE, OPENAI)
     assert status == 422
     assert body["error"]["code"] == body["code"] == "invalid_request"
     assert (body["request_id"], body["error"]["type"]) == ("r", "invalid_request_error")
-    # Where a native client reads it, and where OpenAI's does.
+    # The message is in the native field and in that of OpenAI.
     assert orjson.dumps(body).count(b"It failed.") == 2
     assert answer_in(failed, OPENAI, NATIVE)[0] == 400
     assert answer_in(failed, TEI, OPENAI)[1]["error"] == "It failed."
@@ -210,7 +210,7 @@ def scope() -> dict[str, object]:
     return {"type": "http", "state": {"context": context}}
 
 
-def test_what_nobody_foresaw_reveals_nothing_and_is_500() -> None:
+def test_an_unexpected_error_is_500_and_reveals_nothing() -> None:
     of = scope()
     answer = internal_error_response(of, ValueError("secret"))
     told = orjson.loads(answer.body)
@@ -220,7 +220,7 @@ def test_what_nobody_foresaw_reveals_nothing_and_is_500() -> None:
     assert (context_of(of).error_code, context_of(of).error_status) == ("internal_error", 500)
 
 
-async def test_a_lack_of_memory_is_temporary_wherever_it_is_noticed() -> None:
+async def test_a_memory_error_is_503_wherever_it_is_raised() -> None:
     outside = internal_error_response(scope(), MemoryError())
     app = FastAPI()
     install_error_handlers(app)
@@ -234,7 +234,7 @@ async def test_a_lack_of_memory_is_temporary_wherever_it_is_noticed() -> None:
     async with AsyncClient(transport=transport, base_url="http://service") as client:
         with capture_logs() as log:
             inside = await client.get("/rerank")
-    assert [(each["event"], each["reason"]) for each in log] == [
+    assert [(entry["event"], entry["reason"]) for entry in log] == [
         ("request_out_of_memory", "of something")
     ]
     for answer, told in ((outside, orjson.loads(outside.body)), (inside, inside.json())):

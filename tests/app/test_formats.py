@@ -1,4 +1,4 @@
-"""The formats of an answer: the same numbers in each, read by the formats' own libraries."""
+"""All formats of a response hold the same numbers, as the libraries of the formats read them."""
 
 import base64
 import gc
@@ -33,7 +33,7 @@ from tests.support.texts import varied_texts
 def answer_to(
     tokens: list[int], request: EmbedRequest, *, strings: bool = False
 ) -> EmbeddingAnswer:
-    """An answer to texts of so many tokens."""
+    """A response to texts with these numbers of tokens."""
     random, kinds = np.random.default_rng(len(tokens)), request.needed
     embeddings, names = list[TextEmbedding](), list[TokenStrings]()
     for count in tokens:
@@ -42,7 +42,7 @@ def answer_to(
         dense, colbert = rows[-1] if kinds.dense else None, rows[:-1] if kinds.colbert else None
         embeddings.append(TextEmbedding(dense, weights if kinds.sparse else None, colbert))
         named = (["é"] if kinds.sparse else None, ["b"] if kinds.colbert else None)
-        names.append(TokenStrings(*(each and each * count for each in named)))
+        names.append(TokenStrings(*(strings and strings * count for strings in named)))
     timings = Timings(0, 0, 0, 0)
     result = EmbeddingResult(embeddings, [], sum(tokens), timings, names if strings else None)
     texts = [f'"{count}"' for count in tokens]
@@ -50,10 +50,11 @@ def answer_to(
 
 
 def of_base64(item: Item) -> Item:
-    """Its arrays."""
+    """Decode the arrays of a JSON response."""
     if "data" not in item:
         return {
-            name: of_base64(each) if isinstance(each, dict) else each for name, each in item.items()
+            name: of_base64(value) if isinstance(value, dict) else value
+            for name, value in item.items()
         }
     kind = item["dtype"].replace("bfloat16", "uint16")
     return np.frombuffer(base64.b64decode(item["data"]), kind).reshape(item["shape"])
@@ -80,7 +81,7 @@ RENDERERS = {
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8", "binary"])
 @pytest.mark.parametrize("accept", RENDERERS)
-def test_every_format_holds_all_that_is_in_an_answer(
+def test_json_base64_and_safetensors_hold_the_whole_response(
     accept, dtype, kinds, muvera, tokens, strings
 ) -> None:
     if accept == JSON and dtype.endswith("float16"):
@@ -91,7 +92,7 @@ def test_every_format_holds_all_that_is_in_an_answer(
     content = b"".join(RENDERERS[accept](answer))
     items, told = decode(JSON if accept == "base64" else accept, content)
     untyped = {"output_dtype"} if (accept, dtype) == (JSON, "float32") else set()
-    assert told == {name: each for name, each in answer.report().items() if name not in untyped}
+    assert told == {name: value for name, value in answer.report().items() if name not in untyped}
     if accept == "base64":
         items = [of_base64(item) for item in items]
     for item, text, row in zip(items, answer.request.texts, answer.vectors(), strict=True):
@@ -100,15 +101,15 @@ def test_every_format_holds_all_that_is_in_an_answer(
         assert_arrays(item, arrays_of(row))
 
 
-def test_the_format_that_is_wanted_most_is_answered_and_an_error_is_json(client) -> None:
-    """Which one that is: test_context.py."""
+def test_the_response_has_the_preferred_format_and_errors_are_json(client) -> None:
+    """test_context.py covers the preferences."""
     for sentences, status, expected in ((["a"], 200, SAFETENSORS), ([], 400, JSON)):
         headers = {"Accept": f"application/json;q=0.5, {SAFETENSORS};q=0.9, */*;q=0.1"}
         answer = client.post("/embeddings/", json={"sentences": sentences}, headers=headers)
         assert (answer.status_code, answer.headers["content-type"]) == (status, expected)
 
 
-def test_what_is_made_of_a_text_does_not_depend_on_the_others(client) -> None:
+def test_post_processing_of_a_text_does_not_depend_on_other_texts(client) -> None:
     options = {"output_dtype": "int8", "colbert_pool_factor": 2, "muvera": "document"}
     headers = {"Accept": SAFETENSORS}
 
@@ -126,7 +127,7 @@ def test_what_is_made_of_a_text_does_not_depend_on_the_others(client) -> None:
         np.testing.assert_allclose(together["muvera"], alone["muvera"], atol=1e-5)
 
 
-def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone() -> None:
+def test_rendered_chunks_outlive_the_result() -> None:
     request = EmbedRequest([], Outputs(dense=True, colbert=True), output_dtype="float16")
     answer = answer_to([127] * 4, request)
     expected = b"".join(binary.render_safetensors(answer))
@@ -150,11 +151,11 @@ VARIANTS = [
 ]
 
 
-def test_answers_do_not_show_a_cache(tiny_m3: Path) -> None:
+def test_cached_and_computed_responses_are_equal(tiny_m3: Path) -> None:
     def ask(options: Item) -> Item:
         texts = [f"{options} {text}" for text in (*varied_texts(6), "search " * 100, "")]
         told: Item = answered(client, "/embeddings/", sentences=texts, **options)
-        assert {each["code"] for each in told["warnings"]} == {"input_truncated"}
+        assert {warning["code"] for warning in told["warnings"]} == {"input_truncated"}
         del told["processing_time_ms"]
         return told
 
@@ -168,6 +169,6 @@ def test_answers_do_not_show_a_cache(tiny_m3: Path) -> None:
         assert metric(client, "embedder_tokens_processed_total", model="tiny-m3") == tokens
         assert 0 < metric(client, "embedder_cache_bytes") <= 2**28
     times = [answer.pop("timings_ms") for answer in (*found, *computed, *expected)]
-    is_found = [each["inference"] == each["tokenize"] == 0 for each in times]
+    is_found = [timings["inference"] == timings["tokenize"] == 0 for timings in times]
     assert is_found == [True] * len(found) + [False] * 2 * len(found)
     assert found == computed == expected

@@ -1,4 +1,4 @@
-"""The shared path of a request: any schema, any rendering."""
+"""The part of a request that all endpoints share."""
 
 import asyncio
 import threading
@@ -46,8 +46,8 @@ def scope_of(context: RequestContext, *headers: tuple[bytes, bytes]) -> dict[str
 
 @pytest.mark.parametrize("from_body", [False, True])
 @pytest.mark.parametrize("held", [LARGE_ANSWER_BYTES - 1, LARGE_ANSWER_BYTES])
-async def test_an_answer_that_holds_much_is_rendered_off_the_event_loop(held, from_body) -> None:
-    """Whatever the endpoint says of it: what it holds was counted, and so was its body."""
+async def test_a_large_response_is_rendered_off_the_event_loop(held, from_body) -> None:
+    """The size includes the body and the memory that the response needs."""
     rendered_by = []
     service = create_app(Settings(api_token=None)).state.service
     context = RequestContext("an id", "/", None, "192.0.2.1")
@@ -67,8 +67,8 @@ async def test_an_answer_that_holds_much_is_rendered_off_the_event_loop(held, fr
     assert thread.startswith("render" if held == LARGE_ANSWER_BYTES else "MainThread")
 
 
-async def test_no_endpoint_parses_a_query_that_it_does_not_read_or_cookies(monkeypatch) -> None:
-    """FastAPI would, for every one: 64 KiB of options take 20 ms, and backslashes their square."""
+async def test_no_endpoint_parses_unused_queries_or_cookies(monkeypatch) -> None:
+    """FastAPI would: 64 KiB of options take 20 ms, backslashes in cookies quadratic time."""
     parsed = []
     monkeypatch.setattr(datastructures, "parse_qsl", lambda text, **_: parsed.append(text) or [])
     monkeypatch.setattr(requests, "cookie_parser", lambda text: parsed.append(text) or {})
@@ -82,7 +82,7 @@ async def test_no_endpoint_parses_a_query_that_it_does_not_read_or_cookies(monke
 
 
 class Client:
-    """One that leaves when told to, and what the service has asked about it."""
+    """A client that disconnects on demand, and counts the calls of `receive`."""
 
     def __init__(self) -> None:
         self.leaves, self.waits = asyncio.Event(), asyncio.Event()
@@ -91,14 +91,14 @@ class Client:
 
     async def receive(self) -> dict[str, object]:
         self.asked += 1
-        if self.asked == 1:  # What is left of a body, which nobody reads any more.
+        if self.asked == 1:  # The rest of a body, which is not read any more.
             return {"type": "http.request", "body": b"", "more_body": False}
         self.waits.set()
         await self.leaves.wait()
         return {"type": "http.disconnect"}
 
 
-async def test_what_work_took_is_noted_for_the_log_and_the_trace() -> None:
+async def test_counts_and_stages_are_recorded_for_the_log_and_the_trace() -> None:
     client = Client()
     context = RequestContext("an id", "/", None, "192.0.2.1")
     client.request.scope.update(scope_of(context, (b"priority", b"u=6")))
@@ -124,7 +124,7 @@ async def test_what_work_took_is_noted_for_the_log_and_the_trace() -> None:
     assert body == {}, "it is held until the answer has been sent"
 
 
-async def test_a_model_is_leased_once_and_until_the_request_is_answered() -> None:
+async def test_a_model_is_leased_once_until_the_request_is_answered() -> None:
     models = FakeLoader()
     further = {"loader": models, "models": entries("a", "b"), "model_memory_threshold": 1.0}
     async with served(loaded(FakeModel(), 100), **further) as (service, _):
@@ -145,17 +145,17 @@ async def test_a_model_is_leased_once_and_until_the_request_is_answered() -> Non
         await unloading
 
 
-async def test_an_embedder_and_a_reranker_of_one_name_are_told_apart() -> None:
+async def test_an_embedder_and_a_reranker_with_the_same_name_are_distinguished() -> None:
     models = loaded(FakeModel(), 100, FakeReranker())
     one = {"embedding_model": "a/one", "reranker_model": "a/one"}
     async with served(models, **one) as (service, client):
-        tasks = [service.status_of(each).task for each in service.catalogue.models]
+        tasks = [service.status_of(model).task for model in service.catalogue.models]
         assert tasks == ["embed", "rerank"]
         assert (await client.get("/v1/models/a/one")).json()["task"] == "embed"
 
 
 @pytest.mark.parametrize("overdue", [False, True])
-async def test_a_model_is_waited_for_as_long_as_the_request_may_take(overdue: bool) -> None:
+async def test_a_lease_waits_no_longer_than_the_request_timeout(overdue: bool) -> None:
     models = FakeLoader()
     models.held = True
     further = {"loader": models, "models": entries("a"), "model_memory_threshold": 1.0}
@@ -173,7 +173,7 @@ async def test_a_model_is_waited_for_as_long_as_the_request_may_take(overdue: bo
                 assert (await leasing).embedder.name == "a"
 
 
-async def test_the_status_tells_how_far_the_start_is_whether_it_failed_and_of_the_end() -> None:
+async def test_the_status_is_loading_healthy_unhealthy_or_draining() -> None:
     loading = create_app(Settings(api_token=None)).state.service
     assert loading.status == ("loading", "the models are being loaded")
     async with served(loaded(FakeModel())) as (service, _):
@@ -195,7 +195,7 @@ async def test_the_status_tells_how_far_the_start_is_whether_it_failed_and_of_th
     await failed.engine.close()
 
 
-async def test_only_the_time_of_the_request_is_told_as_such() -> None:
+async def test_only_the_request_timeout_raises_inference_timeout() -> None:
     with pytest.raises(InferenceTimeoutError, match=r"longer than 0\.001 seconds"):
         async with time_limit(0.001):
             await asyncio.Event().wait()
@@ -213,7 +213,7 @@ async def test_only_the_time_of_the_request_is_told_as_such() -> None:
         ("its work ends", str),
     ],
 )
-async def test_the_work_for_a_client_ends_first_and_then_nobody_listens_on(how, ends) -> None:
+async def test_work_is_cancelled_when_the_client_disconnects(how, ends) -> None:
     client, is_done, ended = Client(), asyncio.Event(), []
 
     async def work() -> str:
@@ -251,7 +251,7 @@ async def test_the_work_for_a_client_ends_first_and_then_nobody_listens_on(how, 
         ("u=\xe4", False), ("x=5", False), (",", False),
     ],
 )  # fmt: skip
-def test_a_priority_is_bulk_by_a_whole_urgency_of_rfc_9218_above_3(header, bulk) -> None:
+def test_a_priority_with_an_integer_urgency_above_3_is_bulk(header, bulk) -> None:
     lines = [] if header is None else header.encode("latin-1").split(b"|")
     assert is_bulk(with_priority(*lines)) is bulk
 
@@ -261,7 +261,7 @@ def with_priority(*lines: bytes) -> Request:
 
 
 @given(st.lists(st.binary(max_size=30), max_size=3))
-def test_no_header_can_do_harm(lines) -> None:
+def test_no_priority_header_raises(lines) -> None:
     assert is_bulk(with_priority(*lines)) in {True, False}
 
 
@@ -296,7 +296,9 @@ health_router = Router(OLLAMA, is_public=True)
 async def ollama_embed(body: OllamaRequest, call: Call) -> Response:
     asked = EmbedRequest(body.ollama_input, Outputs(dense=True))
     result = await embed(call, asked, field="ollama_input", model=find_embedder(call))
-    return JSONResponse({"embeddings": [each.dense.tolist() for each in result.embeddings]})
+    return JSONResponse(
+        {"embeddings": [embedding.dense.tolist() for embedding in result.embeddings]}
+    )
 
 
 @health_router.get_and_head("/ollama/up", summary="Is it up?")
@@ -304,7 +306,7 @@ async def ollama_up() -> Response:
     return Response()
 
 
-async def test_a_new_dialect_needs_only_its_place_in_the_list_of_routers(monkeypatch) -> None:
+async def test_a_new_dialect_only_needs_an_entry_in_the_list_of_routers(monkeypatch) -> None:
     monkeypatch.setattr(main, "ROUTERS", (*main.ROUTERS, router, health_router))
     good, path = {"ollama_input": ["a", "b"]}, "/ollama/embed"
     async with served(loaded(FakeModel()), api_token="secret") as (service, client):
@@ -329,7 +331,7 @@ async def test_a_new_dialect_needs_only_its_place_in_the_list_of_routers(monkeyp
     assert (operation["tags"], operation["operationId"]) == (["Ollama"], "ollama_embed")
 
 
-async def test_on_a_shared_path_a_field_tells_the_dialect_of_errors_and_of_metrics() -> None:
+async def test_on_a_shared_path_the_discriminator_decides_on_errors_and_metrics() -> None:
     async with served(loaded(FakeModel())) as (service, client):
         openais = await client.post("/embeddings", json={"input": ["a"]})
         assert (openais.status_code, openais.json()["object"]) == (200, "list")
@@ -347,7 +349,7 @@ async def test_on_a_shared_path_a_field_tells_the_dialect_of_errors_and_of_metri
         both = await client.post("/embeddings", json={"sentences": ["a"], "input": ["b"]})
         assert both.status_code == 422
         value = service.metrics.value
-        # Requests count as OpenAI's once the body has told so.
+        # Requests count as OpenAI's if the body has its field.
         labels = {"status": "success", "endpoint": "/v1/embeddings"}
         assert value("embedding_requests_total", **labels) == 1
         labels["status"] = "client_error"

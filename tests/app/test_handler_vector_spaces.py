@@ -1,4 +1,4 @@
-"""Every answer tells the spaces of its vectors, and a request may demand them."""
+"""Every response has the ids of its vector spaces, and a request may require them."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.app.conftest import answered, metric, serving
 from tests.support.formats import SAFETENSORS, from_safetensors
 
 TEXT = "hybrid search"
-# A path, a body, and the kinds in the answer.
+# A path, a body, and the kinds in the response.
 WORK: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/embeddings/", {"sentences": [TEXT]}, ["dense", "sparse", "colbert"]),
     ("/embeddings/", {"sentences": [TEXT], "return_dense": False}, ["sparse", "colbert"]),
@@ -26,26 +26,26 @@ WORK: list[tuple[str, dict[str, Any], list[str]]] = [
 
 @pytest.fixture(scope="module")
 def client(tiny_m3: Path, tiny_qwen: Path):
-    """Of a service whose dense vectors come from another model than the rest."""
+    """A client of a service with another model for dense vectors."""
     with serving(embedding_model=str(tiny_m3), dense_embedding_model=str(tiny_qwen)) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def known(client) -> dict[str, str]:
-    """The ids that the service tells of its models."""
-    told = client.get("/health").json()["models"]
-    assert [each["vector_space"].keys() >= {"dense"} for each in told] == [True, True]
-    rest, dense = (each["vector_space"] for each in told)
+    """The ids of the vector spaces of both models, by kind."""
+    models = client.get("/health").json()["models"]
+    assert [model["vector_space"].keys() >= {"dense"} for model in models] == [True, True]
+    rest, dense = (model["vector_space"] for model in models)
     return rest | dense
 
 
 def spaces_in(header: str) -> dict[str, str]:
-    return {each.partition("-")[0]: each for each in header.split(", ")}
+    return {space.partition("-")[0]: space for space in header.split(", ")}
 
 
 @pytest.mark.parametrize(("path", "body", "kinds"), WORK)
-def test_spaces_stand_in_the_header_and_others_are_refused_before_any_work(
+def test_vector_spaces_are_in_the_header_and_others_get_412_before_any_work(
     client, known, path, body, kinds
 ) -> None:
     answer = client.post(path, json=body)
@@ -57,17 +57,17 @@ def test_spaces_stand_in_the_header_and_others_are_refused_before_any_work(
         assert told[kind] == known[kind]
     assert client.post(path, json=body, headers={"if-vector-space": own}).status_code == 200
     series = ("embedding_batch_size_count", "embedder_batch_tokens_count")
-    done = [metric(client, each) for each in series]
+    done = [metric(client, name) for name in series]
     kind = kinds[-1]
     other = f"{kind}-0123456789ab"
     refused = client.post(path, json=body, headers={"if-vector-space": other})
     assert refused.status_code == 412, refused.text
     assert f"{told[kind]} here, wanted {other}" in refused.text
     assert "vector-space" not in refused.headers
-    assert [metric(client, each) for each in series] == done
+    assert [metric(client, name) for name in series] == done
 
 
-def test_an_answer_models_and_info_tell_the_space_of_each_kind(client, known):
+def test_a_response_models_and_info_have_the_vector_space_of_each_kind(client, known):
     told = answered(client, "/embeddings/", sentences=[TEXT], return_colbert=False)
     assert told["vector_space"] == {
         "dense": known["dense"], "sparse": known["sparse"], "colbert": None,
@@ -78,7 +78,7 @@ def test_an_answer_models_and_info_tell_the_space_of_each_kind(client, known):
     assert client.get("/info").json()["vector_space"] == {"dense": known["dense"]}
 
 
-def test_safetensors_tell_it_in_their_metadata(client, known) -> None:
+def test_safetensors_have_the_vector_space_in_their_metadata(client, known) -> None:
     headers = {"accept": SAFETENSORS}
     answer = client.post("/embeddings/", json={"sentences": [TEXT]}, headers=headers)
     assert answer.status_code == 200, answer.text
@@ -87,7 +87,7 @@ def test_safetensors_tell_it_in_their_metadata(client, known) -> None:
     assert told["vector_space"] == known
 
 
-def test_what_a_request_changes_is_another_space(client, known) -> None:
+def test_options_that_change_vectors_change_the_vector_space(client, known) -> None:
     changed = [
         {},
         {"dimensions": 32},
@@ -102,7 +102,7 @@ def test_what_a_request_changes_is_another_space(client, known) -> None:
     ]
     assert found[0] == known["dense"]
     assert len({*found}) == len(changed)
-    # Fewer dimensions are normalised anyway.
+    # Fewer dimensions are always normalized.
     options = {"dimensions": 32, "normalize_dense": True}
     told = answered(client, "/embeddings/", sentences=[TEXT], **options)
     assert told["vector_space"]["dense"] == found[1]
@@ -124,7 +124,7 @@ def test_what_a_request_changes_is_another_space(client, known) -> None:
         ("dense-0123456789ab, " * 1000, 422, "invalid_request"),
     ],
 )
-def test_ids_in_a_header_or_field_are_compared_with_the_kinds_of_the_answer(
+def test_if_vector_space_is_compared_with_the_kinds_of_the_response(
     client, known, ids, status, code
 ) -> None:
     ids = ids.format(**known)
@@ -136,7 +136,7 @@ def test_ids_in_a_header_or_field_are_compared_with_the_kinds_of_the_answer(
         assert (answer.status_code, answer.json().get("code")) == (status, code), answer.text
 
 
-def test_a_long_id_of_an_earlier_version_has_a_sentence_of_its_own(client, known) -> None:
+def test_a_long_vector_space_id_of_an_earlier_version_is_explained(client, known) -> None:
     long = "dense-w-t-cls-none-unit-none-512end-384"
     answer = client.post(
         "/embeddings/", json={"sentences": [TEXT]}, headers={"if-vector-space": long}

@@ -1,4 +1,4 @@
-"""The metrics of one service: each series from the start, and each gauge what it watches."""
+"""All series of a service exist from the start, and gauges have the values that they watch."""
 
 from functools import partial
 
@@ -23,7 +23,7 @@ def metrics() -> Metrics:
 
 
 def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
-    """The values of a series by the values of its labels."""
+    """The values of a metric, by the values of its labels."""
     return {
         tuple(sample.labels.values()): sample.value
         for family in metrics.registry.collect()
@@ -40,12 +40,14 @@ def test_every_label_has_a_series_at_zero_from_the_start(metrics) -> None:
         assert {*endpoint.rejected} == {*REJECTION_REASONS}
     for name, labels in {
         "embedding_requests_total": {(s, e) for s in STATUSES for e in EMBEDDING_ENDPOINTS},
-        "rerank_requests_total": {(each,) for each in STATUSES},
-        "embedder_tokenize_requests_total": {(each,) for each in STATUSES},
-        "embedder_tokenize_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
-        "embedding_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
-        "rerank_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
-        "embedding_request_duration_seconds_count": {(each,) for each in EMBEDDING_ENDPOINTS},
+        "rerank_requests_total": {(status,) for status in STATUSES},
+        "embedder_tokenize_requests_total": {(status,) for status in STATUSES},
+        "embedder_tokenize_requests_rejected_total": {(reason,) for reason in REJECTION_REASONS},
+        "embedding_requests_rejected_total": {(reason,) for reason in REJECTION_REASONS},
+        "rerank_requests_rejected_total": {(reason,) for reason in REJECTION_REASONS},
+        "embedding_request_duration_seconds_count": {
+            (endpoint,) for endpoint in EMBEDDING_ENDPOINTS
+        },
         "embedder_cache_hits_total": {()},
         "embedder_cache_misses_total": {()},
         "embedder_abandoned_requests_total": {()},
@@ -54,14 +56,14 @@ def test_every_label_has_a_series_at_zero_from_the_start(metrics) -> None:
     assert samples(metrics, "embedder_build_info") == {(__version__,): 1}
 
 
-def test_two_services_in_one_process_count_for_themselves(metrics) -> None:
+def test_two_services_in_one_process_have_separate_metrics(metrics) -> None:
     metrics.sentences.inc(3)
     assert metrics.value("embedding_sentences_processed_total") == 3
     assert Metrics().value("embedding_sentences_processed_total") == 0
     assert metrics.value("no_such_series", a="b") == 0
 
 
-def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
+def test_gauges_are_read_when_they_are_scraped(metrics) -> None:
     now = {"memory": 10}
     metrics.watch_memory(lambda kind: now["memory"] + len(kind))
     now["memory"] = 20
@@ -71,7 +73,7 @@ def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
         assert metrics.value(f"embedding_gpu_memory_{kind}_bytes") == 20 + len(kind)
 
 
-def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
+def test_the_model_state_metric_has_one_state_at_a_time(metrics) -> None:
     states = ["loading", "loaded"]
     for index, name in enumerate("ab"):
         in_which = partial(states.__getitem__, index)
@@ -94,7 +96,7 @@ def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
     assert samples(metrics, "embedder_model_replacements_total") == {("b",): 0}
 
 
-def test_an_engine_tells_how_many_requests_may_wait(metrics) -> None:
+def test_the_queue_capacity_metrics_have_the_limits_of_the_settings(metrics) -> None:
     settings = EngineSettings(max_queue_size=7, rerank_max_queue=8)
     metrics.watch(EngineCore(settings, loading(loaded(FakeModel())), metrics), settings)
     assert metrics.value("embedder_embedding_queue_capacity") == 7

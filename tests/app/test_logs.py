@@ -1,4 +1,4 @@
-"""How the log looks and what is left out of it; what clients can write into it, and how often."""
+"""The form of the log, what it leaves out, and what clients can write into it."""
 
 import fcntl
 import json
@@ -33,20 +33,20 @@ LIBRARIES = ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access")
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """Put back what a test configures for the whole process."""
+    """Restore the logging of the process after a test."""
     root = logging.getLogger()
     loggers = {name: logging.getLogger(name) for name in {*UVICORN, *LIBRARIES, "acme"}}
-    levels = {name: each.level for name, each in loggers.items()}
+    levels = {name: logger.level for name, logger in loggers.items()}
     before, level, configured = root.handlers[:], root.level, structlog.get_config()
-    for each in loggers.values():  # Another test may have run a server in this process.
-        each.setLevel(logging.NOTSET)
+    for logger in loggers.values():  # Another test may have run a server in this process.
+        logger.setLevel(logging.NOTSET)
     yield
     for handler in root.handlers:
         if isinstance(handler, LogWriter):
             handler.close()
     root.handlers[:], root.level = before, level
-    for name, each in loggers.items():
-        each.setLevel(levels[name])
+    for name, logger in loggers.items():
+        logger.setLevel(levels[name])
     logging.getLogger("uvicorn.error").filters.clear()
     structlog.configure(**configured)
 
@@ -61,7 +61,7 @@ def written(capfd: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in text_in_log(capfd).splitlines()]
 
 
-def test_events_and_libraries_lines_are_json_objects_of_one_form(capfd) -> None:
+def test_events_and_records_of_libraries_are_json_objects_of_one_form(capfd) -> None:
     configure_logs("json", "info")
     structlog.contextvars.bind_contextvars(request_id="r1")
     structlog.get_logger("app").info("started", port=8000, path=logging)
@@ -78,7 +78,7 @@ def test_events_and_libraries_lines_are_json_objects_of_one_form(capfd) -> None:
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])
-def test_a_traceback_is_written_and_no_variable_of_its_frames(log_format: str, capfd) -> None:
+def test_a_traceback_is_logged_without_local_variables(log_format: str, capfd) -> None:
     configure_logs(log_format, "info")
     secret = "hush"
     try:
@@ -93,7 +93,7 @@ def test_a_traceback_is_written_and_no_variable_of_its_frames(log_format: str, c
         assert "IndexError: list index out of range" in json.loads(text)["exception"]
 
 
-def test_the_console_gets_lines_without_colours_where_it_is_none(capfd) -> None:
+def test_the_log_has_no_colours_unless_it_is_a_terminal(capfd) -> None:
     configure_logs("console", "info")
     structlog.get_logger("app").warning("queue_full", waiting=3)
     text = text_in_log(capfd)
@@ -102,7 +102,7 @@ def test_the_console_gets_lines_without_colours_where_it_is_none(capfd) -> None:
 
 
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
-def test_what_is_below_the_level_is_not_written(level: str, capfd) -> None:
+def test_events_below_the_log_level_are_not_written(level: str, capfd) -> None:
     configure_logs("json", level)
     names = ["debug", "info", "warning", "error"]
     for name in names:
@@ -112,9 +112,9 @@ def test_what_is_below_the_level_is_not_written(level: str, capfd) -> None:
     lines = [(line["event"], line["level"]) for line in written(capfd)]
     shown = names[names.index(level) :]
     for event in ("ours", "acme", *LIBRARIES):
-        # Libraries that tell of every request write warnings alone.
+        # Of libraries that log every request, only warnings are written.
         expected = shown if event in {"ours", "acme"} else [*{"warning", "error"} & {*shown}]
-        assert sorted(each for name, each in lines if name == event) == sorted(expected)
+        assert sorted(logged for name, logged in lines if name == event) == sorted(expected)
 
 
 @pytest.mark.parametrize(
@@ -127,20 +127,20 @@ def test_what_is_below_the_level_is_not_written(level: str, capfd) -> None:
         ("error", "info", [("failed", "error")]),
     ],
 )
-def test_the_servers_own_lines_are_at_the_level_that_is_asked_for(
+def test_uvicorns_info_lines_are_logged_at_server_at(
     level: str, server_at: str | None, lines: list[tuple[str, str]], capfd
 ) -> None:
     for name in UVICORN:
         logging.getLogger(name).addHandler(logging.StreamHandler(sys.stderr))
         logging.getLogger(name).propagate = False
-    configure_logs("json", "debug")  # What comes later takes its place.
+    configure_logs("json", "debug")  # The later handler replaces it.
     configure_logs("json", level, **({} if server_at is None else {"server_at": server_at}))
     logging.getLogger("uvicorn.error").info("listening")
     logging.getLogger("uvicorn.error").error("failed")
     assert [(line["event"], line["level"]) for line in written(capfd)] == lines
 
 
-# A reader of the log that stalls.
+# A stalled reader of the log.
 
 
 def dropped() -> int:
@@ -150,7 +150,7 @@ def dropped() -> int:
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
-    """The log's pipe, of the smallest size, which nobody reads."""
+    """The pipe of the log, of the smallest size, with no reader."""
     reads, writes = os.pipe()
     fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
     monkeypatch.setattr(logs, "_STDERR", writes)
@@ -161,9 +161,9 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
 
 
 @linux_only
-def test_lines_that_a_stalled_reader_leaves_no_room_for_are_dropped_and_counted(pipe) -> None:
+def test_log_lines_are_dropped_and_counted_while_the_reader_stalls(pipe) -> None:
     reads, writes = pipe
-    os.write(writes, b" " * 4095 + b"\n")  # It is full from the start.
+    os.write(writes, b" " * 4095 + b"\n")  # The pipe is full from the start.
     configure_logs("json", "info")
     (writer,) = logging.getLogger().handlers
     assert isinstance(writer, LogWriter)
@@ -192,7 +192,7 @@ def test_lines_that_a_stalled_reader_leaves_no_room_for_are_dropped_and_counted(
 
 
 @linux_only
-def test_the_end_of_the_process_waits_once_for_a_stalled_reader(pipe, monkeypatch) -> None:
+def test_flush_waits_only_once_for_a_stalled_reader(pipe, monkeypatch) -> None:
     reads, _ = pipe
     configure_logs("json", "info")
     (writer,) = logging.getLogger().handlers
@@ -214,7 +214,7 @@ def test_the_end_of_the_process_waits_once_for_a_stalled_reader(pipe, monkeypatc
 
 
 @linux_only
-def test_lines_that_cannot_be_written_are_dropped_and_counted(monkeypatch, capfd) -> None:
+def test_log_lines_that_cannot_be_written_are_dropped_and_counted(monkeypatch, capfd) -> None:
     before = dropped()
     configure_logs("json", "info")
     with open("/dev/full", "w") as full, monkeypatch.context() as patched:  # noqa: PTH123
@@ -226,7 +226,7 @@ def test_lines_that_cannot_be_written_are_dropped_and_counted(monkeypatch, capfd
     assert dropped() == before + 1
 
 
-def test_what_is_printed_beside_the_log_goes_to_stdout(capfd) -> None:
+def test_print_beside_log_writes_to_stdout(capfd) -> None:
     configure_logs("console", "info")
     print_beside_log("Try:\n")
     for handler in logging.getLogger().handlers:
@@ -249,13 +249,13 @@ if child:
 
 
 @linux_only
-def test_a_forked_process_writes_its_lines_too() -> None:
+def test_a_forked_process_writes_its_log_lines() -> None:
     done = run_script(FORKS, PYTHONWARNINGS="ignore::DeprecationWarning")
     events = [json.loads(line)["event"] for line in done.stderr.splitlines()]
     assert events == ["parent", "forked", "forked"]
 
 
-def test_a_clients_text_cannot_end_a_line_move_the_cursor_or_turn_the_writing() -> None:
+def test_a_clients_text_is_escaped_in_the_log() -> None:
     assert escape_text("a\nb\x1b[2J\u202ec") == "a\\nb\\x1b[2J\\u202ec"
     assert escape_text("ß 漢") == "ß 漢"
     assert escape_text("x" * 1000) == "x" * 200
@@ -263,9 +263,7 @@ def test_a_clients_text_cannot_end_a_line_move_the_cursor_or_turn_the_writing() 
 
 
 @pytest.mark.parametrize("seconds", [10.0, 64.0])
-def test_an_event_that_repeats_is_logged_once_in_a_while_and_the_rest_counted(
-    seconds: float, monkeypatch
-) -> None:
+def test_a_sampled_event_is_logged_once_and_the_rest_counted(seconds: float, monkeypatch) -> None:
     now = 1000.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now)
     log = SampledLog() if seconds == 10 else SampledLog(seconds)

@@ -1,4 +1,4 @@
-"""The app as a whole: what its creation does once, and in which order its start does the rest."""
+"""The creation of the app, and the order of its start."""
 
 import asyncio
 import gc
@@ -34,14 +34,14 @@ def client_of(app: FastAPI) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://service")
 
 
-async def test_no_request_waits_for_routes_or_descriptions_to_be_made(
+async def test_no_request_builds_routes_or_the_description(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """FastAPI makes them on the event loop, for all routes before the one asked for."""
+    """FastAPI would build them on the event loop, for all routes before the matching one."""
     app = create_app(Settings())
 
     def make(*_: object, **__: object) -> None:
-        raise AssertionError("a request makes what should be there")
+        raise AssertionError("a request builds what should exist")
 
     monkeypatch.setattr(fastapi.routing._EffectiveRouteContext, "from_api_route", make)
     monkeypatch.setattr(app, "openapi", make)
@@ -51,7 +51,7 @@ async def test_no_request_waits_for_routes_or_descriptions_to_be_made(
         assert (await client.get("/rerank")).headers["Allow"] == "POST"
 
 
-async def test_what_only_documentation_needs_is_made_when_the_service_is_ready() -> None:
+async def test_the_openapi_description_is_created_when_the_service_is_ready() -> None:
     done, settled = [], asyncio.Event()
 
     def settle() -> None:
@@ -69,7 +69,7 @@ async def test_what_only_documentation_needs_is_made_when_the_service_is_ready()
     assert done == [("ready", False), ("settled", True)]
 
 
-async def test_a_small_memory_is_said_and_what_never_fits_it_is_413() -> None:
+async def test_memory_short_is_logged_and_a_body_that_never_fits_is_413() -> None:
     device = replace(MODELS.device, host_memory_left=lambda: 1_000_000)
     models, ready = replace(MODELS, devices=(device,)), asyncio.Event()
     chosen = settings_of(models, api_token=None)
@@ -79,15 +79,15 @@ async def test_a_small_memory_is_said_and_what_never_fits_it_is_413() -> None:
             await ready.wait()
             large = await client.post("/embeddings/", json={"sentences": ["a" * 900_000]})
     assert large.status_code == 413
-    assert "memory_short" in [each["event"] for each in log]
+    assert "memory_short" in [entry["event"] for entry in log]
 
 
 def middleware_of(**settings: Any) -> dict[str, dict[str, Any]]:
     app = create_app(Settings(rerank_gpu_timeout=1, **settings))
-    return {each.cls.__name__: each.kwargs for each in app.user_middleware}
+    return {middleware.cls.__name__: middleware.kwargs for middleware in app.user_middleware}
 
 
-def test_what_is_held_in_memory_follows_from_the_settings() -> None:
+def test_the_memory_budget_follows_the_settings() -> None:
     limit = middleware_of(max_body_bytes=1 << 25, request_timeout=30)
     memory = limit["LimitMemory"]
     assert memory["budget"].max_bytes == 32 << 25
@@ -97,19 +97,19 @@ def test_what_is_held_in_memory_follows_from_the_settings() -> None:
 
 
 @pytest.mark.parametrize("ui", [True, False])
-async def test_what_is_switched_off_is_not_there(ui: bool) -> None:
+async def test_disabled_parts_are_not_installed(ui: bool) -> None:
     app = create_app(Settings(ui=ui))
     async with client_of(app) as client:
         assert (await client.get("/ui")).status_code == (200 if ui else 404)
     assert "TraceRequests" not in middleware_of()
 
 
-async def test_the_rate_limit_is_that_of_the_settings() -> None:
+async def test_the_rate_limit_follows_the_settings() -> None:
     limit = {"rate_limit_requests_per_minute": 1, "rate_limit_burst_size": 2, "api_token": None}
     app = create_app(Settings(**limit))
     async with client_of(app) as client:
         answers = [await client.post("/rerank", json={}) for _ in range(3)]
-    assert [each.status_code for each in answers] == [422, 422, 429]
+    assert [answer.status_code for answer in answers] == [422, 422, 429]
 
 
 @asynccontextmanager
@@ -122,7 +122,7 @@ async def running() -> AsyncIterator[FastAPI]:
         yield app
 
 
-async def test_the_end_closes_what_the_start_has_opened() -> None:
+async def test_the_lifespan_closes_what_it_has_opened() -> None:
     async with running() as app:
         service = app.state.service
         assert not service.engine.closing
@@ -145,7 +145,7 @@ async def test_the_lateness_of_the_event_loop_is_observed() -> None:
             await asyncio.sleep(0)
 
 
-async def test_an_end_before_the_models_are_loaded_ends_the_start() -> None:
+async def test_a_shutdown_before_the_models_are_loaded_cancels_the_start() -> None:
     told: list[object] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -163,7 +163,7 @@ async def test_an_end_before_the_models_are_loaded_ends_the_start() -> None:
     assert told == []
 
 
-async def test_a_start_that_fails_is_reported_once_and_the_port_answers_on() -> None:
+async def test_a_failed_start_is_reported_once_and_the_app_still_answers() -> None:
     told: list[Exception] = []
     failed = asyncio.Event()
 
@@ -179,10 +179,10 @@ async def test_a_start_that_fails_is_reported_once_and_the_port_answers_on() -> 
         await failed.wait()
         async with client_of(app) as client:
             assert (await client.get("/health")).json()["status"] == "unhealthy"
-    assert [str(each) for each in told] == ["there is no such folder"]
+    assert [str(error) for error in told] == ["there is no such folder"]
 
 
-def test_the_module_has_an_app_and_nothing_else_that_is_not_there() -> None:
+def test_the_module_creates_app_on_first_access() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = main.nothing
 
@@ -192,15 +192,15 @@ def test_the_module_has_an_app_and_nothing_else_that_is_not_there() -> None:
 
 @pytest.fixture
 def kept_signals():
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for each, handler in before.items():
-        signal.signal(each, handler)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("kept_signals")
 @pytest.mark.parametrize("arguments", [["--help"], ["--port", "7", "-h"]])
-def test_help_needs_no_service(arguments, monkeypatch, capsys) -> None:
+def test_help_does_not_import_the_service(arguments, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["app", *arguments])
     monkeypatch.setattr(process, "run", None)
     with pytest.raises(SystemExit) as ended:
@@ -211,8 +211,8 @@ def test_help_needs_no_service(arguments, monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--port", "7"], ["unknown"]])
 @pytest.mark.usefixtures("kept_signals")
-def test_anything_else_is_served_with_its_arguments(arguments, monkeypatch) -> None:
-    """Rarely collecting begins before the imports, and so before `run`."""
+def test_main_runs_the_server_with_its_arguments(arguments, monkeypatch) -> None:
+    """Garbage collection is delayed before the imports, and so before `run`."""
     before, runs = gc.get_threshold(), []
     monkeypatch.setattr(sys, "argv", ["app", *arguments])
     monkeypatch.setattr(process, "run", lambda *call: runs.append((*call, gc.get_threshold())))

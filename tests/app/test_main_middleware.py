@@ -1,4 +1,4 @@
-"""What stands before the service: tokens, origins, the rate limit, a prefix, and the log."""
+"""The middleware together: tokens, origins, the rate limit, a prefix, and the log."""
 
 import asyncio
 from collections import Counter
@@ -26,7 +26,7 @@ OWN, NAMED, WRONG = (
 )
 
 
-async def test_a_known_token_opens_what_is_not_public_and_an_allowed_page_reads_every_answer(
+async def test_token_and_cors_decide_on_access_and_on_cors_headers(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "tokens").write_text("alice:named-secret\n")
@@ -43,8 +43,8 @@ async def test_a_known_token_opens_what_is_not_public_and_an_allowed_page_reads_
                 for path in ("/embeddings/", "/rerank", "/nowhere")
             ]
             answers += [await client.get(path, headers=headers) for path in OPERATION]
-            assert {each.json()["code"] for each in answers} == {"unauthorized"}
-            assert not any("secret" in each.text for each in answers)
+            assert {answer.json()["code"] for answer in answers} == {"unauthorized"}
+            assert not any("secret" in answer.text for answer in answers)
         metrics = service.metrics.render().decode()
         assert 'embedding_requests_rejected_total{reason="auth"} 3.0' in metrics
         assert "secret" not in metrics
@@ -65,7 +65,7 @@ async def test_a_known_token_opens_what_is_not_public_and_an_allowed_page_reads_
         assert (await client.options("/embeddings/", headers=first)).status_code == 200
 
 
-async def test_a_burst_is_answered_the_rest_is_429_and_every_count_agrees() -> None:
+async def test_requests_after_the_burst_get_429_and_all_counters_agree() -> None:
     limits = {"rate_limit_requests_per_minute": 1, "rate_limit_burst_size": BURST}
     models = loaded(FakeModel(), 100, FakeReranker())
     async with served(models, **limits) as (service, client):
@@ -74,7 +74,7 @@ async def test_a_burst_is_answered_the_rest_is_429_and_every_count_agrees() -> N
         assert Counter(answer.status_code for answer in answers) == {200: BURST, 429: 8}
         refused = answers[-1]
         assert 1 <= int(refused.headers["retry-after"]) <= 60
-        # Dialects share the path, and the body that would tell them apart is not read.
+        # Dialects share the path, and the body with the discriminator is not read.
         assert {"detail", "code", "request_id"} <= refused.json().keys()
         assert refused.headers["x-request-id"] == refused.json()["request_id"]
         for path in ("/health", "/health/live", "/stats", "/metrics", "/docs", "/openapi.json"):
@@ -92,7 +92,7 @@ PREFIX = "/team/embedder"
 
 @cache
 def service() -> Any:
-    """A service that trusts `PROXY`; it answers these requests without models."""
+    """A service that trusts `PROXY`; these requests need no models."""
     return create_app(Settings(trusted_proxies=PROXY, api_token="secret", protect_metrics=True))
 
 
@@ -107,7 +107,7 @@ def ask(path: str, *, root_path: str = "", peer: str = PROXY, **headers: str) ->
     return asyncio.run(get())
 
 
-# A proxy removes the prefix and says so; a server keeps it in the path.
+# A proxy removes the prefix and sends it in a header; a server keeps it in the path.
 behind_proxy = partial(ask, x_forwarded_prefix=PREFIX)
 
 
@@ -116,13 +116,13 @@ def behind_server(path: str, **options: str) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("ask_below", [behind_proxy, behind_server])
-def test_links_have_the_prefix_and_paths_mean_what_they_do_without(ask_below) -> None:
+def test_links_have_the_forwarded_prefix_and_paths_do_not(ask_below) -> None:
     assert ask_below("/", accept="text/html").headers["location"] == f"{PREFIX}/ui"
     assert ask_below("/").json()["paths"]["health"] == f"{PREFIX}/health"
     assert ask_below("/openapi.json").json()["servers"] == [{"url": PREFIX}]
     assert ask_below("/health").json()["status"] == "loading"
     assert ask_below("/static/docs/swagger-ui.css").status_code == 200
-    # What needs a token, and how errors look, is told by the path below the prefix.
+    # Access and the shape of errors depend on the path below the prefix.
     statuses = [ask_below(path).status_code for path in ("/ui/", "/stats", "/v1/models")]
     assert statuses == [200, 401, 401]
     assert "error" in ask_below("/v1/models").json()
@@ -140,14 +140,14 @@ def test_links_have_the_prefix_and_paths_mean_what_they_do_without(ask_below) ->
         (PROXY, "/"),
     ],
 )
-def test_a_prefix_counts_only_as_a_path_and_from_a_trusted_proxy(peer, prefix) -> None:
+def test_a_forwarded_prefix_must_be_a_path_from_a_trusted_proxy(peer, prefix) -> None:
     told = {"peer": peer, "x_forwarded_prefix": prefix}
     assert ask("/", accept="text/html", **told).headers["location"] == "ui"
     assert "servers" not in ask("/openapi.json", **told).json()
 
 
-def test_a_prefix_may_look_like_a_path_of_the_service() -> None:
-    """A token is asked for by the path below, whatever the prefix is called."""
+def test_a_forwarded_prefix_may_look_like_a_path_of_the_service() -> None:
+    """Access depends on the path below the prefix."""
     assert ask("/health/stats", root_path="/health").status_code == 401
     assert ask("/stats", x_forwarded_prefix="/health").status_code == 401
     assert ask("/stats/health", root_path="/stats").json()["status"] == "loading"
@@ -161,7 +161,7 @@ WORK = {"tokens", "tokenize_ms", "queue_ms", "inference_ms"}
 HUSH = {"Authorization": "Bearer hush-hush"}
 
 
-async def test_a_line_tells_all_numbers_and_no_text(tmp_path: Path) -> None:
+async def test_the_log_line_has_all_numbers_and_no_text(tmp_path: Path) -> None:
     (tokens := tmp_path / "tokens").write_text("alice:hush-named\n")
     settings = {"api_token": "hush-hush", "api_tokens_file": tokens, "max_body_bytes": MOST_BYTES}
     models = loaded(FakeModel(), 100, FakeReranker())
@@ -190,7 +190,7 @@ async def test_a_line_tells_all_numbers_and_no_text(tmp_path: Path) -> None:
     assert (invalid["status"], invalid["code"]) == (422, "invalid_request")
     assert (refused["status"], refused["bytes_in"]) == (401, 0)
     assert "client" not in refused
-    # Who guesses tokens, too.
+    # Clients that guess tokens, too.
     assert {event["client_address"] for event in requests} == {"127.0.0.1"}
     assert unknown["status"] == 404
     assert "route" not in unknown

@@ -1,4 +1,4 @@
-"""Models of MODELS in every dialect: each answers as a service does that has it alone."""
+"""Models of MODELS respond in every dialect as a service that has no other models does."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +42,7 @@ def client(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory
 
 @pytest.fixture(scope="module")
 def alone(tiny_qwen: Path, tiny_reranker: Path):
-    """Vectors and scores of a service that has these models alone."""
+    """Vectors and scores of an engine that has only these models."""
     settings = Settings(
         embedding_model=str(tiny_qwen),
         reranker_model=str(tiny_reranker),
@@ -54,40 +54,40 @@ def alone(tiny_qwen: Path, tiny_reranker: Path):
         async with EngineCore(settings, load_models) as engine:
             embedded = await engine.embed(EmbedRequest(TEXTS, normalize_dense=True))
             ranked = await engine.rerank(RerankRequest(QUERY, TEXTS))
-        return np.array([each.dense for each in embedded.embeddings]), ranked.scores
+        return np.array([embedding.dense for embedding in embedded.embeddings]), ranked.scores
 
     return asyncio.run(compute())
 
 
 def dense(answer: dict) -> np.ndarray:
-    return np.array([each["embeddings"]["dense"] for each in answer["data"]])
+    return np.array([item["embeddings"]["dense"] for item in answer["data"]])
 
 
-def test_a_model_that_was_never_asked_for_is_not_loaded(client) -> None:
-    states = {each["id"]: each["state"] for each in client.get("/v1/models").json()["data"]}
+def test_a_model_that_no_request_names_is_not_loaded(client) -> None:
+    states = {model["id"]: model["state"] for model in client.get("/v1/models").json()["data"]}
     assert (states["never-asked-for"], states["other-m3"]) == ("unloaded", "unloaded")
     assert (states["judge"], states["tiny-m3"]) == ("ready", "ready")
-    health = {each["name"]: each for each in client.get("/health").json()["served_models"]}
+    health = {model["name"]: model for model in client.get("/health").json()["served_models"]}
     assert (health["other-m3"]["state"], health["other-m3"]["info"]) == ("unloaded", None)
-    kinds = {name: each["makes"] and each["makes"]["kinds"] for name, each in health.items()}
+    kinds = {name: model["makes"] and model["makes"]["kinds"] for name, model in health.items()}
     made = ["dense", "sparse", "colbert"]
     assert kinds["other-m3"] is None
     assert health["other-m3"]["token_budgets"] == {}
-    ready = [name for name, each in health.items() if each["state"] == "ready"]
+    ready = [name for name, model in health.items() if model["state"] == "ready"]
     assert all(min(health[name]["token_budgets"].values()) >= 512 for name in ready)
     assert kinds["tiny-reranker"] == ["scores"]
     told = [health[name]["info"] for name in ready]
-    assert all(each["refused"] == [] for each in told)
+    assert all(info["refused"] == [] for info in told)
     assert made in kinds.values()
     assert metric(client, "embedder_model_state", model="other-m3", state="unloaded") == 1
     info = client.get("/models/other-m3/info")
     assert (info.status_code, info.json()["error_type"]) == (503, "Unhealthy")
-    # Without tokens there is no operator, by whose command it would be loaded.
+    # Without tokens there is no operator who could load it.
     refused = client.post("/v1/models/other-m3/load")
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_operator")
 
 
-def test_vectors_of_every_dialect_are_those_of_the_model_alone(client, alone) -> None:
+def test_vectors_of_every_dialect_equal_those_of_a_service_with_one_model(client, alone) -> None:
     expected, _ = alone
     named = {"model": "dense-model"}
     body = answered(client, "/embeddings/", sentences=TEXTS, normalize_dense=True, **named)
@@ -99,7 +99,7 @@ def test_vectors_of_every_dialect_are_those_of_the_model_alone(client, alone) ->
     assert openai["model"] == name
     cohere = answered(client, "/v2/embed", texts=TEXTS, model=name)
     tei = answered(client, f"/models/{name}/embed", inputs=TEXTS)
-    of_openai = [each["embedding"] for each in openai["data"]]
+    of_openai = [item["embedding"] for item in openai["data"]]
     for found in (of_openai, cohere["embeddings"]["float"], tei):
         np.testing.assert_allclose(np.array(found), expected, atol=1e-6)
     tokens = answered(client, f"/models/{name}/tokenize", inputs="bread")
@@ -108,12 +108,12 @@ def test_vectors_of_every_dialect_are_those_of_the_model_alone(client, alone) ->
     assert (info["model_id"], "embedding" in info["model_type"]) == (name, True)
 
 
-def test_scores_of_every_dialect_are_those_of_the_model_alone(client, alone) -> None:
+def test_scores_of_every_dialect_equal_those_of_a_service_with_one_model(client, alone) -> None:
     _, expected = alone
     probabilities = 1 / (1 + np.exp(-np.array(expected)))
 
     def assert_scores(ranked: list[dict], key: str, expected: np.ndarray) -> None:
-        found = [each[key] for each in sorted(ranked, key=lambda each: each["index"])]
+        found = [item[key] for item in sorted(ranked, key=lambda item: item["index"])]
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
     native = {"query": QUERY, "passages": TEXTS}
@@ -127,8 +127,8 @@ def test_scores_of_every_dialect_are_those_of_the_model_alone(client, alone) -> 
     assert answer["model_name"] != answered(client, "/rerank", **native)["model_name"]
 
 
-def test_two_models_are_not_mixed_when_their_requests_come_together(client, alone) -> None:
-    """A default embedder may be named, too."""
+def test_concurrent_requests_for_two_models_are_not_mixed(client, alone) -> None:
+    """Requests may name the default embedder, too."""
     expected, _ = alone
     default = {"sentences": TEXTS, "normalize_dense": True}
     bodies = [default, default | {"model": "dense-model"}, default | {"model": "tiny-m3"}] * 3
@@ -155,7 +155,9 @@ OPENAI = {"input": "a", "model": "dense-model"}
         ("/models/dense-model/rerank", {"query": "a", "texts": ["b"]}, 422, "is no reranker"),
     ],
 )
-def test_what_a_model_does_not_do_is_one_sentence(client, path, body, status, said) -> None:
+def test_a_request_for_an_unsupported_task_is_refused_in_one_sentence(
+    client, path, body, status, said
+) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == status, answer.text
     assert said in answer.text

@@ -1,4 +1,4 @@
-"""What /openapi.json promises of this server: bodies, streams, limits, errors and locks."""
+"""The description in /openapi.json: bodies, limits, errors and locks."""
 
 import re
 from collections.abc import Iterator
@@ -37,15 +37,16 @@ def paths(app: FastAPI) -> dict[str, Any]:
 
 
 def schemas_in(body: Any) -> Iterator[dict[str, Any]]:
-    """Every object of a description."""
+    """Yield every object of a description."""
     if isinstance(body, dict):
         yield body
-    for each in body.values() if isinstance(body, dict) else body if isinstance(body, list) else ():
-        yield from schemas_in(each)
+    values = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
+    for value in values:
+        yield from schemas_in(value)
 
 
 def test_the_description_is_valid_openapi(app: FastAPI) -> None:
-    """Generators of clients refuse one that is not."""
+    """Client generators refuse an invalid one."""
     assert app.openapi()["openapi"].startswith("3.1.")
     assert [error.message for error in OpenAPIV31SpecValidator(app.openapi()).iter_errors()] == []
 
@@ -75,29 +76,33 @@ def schema_of(body: dict[str, Any]) -> str:
     return reference.rpartition("/")[2]
 
 
-def test_every_operation_has_an_id_of_two_words_of_its_own(paths) -> None:
-    ids = [each["operationId"] for methods in paths.values() for each in methods.values()]
+def test_every_operation_id_is_unique_and_has_two_words(paths) -> None:
+    ids = [operation["operationId"] for methods in paths.values() for operation in methods.values()]
     assert len(ids) == len({*ids}) > 25
-    assert all(re.fullmatch("[a-z]+_[a-z0-9]+", each) for each in ids)
+    assert all(re.fullmatch("[a-z]+_[a-z0-9]+", name) for name in ids)
 
 
 def test_no_value_is_a_union_of_bare_lists_or_maps(app) -> None:
-    """Generators of typed clients make nothing that compiles of one."""
+    """Typed clients generated for such a union do not compile."""
     for schema in schemas_in(app.openapi()):
         members = schema.get("anyOf", schema.get("oneOf", []))
-        members = [each for each in members if each.get("type") != "null"]
+        members = [member for member in members if member.get("type") != "null"]
         if len(members) > 1:
-            assert not any(each.get("type") in {"array", "object"} for each in members), schema
+            assert not any(member.get("type") in {"array", "object"} for member in members), schema
 
 
-def test_work_takes_a_priority(paths) -> None:
+def test_work_documents_the_priority_header(paths) -> None:
     for path in ("/rerank", "/embeddings/"):
-        (priority,) = (each for each in paths[path]["post"]["parameters"] if each["in"] == "header")
+        (priority,) = (
+            parameter
+            for parameter in paths[path]["post"]["parameters"]
+            if parameter["in"] == "header"
+        )
         assert (priority["name"], priority["required"]) == ("Priority", False)
         assert priority["schema"] == {"type": "string", "default": "u=3"}
 
 
-def test_only_this_services_own_lists_have_the_limits_in_force(app) -> None:
+def test_only_native_lists_have_max_items(app) -> None:
     limits = {
         (name, field): about["maxItems"]
         for name, schema in app.openapi()["components"]["schemas"].items()
@@ -107,8 +112,8 @@ def test_only_this_services_own_lists_have_the_limits_in_force(app) -> None:
     assert limits == {("EmbeddingRequest", "sentences"): 123, ("RerankBody", "passages"): 45}
 
 
-def test_work_tells_its_errors_in_its_dialects_shape() -> None:
-    """As one response: with one for each status, an operation fills ten screens of /docs."""
+def test_work_documents_errors_in_the_shape_of_its_dialect() -> None:
+    """One response for all statuses, so that an operation does not fill ten screens of /docs."""
     router = Router(error=OpenAIError)
 
     @router.work("/rank", RerankResponse, summary="Rerank")
@@ -142,7 +147,7 @@ def test_metrics_are_locked_where_they_are_protected(protected: bool) -> None:
     assert paths["/metrics"]["get"]["summary"] == "Prometheus metrics"
 
 
-def test_there_are_no_locks_where_no_token_is_asked_for(app: FastAPI, tmp_path) -> None:
+def test_there_are_no_locks_without_a_token(app: FastAPI, tmp_path) -> None:
     description = app.openapi()
     assert "securitySchemes" not in description["components"]
     assert not any("security" in schema for schema in schemas_in(description["paths"]))
@@ -152,7 +157,7 @@ def test_there_are_no_locks_where_no_token_is_asked_for(app: FastAPI, tmp_path) 
 
 
 def lengths(description: str) -> list[list[str]]:
-    """The cells of the rows that depend on the models: two of each."""
+    """The two cells of each row that depends on the models."""
     rows = description.splitlines()
     cells = [[cell.strip() for cell in row.split("|")[1:4]] for row in rows if row[:1] == "|"]
     return [own[1:] for own in cells if own[0].startswith(("tokens", "pairs"))]
@@ -189,13 +194,15 @@ LATE = replace(loaded(FakeModel()), dense=Dense(), late_interaction=True)
         (LATE, [f"77 of a text by dense, {BY_FAKE}", BY_FAKE, "10", "10", "no limit"]),
     ],
 )
-def test_the_limits_of_loaded_models_are_told(models: LoadedModels | None, told: list[str]) -> None:
+def test_the_description_has_the_limits_of_loaded_models(
+    models: LoadedModels | None, told: list[str]
+) -> None:
     embedding, reranking, tokens, of_reranking, pairs = told
     rows = lengths(_describe_limits(Settings(), models))
     assert rows == [[embedding, reranking], [tokens, of_reranking], ["", pairs]]
 
 
-async def test_a_service_tells_its_own_limits() -> None:
+async def test_the_description_has_the_limits_of_its_service() -> None:
     limits = {"max_queue_size": 321, "rerank_max_queue": 12}
     async with served(loaded(FakeModel()), **limits) as (_, client):
         description = (await client.get("/openapi.json")).json()

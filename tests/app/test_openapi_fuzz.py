@@ -11,8 +11,8 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from tests.support.server import run_server
 
 WORKING = ["/embeddings/", "/rerank"]
-# Other APIs read what their clients send, also where it is not what the description says, and know
-# fields that they refuse.
+# Other APIs accept bodies that the description does not allow, and refuse some fields that it
+# allows.
 FOREIGN = ["/v1/embeddings", "/v1/rerank", "/v2/rerank"]
 TEI = ["/embed", "/embed_sparse", "/tokenize"]
 FOREIGN += ["/", *TEI, "/v1/embed", "/v2/embed", "/api/v1/embed"]
@@ -26,7 +26,7 @@ TOKEN = {"Authorization": "Bearer fuzz"}
 
 @pytest.fixture(scope="module")
 def description(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """Of a server with a token, so that requests without a valid one are tested, too."""
+    """The operations of a server with a token, so that requests without one are tested, too."""
     folder = tmp_path_factory.mktemp("fuzz")
     with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), API_TOKEN="fuzz") as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
@@ -51,7 +51,7 @@ def try_out(operation, mode: GenerationMode, examples: int, excluded=()) -> None
 
 
 def asks_for_nothing(body: object) -> bool:
-    """The description cannot express that one kind, or one weight, must be asked for."""
+    """Whether a body requests no kind or no weight, which the description cannot exclude."""
     if not isinstance(body, dict):
         return False
     kinds = ("return_dense", "return_sparse", "return_colbert")
@@ -61,7 +61,7 @@ def asks_for_nothing(body: object) -> bool:
 
 
 def asks_in_vain(body: object) -> bool:
-    """For what this server's models have not, or for options that exclude each other."""
+    """Whether a body requests what the models lack, or options that exclude each other."""
     if not isinstance(body, dict):
         return False
     unknown = ("instruction", "prompt_name", "input_type", "dimensions", "if_vector_space")
@@ -85,31 +85,35 @@ def asks_in_vain(body: object) -> bool:
     )
 
 
-def test_these_are_all_the_operations(description) -> None:
+def test_the_fuzzed_operations_are_all_operations(description) -> None:
     found = {result.ok().path for result in description.get_all_operations()}
     assert found == {*WORKING, *FOREIGN, *OF_A_MODEL, *COMMANDS, *READING}
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("path", WORKING)
-def test_work_is_answered_as_described(description, path: str, mode: GenerationMode) -> None:
+def test_responses_of_work_match_the_description(
+    description, path: str, mode: GenerationMode
+) -> None:
     try_out(description[path]["POST"], mode, examples=25)
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("path", FOREIGN)
-def test_other_apis_are_answered_as_described(description, path: str, mode: GenerationMode) -> None:
+def test_responses_of_other_apis_match_the_description(
+    description, path: str, mode: GenerationMode
+) -> None:
     try_out(
         description[path]["POST"], mode, 10, [negative_data_rejection, positive_data_acceptance]
     )
 
 
 @pytest.mark.parametrize("path", [*OF_A_MODEL, *COMMANDS])
-def test_a_model_of_any_name_is_answered_as_described(description, path: str) -> None:
+def test_responses_for_any_model_name_match_the_description(description, path: str) -> None:
     excluded = [negative_data_rejection, positive_data_acceptance]
     try_out(description[path]["POST"], GenerationMode.POSITIVE, 5, excluded)
 
 
 @pytest.mark.parametrize("path", READING)
-def test_reading_is_answered_as_described(description, path: str) -> None:
+def test_responses_of_get_match_the_description(description, path: str) -> None:
     try_out(description[path]["GET"], GenerationMode.POSITIVE, examples=5 if "{" in path else 1)

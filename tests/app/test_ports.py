@@ -1,4 +1,4 @@
-"""Ports that can be listened on, and the words for those that cannot."""
+"""Ports that can be listened on, and the errors for others."""
 
 import socket
 
@@ -9,10 +9,10 @@ from smart_embedder.errors import StartupError
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
-def test_a_free_port_may_be_listened_on_again_and_again(host: str) -> None:
+def test_a_free_port_can_be_checked_repeatedly(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        # Its last connection is still remembered, as after a restart.
+        # The system remembers its last connection, as after a restart.
         with socket.create_connection(other.getsockname()):
             other.accept()[0].close()
     for _ in range(2):
@@ -21,8 +21,8 @@ def test_a_free_port_may_be_listened_on_again_and_again(host: str) -> None:
         pass
 
 
-def test_a_port_that_is_taken_is_told_of_and_that_of_ipv6_does_not_take_the_one_of_ipv4() -> None:
-    """As asyncio listens on both of them."""
+def test_a_port_in_use_is_reported_separately_for_ipv4_and_ipv6() -> None:
+    """asyncio listens on both of them."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         for host in ("127.0.0.1", "0.0.0.0"):
@@ -41,16 +41,16 @@ def test_a_port_that_is_taken_is_told_of_and_that_of_ipv6_does_not_take_the_one_
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
-def test_an_address_of_another_machine_is_no_port_that_is_taken(host: str) -> None:
+def test_an_address_of_another_machine_cannot_be_listened_on(host: str) -> None:
     with pytest.raises(StartupError, match=f"^HOST={host} PORT=80 cannot be listened on: ."):
         require_port(host, 80)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_a_loopback_address_is_of_this_machine_alone(host: str) -> None:
+def test_a_loopback_address_is_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "fe80::1%1"])
-def test_any_other_address_may_be_reached_by_others(host: str) -> None:
+def test_any_other_address_is_not_loopback(host: str) -> None:
     assert not is_loopback(host)

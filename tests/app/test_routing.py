@@ -1,4 +1,4 @@
-"""What HTTP clients and browsers expect beside the work: HEAD, slashes, types, origins, errors."""
+"""HEAD, trailing slashes, unknown paths, wrong methods, content types and malformed bodies."""
 
 import pytest
 
@@ -11,7 +11,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def assert_refused(answer, status: int, code: str) -> str:
-    """Every error body has the same three fields; gives its sentence."""
+    """Check the three fields of every error body; return its sentence."""
     body = answer.json()
     assert (answer.status_code, body["code"]) == (status, code)
     assert body["request_id"] == answer.headers["x-request-id"]
@@ -22,7 +22,7 @@ def assert_refused(answer, status: int, code: str) -> str:
 
 
 @pytest.mark.parametrize("path", READ)
-def test_head_is_answered_like_get_and_a_slash_at_the_end_changes_nothing(client, path) -> None:
+def test_head_is_answered_like_get_and_a_trailing_slash_changes_nothing(client, path) -> None:
     get = client.get(path)
     assert get.status_code == 200
     for spelling in (path, f"{path}/", f"{path}//") if path != "/" else (path,):
@@ -54,7 +54,7 @@ def test_the_root_names_the_service_its_version_and_where_to_look(client) -> Non
         ("/" + "embeddings" * 6000, None),
     ],
 )
-def test_an_unknown_path_is_told_the_nearest_one(client, path, nearest) -> None:
+def test_404_names_the_nearest_path(client, path, nearest) -> None:
     answer = client.get(path).json()
     detail = answer.get("detail") or answer.get("error")
     advice = f"did you mean {nearest}? " if nearest else ""
@@ -79,18 +79,18 @@ def test_an_unknown_path_is_told_the_nearest_one(client, path, nearest) -> None:
         ("POST", "/static/docs/swagger-ui.css", "GET, HEAD"),
     ],
 )
-def test_a_wrong_method_is_told_the_allowed_ones(client, method, path, allowed) -> None:
+def test_405_names_the_allowed_methods(client, method, path, allowed) -> None:
     answer = client.request(method, path)
     assert answer.status_code == 405
     assert answer.headers["allow"] == allowed
     if method != "HEAD":
         assert f"but {allowed}" in answer.text
-        if "error" not in answer.json():  # Another dialect's shape.
+        if "error" not in answer.json():  # The shape of another dialect.
             assert_refused(answer, 405, "method_not_allowed")
 
 
-def test_any_other_type_or_packing_is_415_and_told_which_one_is_read(client) -> None:
-    """Other types: test_body.py."""
+def test_another_content_type_or_encoding_is_415(client) -> None:
+    """test_body.py covers other types."""
     for headers, said in (
         ({"Content-Type": "text/plain"}, "text/plain"),
         (JSON | {"Content-Encoding": "gzip"}, "Content-Encoding"),
@@ -101,8 +101,8 @@ def test_any_other_type_or_packing_is_415_and_told_which_one_is_read(client) -> 
         assert answer.headers["accept-encoding"] == "identity"
 
 
-def test_a_malformed_body_is_422_quotes_no_text_and_costs_nobody_else_anything(client) -> None:
-    """What is said of each fault: test_error_responses.py and test_body.py."""
+def test_a_malformed_body_is_422_and_quotes_no_text(client) -> None:
+    """test_error_responses.py and test_body.py cover the messages."""
     for body in (
         *(b"", b"not json", b"{", b"null", b"[]", b'"text"', b"{}", b'{"sentences": ["\xff\xfe"]}'),
         *(b'{"sentences": null}', b'{"sentences": ["a"]} trailing'),

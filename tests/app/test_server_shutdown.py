@@ -1,4 +1,4 @@
-"""A graceful shutdown in process: real sockets on loopback, and a clock that skips the waiting."""
+"""The graceful shutdown, with real sockets on loopback and a clock that skips waiting."""
 
 import asyncio
 import os
@@ -26,12 +26,12 @@ GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch) -> None:
-    """The time of a drain is that of the loop."""
+    """Measure the time of a drain by the clock of the loop."""
     monkeypatch.setattr(draining.time, "monotonic", now)
 
 
 @in_skipped_time
-async def test_the_time_of_a_drain_runs_from_its_beginning_and_begins_once() -> None:
+async def test_the_time_of_a_drain_begins_once() -> None:
     drain = Drain()
     await asyncio.sleep(100)
     assert (drain.begun, drain.announced, drain.seconds_left(30)) == (False, False, 30)
@@ -104,7 +104,7 @@ class Service:
             await serving
 
     async def call(self, request: bytes = GET) -> bytes:
-        """The answer to one request, when the server has closed its connection."""
+        """The response to one request, after the server has closed its connection."""
         reader, writer = await asyncio.open_connection(*self.address)
         writer.write(request)
         answer = await reader.read()
@@ -127,7 +127,7 @@ async def in_work(service: Service) -> "asyncio.Task[bytes]":
     ],
 )
 @in_skipped_time
-async def test_a_request_in_work_ends_and_then_the_server_does(
+async def test_the_server_stops_after_the_requests_in_work(
     seconds: float, ends: float, failed: list[float]
 ) -> None:
     service = Service()
@@ -149,14 +149,12 @@ async def test_a_request_in_work_ends_and_then_the_server_does(
     assert (stopped["event"], stopped["requests_aborted"]) == ("stopped", len(failed))
     assert stopped["drained_seconds"] == pytest.approx(now() - began, abs=0.2)
     told = [moment - began for moment in service.failed]
-    assert told == [pytest.approx(each, abs=0.2) for each in failed]
+    assert told == [pytest.approx(moment, abs=0.2) for moment in failed]
     assert ends <= now() - began <= min(ends + 3, TIMEOUT)
 
 
 @in_skipped_time
-async def test_after_sigterm_it_serves_on_for_the_delay_and_after_an_interrupt_it_does_not() -> (
-    None
-):
+async def test_shutdown_delay_applies_to_sigterm_and_not_to_sigint() -> None:
     service = Service(delay=10)
     async with service.running() as serving:
         began = now()
@@ -181,7 +179,7 @@ async def test_after_sigterm_it_serves_on_for_the_delay_and_after_an_interrupt_i
 
 
 @in_skipped_time
-async def test_a_client_that_keeps_its_connection_is_waited_for_a_second_and_no_longer() -> None:
+async def test_an_idle_connection_delays_the_shutdown_by_a_second_at_most() -> None:
     service = Service()
     async with service.running() as serving:
         reader, writer = await asyncio.open_connection(*service.address)
@@ -201,7 +199,7 @@ async def test_a_client_that_keeps_its_connection_is_waited_for_a_second_and_no_
 
 
 @in_skipped_time
-async def test_the_port_answers_until_every_request_is_done_and_then_is_kept_shut() -> None:
+async def test_the_port_answers_until_every_request_has_its_response() -> None:
     service = Service()
     service.seconds = 10
     async with service.running() as serving:
@@ -218,7 +216,7 @@ async def test_the_port_answers_until_every_request_is_done_and_then_is_kept_shu
 
 
 @in_skipped_time
-async def test_connections_in_the_backlog_are_accepted_and_new_ones_are_not() -> None:
+async def test_connections_in_the_backlog_are_accepted_and_new_ones_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as late:
         assert not server._has_backlog(listener.fileno())
         with socket.create_connection(listener.getsockname()):
@@ -232,8 +230,8 @@ async def test_connections_in_the_backlog_are_accepted_and_new_ones_are_not() ->
         assert listener.fileno() > 0
 
 
-def test_where_the_kernel_takes_no_filter_the_backlog_is_shortened(monkeypatch) -> None:
-    monkeypatch.setattr(server, "_DROP_SYN", ((0, 0, 0, 0),))  # It does not return: not allowed.
+def test_without_a_socket_filter_the_backlog_is_limited(monkeypatch) -> None:
+    monkeypatch.setattr(server, "_DROP_SYN", ((0, 0, 0, 0),))  # No return: not allowed.
     with socket.create_server(("127.0.0.1", 0), backlog=9) as listener:
         assert not server._drop_syn(listener)
         server._refuse_new_connections(listener.fileno())
@@ -245,7 +243,7 @@ def test_where_the_kernel_takes_no_filter_the_backlog_is_shortened(monkeypatch) 
 
 @pytest.mark.parametrize("log_is_read", [True, False])
 @in_skipped_time
-async def test_a_second_signal_ends_the_process_with_its_status(log_is_read, monkeypatch) -> None:
+async def test_a_second_signal_exits_with_its_status(log_is_read, monkeypatch) -> None:
     class Ended(BaseException):
         pass
 
@@ -270,7 +268,7 @@ async def test_a_second_signal_ends_the_process_with_its_status(log_is_read, mon
     [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]")],
 )
 @in_skipped_time
-async def test_the_address_that_is_told_can_be_called(host: str, shown: str) -> None:
+async def test_the_logged_url_can_be_called(host: str, shown: str) -> None:
     service = Service(host=host)
     try:
         with capture_logs() as log:

@@ -1,4 +1,4 @@
-"""A failed start ends with one clear sentence and a non-zero status."""
+"""The start of the server: its exit status, its log, and the errors of a failed start."""
 
 import gc
 import io
@@ -59,7 +59,7 @@ def test_a_wrong_setting_stops_the_start_before_the_port_opens(
 
 
 @pytest.mark.parametrize("module", ["app", "uvicorn"])
-def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path, module) -> None:
+def test_the_last_log_line_of_a_failed_start_is_its_reason(tmp_path, module) -> None:
     model = {"EMBEDDING_MODEL": str(tmp_path / "absent"), "LOG_LEVEL": "debug"}
     arguments = UVICORN if module == "uvicorn" else ()
     status, output = run_to_the_end(tmp_path, module=module, arguments=arguments, **model)
@@ -74,7 +74,7 @@ WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "e
 
 
 def test_a_local_model_is_served_without_a_home_folder(tmp_path: Path, tiny_m3: Path) -> None:
-    """By a user without an entry in the system."""
+    """The user has no entry in the password database."""
     tried = subprocess.run([*WITHOUT_HOME, "true"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
@@ -91,11 +91,11 @@ def test_a_local_model_is_served_without_a_home_folder(tmp_path: Path, tiny_m3: 
         (0, ANSWER_BYTES, "999 MB"),
     ],
 )
-def test_what_a_larger_memory_would_allow_is_said_at_the_start(body, answer, missing) -> None:
+def test_memory_short_names_the_missing_memory(body, answer, missing) -> None:
     settings = Settings(max_body_bytes=1000)
     with capture_logs() as log:
         log_memory(settings, body, answer, left=1_000_000)
-    assert [each["missing"] for each in log] == ([] if missing is None else [missing])
+    assert [entry["missing"] for entry in log] == ([] if missing is None else [missing])
     if missing is not None:
         (line,) = log
         assert (line["event"], line["left"]) == ("memory_short", "1 MB")
@@ -103,8 +103,8 @@ def test_what_a_larger_memory_would_allow_is_said_at_the_start(body, answer, mis
         assert sizes == (body, answer)
 
 
-def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
-    """It imports no torch, reads no environment and starts no thread."""
+def test_importing_the_app_has_no_side_effects(tmp_path: Path) -> None:
+    """It does not import torch, read the environment or start threads."""
     script = (
         "import sys, threading\n"
         "import app.server, smart_embedder.engine\n"
@@ -146,7 +146,7 @@ def kept_signals():
     [(0, 0), (1, 1), (KeyboardInterrupt(), 0), (StartupError("no"), 1)],
     ids=lambda case: type(case).__name__,
 )
-def test_the_status_of_the_process_is_that_of_its_start(
+def test_the_exit_status_tells_whether_the_start_succeeded(
     outcome, status, monkeypatch, ends, kept_signals, capsys
 ) -> None:
     def serve(settings: Settings, _create_app: object) -> int:
@@ -179,7 +179,7 @@ def test_the_status_of_the_process_is_that_of_its_start(
         ({"host": "127.0.0.1"}, False),
     ],
 )
-def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
+def test_no_token_is_logged_unless_the_address_is_loopback(
     settings, warned: bool, monkeypatch, ends, kept_signals
 ) -> None:
     monkeypatch.setattr(process, "serve", lambda *_: 0)
@@ -195,14 +195,14 @@ def test_a_start_without_a_token_is_warned_about_where_others_can_reach_it(
 
 
 @pytest.mark.parametrize(("threads", "status"), [(1, "3"), (2, "-4")])
-def test_threads_that_may_never_end_are_not_waited_for(threads, status, monkeypatch, ends) -> None:
+def test_exit_does_not_wait_for_threads(threads, status, monkeypatch, ends) -> None:
     monkeypatch.setattr(process.threading, "active_count", lambda: threads)
     monkeypatch.setattr(process.logging, "shutdown", lambda: None)
     with pytest.raises(Ended, match=f"^{status}$"):
         _exit(3)
 
 
-def test_output_that_nobody_takes_is_dropped_once(tmp_path: Path) -> None:
+def test_output_to_a_closed_pipe_is_dropped(tmp_path: Path) -> None:
     _flush(io.StringIO())
     reads, writes = os.pipe()
     os.close(reads)
@@ -214,9 +214,7 @@ def test_output_that_nobody_takes_is_dropped_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [{}, {"api_token": "secret"}])
 @pytest.mark.parametrize("ui", [False, True])
-def test_the_example_asks_for_a_token_where_one_is_needed_and_tells_none(
-    tokens, ui, monkeypatch
-) -> None:
+def test_the_printed_example_has_the_token_as_a_variable(tokens, ui, monkeypatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(process, "print_beside_log", told.append)
     _print_example("http://a:1", Settings(ui=ui, **tokens))
@@ -228,7 +226,7 @@ def test_the_example_asks_for_a_token_where_one_is_needed_and_tells_none(
 
 
 class StartedServer:
-    """Runs until it is told to end; what comes of the start is told while it runs."""
+    """A server that calls `when_running` while it runs."""
 
     url = "http://a:1"
 
@@ -249,7 +247,7 @@ class StartedServer:
         ("never started", 1, []),
     ],
 )
-def test_a_start_that_failed_ends_the_server_and_is_told_last(
+def test_a_failed_start_stops_the_server_and_is_logged_last(
     case, status, events, monkeypatch, capsys
 ) -> None:
     servers, told, frozen = [], {}, []
@@ -280,7 +278,7 @@ def test_a_start_that_failed_ends_the_server_and_is_told_last(
     settings = Settings(log_format="json", shutdown_timeout=20, shutdown_delay=3)
     with capture_logs() as log:
         assert serve(settings, create_app) == status
-    assert [each["event"] for each in log] == events
+    assert [entry["event"] for entry in log] == events
     config, drain, *limits = servers[0].arguments
     assert limits == [20, 3]
     assert drain is told["drain"]
@@ -290,8 +288,8 @@ def test_a_start_that_failed_ends_the_server_and_is_told_last(
     assert not config.proxy_headers
 
 
-def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(monkeypatch) -> None:
-    """As by another start in the same moment, of which uvicorn knows no words."""
+def test_a_port_taken_after_its_check_is_reported_in_the_same_words(monkeypatch) -> None:
+    """Another start may take the port in the meantime, and uvicorn does not explain it."""
 
     class Refused(StartedServer):
         def run(self) -> None:
@@ -304,7 +302,7 @@ def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(monke
             serve(settings, lambda *_, **__: "app")
 
 
-def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
+def test_garbage_collection_spares_the_objects_of_the_start() -> None:
     usual = gc.get_threshold()
     delay_garbage_collection()
     try:
@@ -322,13 +320,13 @@ def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
         gc.set_threshold(*usual)
 
 
-# What the log says of a start, for which people and scripts wait.
+# The log lines of a start, for which people and scripts wait.
 
 
 READY = "Server ready to accept requests"
 
 
-def test_a_ready_service_tells_its_address_and_the_limits_in_force_of_its_reranker_first() -> None:
+def test_the_ready_lines_have_the_url_and_the_effective_limits() -> None:
     reranker, embedder = FakeReranker(), loaded(FakeModel(), 640)
     reranker.name, reranker.max_length, reranker.max_batch_sequences = "scores", 77, 4
     scoring_itself = replace(embedder, late_interaction=True, demo="a small model")
@@ -349,38 +347,38 @@ def test_a_ready_service_tells_its_address_and_the_limits_in_force_of_its_rerank
 
 
 @pytest.mark.parametrize("unforeseen", [False, True])
-def test_a_failed_start_ends_with_its_reason_and_only_the_unforeseen_has_a_traceback(
+def test_only_an_unexpected_error_of_the_start_has_a_traceback(
     unforeseen: bool,
 ) -> None:
     error = ValueError("one\ntwo") if unforeseen else StartupError("the folder is not there")
     with capture_logs() as log:
         log_failure(error)
-    assert [each["event"] for each in log] == ["unexpected_error"] * unforeseen + ["start_failed"]
+    assert [entry["event"] for entry in log] == ["unexpected_error"] * unforeseen + ["start_failed"]
     assert log[-1]["reason"] == (
         "unexpected error while loading: ValueError: one"
         if unforeseen
         else "the folder is not there"
     )
-    assert [each["exc_info"] for each in log[:-1]] == [error] * unforeseen
+    assert [entry["exc_info"] for entry in log[:-1]] == [error] * unforeseen
 
 
-def test_a_name_that_is_nearly_a_settings_is_warned_of(monkeypatch, tmp_path) -> None:
+def test_a_misspelt_setting_in_the_environment_is_warned_of(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MAX_QUEU_SIZE", "3")
     monkeypatch.setattr(process, "configure_logs", lambda *_, **__: None)
     with capture_logs() as log:
         load_settings_and_configure_logs()
-    (warning,) = [each for each in log if each["name"] == "MAX_QUEU_SIZE"]
+    (warning,) = [entry for entry in log if entry["name"] == "MAX_QUEU_SIZE"]
     assert (warning["event"], warning["nearest"]) == ("unknown_setting", "MAX_QUEUE_SIZE")
 
 
 # `uvicorn app.main:app` serves the same service.
 
 
-def test_uvicorn_serves_the_app_and_its_log_is_ours(
+def test_uvicorn_serves_the_app_with_the_services_log(
     tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
 ) -> None:
-    """The limits shown are those in force, which these models lower."""
+    """The log shows the effective limits, which these models lower."""
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_qwen)}
     limits = {"BGE_EMBED_MAX_LENGTH": "9000", "QWEN_RERANK_MAX_LENGTH": "50000"}
     more = {"LOG_FORMAT": "json", "MAX_QUEU_SIZE": "3"}
@@ -401,14 +399,14 @@ def test_uvicorn_serves_the_app_and_its_log_is_ours(
     assert (reranker["max_length"], reranker["max_pairs_in_forward"]) == (40960, 16)
 
 
-def test_a_failed_start_ends_uvicorn_and_no_other_server(monkeypatch) -> None:
+def test_a_failed_start_stops_uvicorn_and_no_other_server(monkeypatch) -> None:
     registered, ended = [], []
     monkeypatch.setattr(process.atexit, "register", lambda *call: registered.append(call))
     monkeypatch.setattr(process.os, "_exit", ended.append)
     error = StartupError("the folder is not there")
     with capture_logs() as log:
         stop_uvicorn(error)
-    assert [each["event"] for each in log] == ["start_failed"], "it goes on, and is unhealthy"
+    assert [entry["event"] for entry in log] == ["start_failed"], "it goes on, and is unhealthy"
     assert registered == []
     server = uvicorn.Server(uvicorn.Config(lambda: None, log_config=None))
     with server.capture_signals(), capture_logs() as log:
@@ -418,7 +416,7 @@ def test_a_failed_start_ends_uvicorn_and_no_other_server(monkeypatch) -> None:
     ((call, *arguments),) = registered
     with capture_logs() as log:
         call(*arguments)
-    assert ([each["event"] for each in log], ended) == (["start_failed"], [1])
+    assert ([entry["event"] for entry in log], ended) == (["start_failed"], [1])
 
 
 SIGNALLED = """
@@ -437,8 +435,6 @@ runpy.run_module("app", run_name="__main__")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_among_the_imports_ends_the_start_without_a_traceback(
-    sent, tmp_path: Path
-) -> None:
+def test_a_signal_during_the_imports_exits_without_a_traceback(sent, tmp_path: Path) -> None:
     done = run_script(SIGNALLED, str(int(sent)), folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, the environment and .env, where no name may be nobody's."""
+"""The sources of settings: flags, the environment and .env, which may hold no unknown name."""
 
 import os
 import re
@@ -28,7 +28,7 @@ from tests.support.script import run_script
 from tests.support.server import REPOSITORY
 
 VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?")
-# Compose's own, and one that Qdrant reads.
+# Those of compose, and one of Qdrant.
 OF_OTHERS = {
     "COMPOSE_FILE": "",
     "COMPOSE_PROFILES": "",
@@ -47,9 +47,7 @@ def test_a_flag_wins_over_the_environment_which_wins_over_dotenv(monkeypatch, tm
     assert (settings.max_queue_size, settings.rerank_max_queue) == (7, 3)
 
 
-def test_demo_is_its_own_model_for_everything_and_no_hub_whatever_is_set_elsewhere(
-    monkeypatch, tmp_path
-) -> None:
+def test_demo_overrides_the_models_and_the_hub(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     Path(".env").write_text("DENSE_EMBEDDING_MODEL=another/model\nHF_HUB_OFFLINE=false\n")
     monkeypatch.setenv("EMBEDDING_MODEL", "a/third")
@@ -65,7 +63,7 @@ def test_every_setting_is_a_flag() -> None:
         assert load_settings([flag, value]) == Settings()
 
 
-def test_a_flag_for_yes_or_no_needs_no_value_and_an_empty_one_counts_as_not_set(
+def test_a_boolean_flag_needs_no_value_and_an_empty_one_counts_as_not_set(
     monkeypatch,
 ) -> None:
     monkeypatch.setenv("LOG_FORMAT", "json")
@@ -79,10 +77,10 @@ def test_the_file_of_models_is_read_with_the_settings(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("- name: own/one\n- name: own/two\n")
     models = load_settings(["--models", "models.yaml"]).models
     assert models is not None
-    assert [each.name for each in models] == ["own/one", "own/two"]
+    assert [model.name for model in models] == ["own/one", "own/two"]
 
 
-def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(monkeypatch) -> None:
+def test_all_wrong_values_are_named_and_empty_ones_count_as_not_set(monkeypatch) -> None:
     monkeypatch.setenv("DTYPE", "")
     monkeypatch.setenv("MAX_BATCH_TOKENS", "")
     assert load_settings() == Settings()
@@ -116,7 +114,7 @@ def test_every_wrong_value_is_named_at_once_and_an_empty_one_counts_as_not_set(m
         (["hush"], "flags begin with --, and one of the arguments belongs to no flag"),
     ],
 )
-def test_a_flag_that_is_not_right_is_one_sentence(arguments: list[str], sentence: str) -> None:
+def test_a_wrong_flag_is_one_sentence(arguments: list[str], sentence: str) -> None:
     with pytest.raises(StartupError) as caught:
         load_settings(arguments)
     assert str(caught.value).startswith(sentence)
@@ -139,7 +137,7 @@ def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: P
     assert "(default:200)" in told
 
 
-def test_a_name_in_dotenv_that_is_nobodys_stops_the_start_and_names_the_nearest(tmp_path) -> None:
+def test_an_unknown_name_in_dotenv_stops_the_start_with_the_nearest_setting(tmp_path) -> None:
     (tmp_path / ".env").write_text("PORT=0\nMAX_QUEU_SIZE=3\nexport api_tokn=hush\n")
     with pytest.raises(StartupError) as caught:
         load_settings()
@@ -149,7 +147,7 @@ def test_a_name_in_dotenv_that_is_nobodys_stops_the_start_and_names_the_nearest(
     )
 
 
-def test_a_name_of_another_server_in_dotenv_is_told_the_setting(tmp_path) -> None:
+def test_a_setting_of_another_server_in_dotenv_names_the_setting_here(tmp_path) -> None:
     (tmp_path / ".env").write_text("MAX_CLIENT_BATCH_SIZE=32\nINFINITY_API_KEY=hush\n")
     with pytest.raises(StartupError) as caught:
         load_settings()
@@ -160,11 +158,9 @@ def test_a_name_of_another_server_in_dotenv_is_told_the_setting(tmp_path) -> Non
     )
 
 
-def test_dotenv_may_hold_names_for_compose_and_begin_with_a_mark_of_its_encoding(
-    monkeypatch, tmp_path
-) -> None:
-    """As editors on Windows write it."""
-    monkeypatch.setattr(os, "environ", {})  # Libraries' variables are passed on to it.
+def test_dotenv_may_hold_compose_variables_and_a_byte_order_mark(monkeypatch, tmp_path) -> None:
+    """Editors on Windows write a byte order mark."""
+    monkeypatch.setattr(os, "environ", {})  # `load_settings` exports variables of libraries to it.
     lines = [f"{name}={value}\n" for name, value in listed_for_others().items()]
     (tmp_path / ".env").write_text("".join(["PORT=9000\n", *lines]), encoding="utf-8-sig")
     assert load_settings() == Settings(port=9000)
@@ -173,7 +169,7 @@ def test_dotenv_may_hold_names_for_compose_and_begin_with_a_mark_of_its_encoding
         load_settings()
 
 
-def test_variables_of_libraries_are_passed_on_from_dotenv_unless_the_environment_has_them(
+def test_variables_of_libraries_are_exported_from_dotenv_unless_they_are_set(
     monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(os, "environ", {"http_proxy": "http://here:1", "HF_ENDPOINT": ""})
@@ -187,7 +183,7 @@ def test_variables_of_libraries_are_passed_on_from_dotenv_unless_the_environment
     }
 
 
-def test_a_setting_that_is_gone_stops_the_start_where_dotenv_names_it(tmp_path: Path) -> None:
+def test_a_removed_setting_in_dotenv_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("TORCH_COMPILE=false\n")
     with pytest.raises(
         StartupError, match=r"^\.env sets TORCH_COMPILE, which was removed: it had no"
@@ -204,7 +200,7 @@ def test_dotenv_is_read_as_docker_compose_reads_it(monkeypatch, tmp_path: Path) 
     assert settings.reranker_model == "own/$NAME"
 
 
-def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
+def test_misspelt_settings_in_the_environment_are_found() -> None:
     near = {
         "DEVICES": "DEVICE",
         "DYTEP": "DTYPE",
@@ -215,7 +211,7 @@ def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
         "rate_limit_brust_size": "RATE_LIMIT_BURST_SIZE",
     }
     far = ["HOME", "HOSTNAME", "PATH", "TERM", "MAX_QUEUE", "OTHER", "MEMORY_LIMITS"]
-    # Two more letters of five; three others, and one that is missing.
+    # Two extra letters in a name of five; three extra ones, and one missing.
     far += ["DTYPEXY", "LOG_LEVEXYZ"]
     # One letter from UI, and set by build machines and shells.
     far += ["CI", "UID"]
@@ -228,7 +224,9 @@ SETTINGS = sorted(listed_settings().keys() - {"UI"})
 
 
 @given(st.sampled_from(SETTINGS), st.integers(0, 50), st.sampled_from(LETTERS))
-def test_a_letter_too_many_missing_wrong_or_swapped_is_noticed(name, place, letter) -> None:
+def test_a_setting_with_an_extra_missing_wrong_or_swapped_letter_is_found(
+    name, place, letter
+) -> None:
     place %= len(name)
     before, there, after = name[:place], name[place], name[place + 1 :]
     wrong = {before + letter + there + after, before + after, before + letter + after}
@@ -237,17 +235,17 @@ def test_a_letter_too_many_missing_wrong_or_swapped_is_noticed(name, place, lett
         assert list(unknown_names({misspelt: ""})), misspelt
 
 
-# How settings are described.
+# Descriptions of settings.
 
 
-def test_a_default_is_written_as_in_dotenv() -> None:
+def test_the_default_of_a_setting_is_written_as_in_dotenv() -> None:
     names = ("reproducible", "reranker_model", "api_token", "max_queue_size")
     assert [default(name) for name in names] == ["false", "BAAI/bge-reranker-v2-m3", "", "200"]
     values = {name: default(name) for name in Settings.model_fields if default(name)}
     assert Settings.model_validate(values) == Settings()
 
 
-def test_the_few_words_that_a_setting_may_be_stand_before_its_meaning() -> None:
+def test_the_allowed_words_of_a_setting_precede_its_description() -> None:
     assert meaning("log_format").startswith("`console` or `json`: format of the log; ")
     assert without_markup(meaning("log_format")).startswith("console or json: format")
 
@@ -262,11 +260,11 @@ def test_sections_hold_their_settings_in_order() -> None:
 # The compose files.
 
 
-def test_what_compose_reads_is_listed_with_the_default_it_has_there() -> None:
+def test_compose_variables_are_listed_with_the_defaults_of_compose() -> None:
     text = (REPOSITORY / "docker-compose.cpu.yml").read_text()
     found = dict(VARIABLE.findall(text))
     for name in ("API_TOKENS_FILE", "TRUSTED_PROXIES"):
-        found.pop(name)  # Without one the service gets another.
+        found.pop(name)  # Without a default in compose, the service has its own.
     assert found.items() <= (listed_settings() | listed_for_others()).items()
     for name in engine.LIBRARY_VARIABLES:
         found.setdefault(name, listed_for_others()[name])
@@ -274,7 +272,7 @@ def test_what_compose_reads_is_listed_with_the_default_it_has_there() -> None:
     assert f"name: {OF_OTHERS['COMPOSE_PROJECT_NAME']}\n" in text
 
 
-def test_each_has_a_description_and_none_is_a_setting() -> None:
+def test_other_variables_have_a_description_and_are_not_settings() -> None:
     variables = (*COMPOSE_VARIABLES, *LIBRARY_VARIABLES)
     assert all(variable.description for variable in variables)
     assert {variable.name for variable in COMPOSE_VARIABLES} == service.COMPOSE_VARIABLES

@@ -1,4 +1,4 @@
-"""A connection on a transport in hand, the app behind it, and what was written to its client."""
+"""A connection with a fake transport, its app, and the responses written to its client."""
 
 import asyncio
 import re
@@ -16,7 +16,7 @@ RESPONSE_TIMEOUT = 30.0
 
 
 class Wire(asyncio.Transport):
-    """The transport of a client that reads `unread` bytes less than were written."""
+    """The transport of a client that leaves `unread` bytes unread."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.1", 7)})
@@ -60,7 +60,7 @@ class Wire(asyncio.Transport):
 
 
 class App:
-    """Records what it is asked; answers once `go` is set, with a length or as a stream."""
+    """An app that records requests, and responds once `go` is set, with a length or as a stream."""
 
     def __init__(self, *, held: bool, reads: bool, streams: bool) -> None:
         self.paths: list[str] = []
@@ -125,7 +125,7 @@ class Client:
         await turns()
 
     async def send_in_pieces(self, data: bytes, size: int) -> None:
-        """Until the service answers that it takes no more."""
+        """Send in pieces until the service closes the connection."""
         for start in range(0, len(data), size):
             if self.wire.ended is None and not self.wire.sent_eof:
                 self.protocol.data_received(data[start : start + size])
@@ -136,7 +136,7 @@ class Client:
         await turns(100)
 
     async def wait(self, seconds: int) -> None:
-        """Let the server look at the connection once a second, until it ends."""
+        """Call `tick` once a second until the connection ends."""
         for _ in range(seconds):
             if self.wire.ended is None:
                 self.protocol.tick()
@@ -148,6 +148,6 @@ class Client:
 
     @property
     def error(self) -> dict[str, str]:
-        """The body of the last answer."""
+        """The body of the last response."""
         content: dict[str, str] = orjson.loads(self.wire.written.rpartition(b"\r\n\r\n")[2])
         return content

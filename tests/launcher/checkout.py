@@ -1,4 +1,4 @@
-"""The launcher run for real in a small checkout, and the programs that it looks for."""
+"""A small checkout in which the real launcher runs, and stand-ins for the programs it uses."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     library_path().touch()
 """
 
-# Of a container: the arguments, the status of nvidia-smi where it is there, and the device.
+# For a container: the arguments, the status of nvidia-smi if it exists, and the device.
 FLAVOURS = [
     ("", None, "cpu"),
     ("", 0, "gpu"),
@@ -48,8 +48,8 @@ FLAVOURS = [
     ("docker CPU", 0, "cpu"),
     ("gpu", None, "gpu"),
 ]
-# Where neither Python nor more of docker is there: the arguments, the command of docker that fails
-# where there is one, and the beginning of the one sentence.
+# Without Python or a complete docker: the arguments, the failing command of docker if there is one,
+# and the beginning of the sentence.
 _NO_PYTHON = "Python 3.11 or newer was not found: install it, or "
 _NO_DOCKER = "docker was not found: install Docker, or use 'start_server."
 _NO_COMPOSE = "'docker compose' was not found: install Docker's compose plugin, 2.24.4 or newer."
@@ -61,7 +61,7 @@ WITHOUT_PYTHON = [
     ("", "compose version", _NO_COMPOSE),
     ("", "info", _NO_DAEMON),
 ]
-# What nvidia-smi tells of the memory, and what is set for a Qwen reranker.
+# The memory in the output of nvidia-smi, and the limits of a Qwen reranker.
 MEMORIES = [
     (("24576", "8188"), "8 8192"),
     (("6144",), "4 4096"),
@@ -69,7 +69,7 @@ MEMORIES = [
     (("[N/A]",), ""),
 ]
 WHEELS = "wheels"
-# Nothing of our own environment, and no network for pip, which finds its packages in the checkout.
+# Nothing of the environment of the tests, and no network for pip: packages are in the checkout.
 BARE = {
     "HOME": "/",
     "PIP_NO_INDEX": "1",
@@ -77,14 +77,14 @@ BARE = {
     "PYTHON": sys.executable,
     "PORT": "0",
 }
-# In a checkout where a start has been made: what that showed on a terminal of 80 columns.
+# In a checkout after a start: the output on a terminal of 80 columns.
 SHOWN = "shown"
 
 
 class Checkout:
     """A small checkout, whose launcher is started from another folder.
 
-    `tools` is the whole PATH: what the launcher itself needs, and the stand-ins of a test.
+    `tools` is the whole PATH: programs that the launcher needs, and the stand-ins of a test.
     """
 
     def __init__(self, folder: Path, tools: Path) -> None:
@@ -95,7 +95,7 @@ class Checkout:
         return self.folder / name
 
     def command(self, line: str, prefix: Sequence[str] = (), **variables: str) -> list[str]:
-        """The command that starts it; it runs behind `prefix`."""
+        """The command that starts the launcher, after `prefix`."""
         environment = BARE | {"PATH": str(self.tools)} | variables
         assigned = (f"{name}={value}" for name, value in environment.items())
         return [*prefix, "env", "-i", *assigned, BASH or "", str(self.file(SCRIPT)), *line.split()]
@@ -103,7 +103,7 @@ class Checkout:
     def start(
         self, line: str = "", prefix: Sequence[str] = (), **variables: str
     ) -> "subprocess.CompletedProcess[str]":
-        """Start it with no terminal."""
+        """Start the launcher without a terminal."""
         return subprocess.run(
             self.command(line, prefix, **variables),
             cwd="/",
@@ -125,11 +125,11 @@ class Checkout:
         )
 
     def refusal(self, line: str = "", prefix: Sequence[str] = (), **variables: str) -> str:
-        """The one sentence of a start that is refused."""
+        """The sentence of a refused start."""
         return sentence_of(self.start(line, prefix, **variables))
 
     def prepared_python(self, module: str) -> str:
-        """A Python that runs a module of this text before anything else, to be named by PYTHON."""
+        """A Python, for the variable PYTHON, that first runs a module with this text."""
         (self.tools / "sitecustomize.py").write_text(module)
         assigned = f'PYTHONPATH="{self.tools}"'
         add_program(self.tools, "prepared-python", f'{assigned} exec {sys.executable} "$@"')
@@ -163,21 +163,21 @@ class Checkout:
 
 
 def sentence_of(result: "subprocess.CompletedProcess[str]") -> str:
-    """The one sentence, which is all that was said."""
+    """The sentence, which must be the whole output."""
     assert (result.returncode, result.stdout) == (1, ""), result
     (sentence,) = result.stderr.splitlines()
     return sentence.rstrip().removeprefix("start_server: ")
 
 
 def told(result: "subprocess.CompletedProcess[str]") -> dict[str, str]:
-    """What the app printed that a start has led to."""
+    """The output of the app that was started."""
     assert result.returncode == 0, result.stderr
     found: dict[str, str] = json.loads(result.stdout.splitlines()[-1])
     return found
 
 
 def told_on_terminal(shown: list[str]) -> dict[str, str]:
-    """The same, where it may stand behind a question."""
+    """The same on a terminal, where a question may precede it."""
     found: dict[str, str] = json.loads(shown[-1][shown[-1].index("{") :])
     return found
 
@@ -277,7 +277,7 @@ def make_checkout(folder: Path) -> None:
     (folder / "tools" / "demo" / "__main__.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(exist_ok=True)\n"
     )
-    # What the launcher asks of the real app.
+    # The parts of the real app that the launcher imports.
     for name in ("app/__init__", "app/ports", "smart_embedder/__init__", "smart_embedder/errors"):
         shutil.copy(ROOT / f"{name}.py", folder / f"{name}.py")
     shutil.copy(ROOT / "smart_embedder/kernels/__init__.py", kernels)
@@ -287,7 +287,7 @@ def make_checkout(folder: Path) -> None:
     (requirements / "launcher.lock").write_text(
         "".join(write_installed(folder / WHEELS, name) for name in needed)
     )
-    for flavour, version in (("cpu", "2.0+cpu"), ("gpu", "2.0")):  # pip would take the same one.
+    for flavour, version in (("cpu", "2.0+cpu"), ("gpu", "2.0")):  # pip would choose the same one.
         torch = write_wheel(folder / flavour, version, "torch")
         (requirements / f"torch-{flavour}.lock").write_text(f"--find-links {flavour}\n{torch}")
     (requirements / "service.lock").write_text(write_wheel(folder / WHEELS, "1.0"))

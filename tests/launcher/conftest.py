@@ -1,4 +1,4 @@
-"""A PATH with next to nothing on it, a checkout, and one that has been started once."""
+"""A nearly empty PATH, a checkout, and a checkout after a start."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from tests.support.once import made_once
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """A folder to be the whole PATH: what the launcher itself needs and nothing else."""
+    """A folder for PATH that holds only the programs that the launcher needs."""
     return _tools(tmp_path / "tools")
 
 
@@ -27,14 +27,14 @@ def _tools(folder: Path) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path, tools: Path) -> Checkout:
-    """The launcher in a checkout of its own: ours may hold the .venv of a start, or an .env."""
+    """A checkout for the launcher, because ours may hold a .venv or an .env."""
     make_checkout(tmp_path / "checkout")
     return Checkout(tmp_path / "checkout", tools)
 
 
 @pytest.fixture(scope="session")
 def started_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout where one start has been made, for copies."""
+    """A checkout after a start, to be copied."""
     return made_once(tmp_path_factory, "a checkout", _make_started)
 
 
@@ -49,6 +49,6 @@ def _make_started(folder: Path) -> None:
 
 @pytest.fixture
 def started(started_once: Path, tools: Path, tmp_path: Path) -> Checkout:
-    """A copy of it, which a test may leave in any state."""
+    """A copy of `started_once`, which a test may change."""
     folder = tmp_path / "a checkout"
     return Checkout(shutil.copytree(started_once, folder, symlinks=True), tools)

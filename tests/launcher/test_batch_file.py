@@ -1,6 +1,6 @@
-"""start_server.bat: read, and run by wine's cmd where that is installed.
+"""start_server.bat, which wine's cmd runs if it is installed.
 
-Batch files stand in for Windows' Python, docker and nvidia-smi, as pyenv's python is one too.
+Batch files stand in for Python, docker and nvidia-smi; pyenv's python is a batch file, too.
 """
 
 import os
@@ -43,7 +43,7 @@ NOT_UP = "docker compose could not start the service; its message above says why
 
 
 def find(*names: str) -> str:
-    """The first of wine's programs that is installed; skips without any."""
+    """Find the first installed program of these; skip the test if there is none."""
     for name in names:
         if program := shutil.which(name, path=FOLDERS):
             return program
@@ -51,7 +51,7 @@ def find(*names: str) -> str:
 
 
 def environment_of(wine: Path) -> dict[str, str]:
-    """What every program of wine needs: no .NET, no browser."""
+    """The environment of wine's programs: no .NET, no browser."""
     quiet = {"WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree,mshtml="}
     home = {"HOME": str(wine), "WINEPREFIX": str(wine / "windows")}
     return quiet | home | {"PATH": os.environ["PATH"]}
@@ -80,7 +80,7 @@ def wine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def windows_path(path: Path) -> str:
-    """What a file of this machine is called in wine."""
+    """The path in wine of a file of this machine."""
     return "Z:" + str(path).replace("/", "\\")
 
 
@@ -146,18 +146,18 @@ def checkout(wine: Path, tmp_path: Path) -> Checkout:
     return Checkout(wine, tmp_path)
 
 
-def test_a_window_that_explorer_opened_stays_until_its_error_is_read(
+def test_a_window_opened_by_explorer_waits_for_a_key_after_an_error(
     wine: Path, tmp_path: Path
 ) -> None:
     # Wine's cmd has no variable that holds its command line, and trips over an & in one.
     checkout = Checkout(wine, tmp_path, "a checkout")
     path = windows_path(checkout.folder / BATCH_FILE.name)
     explorer = {"CMDCMDLINE": f'C:\\windows\\cmd.exe /c ""{path}" "'}
-    # Where the input is no console, nobody could press a key.
+    # If the input is not a console, nobody can press a key.
     failed = checkout.start("local cpu", answers="x", **explorer)
     assert failed.returncode == 1
     assert "Press any key" not in failed.stdout
-    checkout.add("timeout", ("exit /b 0",))  # As Windows' ends at a console.
+    checkout.add("timeout", ("exit /b 0",))  # As that of Windows exits at a console.
     failed = checkout.start("local cpu", answers="x", **explorer)
     assert failed.returncode == 1
     assert NO_PYTHON in failed.stderr
@@ -166,7 +166,7 @@ def test_a_window_that_explorer_opened_stays_until_its_error_is_read(
     assert sentence_of(by_a_program) == NO_PYTHON
 
 
-def test_the_first_python_that_works_gets_the_arguments_and_no_environment_of_another(
+def test_the_first_working_python_gets_the_arguments_without_pythonpath(
     checkout: Checkout,
 ) -> None:
     names = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
@@ -182,7 +182,7 @@ def test_the_first_python_that_works_gets_the_arguments_and_no_environment_of_an
 
 
 def test_the_python_of_an_earlier_start_is_enough(checkout: Checkout) -> None:
-    """It must be a program; wine's own cmd does for one, which ends well without input."""
+    """It must be a program, such as wine's cmd, which exits with 0 without input."""
     scripts = checkout.folder / ".venv" / "Scripts"
     scripts.mkdir(parents=True)
     windows = checkout.wine / "windows" / "drive_c" / "windows" / "system32"
@@ -190,7 +190,7 @@ def test_the_python_of_an_earlier_start_is_enough(checkout: Checkout) -> None:
     assert checkout.start("local").returncode == 0
 
 
-def test_a_python_named_by_the_user_is_taken_and_must_work(checkout: Checkout) -> None:
+def test_the_python_of_the_variable_is_used_and_must_work(checkout: Checkout) -> None:
     checkout.add_python("python")
     mine = write_batch_file(checkout.folder / "my python.bat", (PYTHON[0], "echo mine %*"))
     result = checkout.start("local cpu", PYTHON=windows_path(mine))
@@ -211,13 +211,13 @@ QWEN = "Qwen/Qwen3-Reranker-0.6B"
 
 
 def told(result: "subprocess.CompletedProcess[str]") -> list[list[str]]:
-    """The file, models and limits that compose was started with each time, as far as set."""
+    """The file, models and limits of each start of compose, as far as they are set."""
     lines = [line for line in result.stdout.splitlines() if "told " in line]
     return [line.partition("told ")[2].split() for line in lines]
 
 
-def test_without_a_python_it_starts_a_container_or_says_what_is_needed(checkout: Checkout) -> None:
-    """Here `auto` is the GPU that nvidia-smi finds, or else the CPU; `gpu` needs none."""
+def test_docker_starts_without_python_and_local_says_that_it_is_missing(checkout: Checkout) -> None:
+    """`auto` is the GPU if nvidia-smi finds one, else the CPU; `gpu` does not need nvidia-smi."""
     calls = [f"call .\\{BATCH_FILE.name} {line}" for line, _, _ in WITHOUT_PYTHON]
     without_docker = calls[: len(calls) - 2]
     cases = write_batch_file(checkout.folder / "cases.bat", tuple(without_docker))
@@ -238,7 +238,7 @@ def test_without_a_python_it_starts_a_container_or_says_what_is_needed(checkout:
     assert result.stderr.strip() == f"start_server: {NOT_UP}"
 
 
-def test_the_device_and_the_memory_of_the_gpu_choose_the_file_and_the_limits(
+def test_the_device_and_the_gpu_memory_choose_the_compose_file_and_the_limits(
     checkout: Checkout,
 ) -> None:
     checkout.add("docker", TOLD)
@@ -271,7 +271,7 @@ def test_the_device_and_the_memory_of_the_gpu_choose_the_file_and_the_limits(
         ("", {}, "BAAI/bge-reranker-v2-m3"),
     ],
 )
-def test_it_asks_at_a_console(
+def test_it_asks_for_the_models_at_a_console(
     checkout: Checkout, answers: str, variables: dict[str, str], expected: str
 ) -> None:
     """What stands in for Windows' timeout ends well, as that does at a console.
@@ -288,7 +288,7 @@ def test_it_asks_at_a_console(
         assert (f"Set for this start: {limit}." in asked.stdout) == ("2048" in expected)
 
 
-def test_it_has_windows_line_ends_and_every_label_it_jumps_to() -> None:
+def test_the_batch_file_has_windows_line_ends_and_all_its_labels() -> None:
     text = BATCH_FILE.read_bytes()
     assert text.count(b"\n") == text.count(b"\r\n"), "cmd misses labels in files with bare newlines"
     labels = set(re.findall(rb"^:(\w+)", text, re.MULTILINE))

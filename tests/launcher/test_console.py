@@ -1,4 +1,4 @@
-"""What is asked on a terminal, and what the answers do."""
+"""Questions on a terminal, and the effect of the answers."""
 
 import io
 import json
@@ -40,7 +40,7 @@ ASKED = "BGE or QWEN [BGE]: "
         pytest.param("", None, BGE_RERANKER, id="end of input"),
     ],
 )
-def test_it_asks_for_the_models_until_it_is_told_one(
+def test_it_asks_for_a_model_until_the_answer_is_one(
     monkeypatch, capsys, answers: str, dense: str | None, reranker: str
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(answers))
@@ -53,7 +53,7 @@ def test_it_asks_for_the_models_until_it_is_told_one(
         assert re.search(rf"^  {word} +{model}, \d\.\d GB", text, re.MULTILINE)
 
 
-def test_on_a_terminal_it_asks_for_what_is_not_set_and_tells_what_follows(
+def test_on_a_terminal_it_asks_for_unset_models_and_prints_the_limits(
     started: Checkout,
 ) -> None:
     _, both = started.start_on_terminal("local cpu", "\x04\x04")
@@ -71,7 +71,9 @@ def test_on_a_terminal_it_asks_for_what_is_not_set_and_tells_what_follows(
     assert ASKED not in "\n".join(none)
 
 
-def test_a_line_shows_how_far_each_step_is_and_the_demo_asks_nothing(started: Checkout) -> None:
+def test_a_terminal_shows_the_progress_of_each_step_and_the_demo_asks_nothing(
+    started: Checkout,
+) -> None:
     first = json.loads(started.file(SHOWN).read_text())
     _, demo = started.start_on_terminal("local cpu --demo", COLUMNS="80")
     assert told_on_terminal(demo)["FLAGS"] == "--demo"

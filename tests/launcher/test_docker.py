@@ -1,4 +1,4 @@
-"""The server in a container: what compose is told, and Docker that cannot be used."""
+"""The server in a container: the arguments of compose, and errors of Docker."""
 
 import shutil
 import socket
@@ -14,7 +14,7 @@ HERE = {"Name": socket.gethostname()}
 
 
 @pytest.mark.parametrize(("line", "nvidia_smi", "flavour"), FLAVOURS)
-def test_docker_starts_the_compose_file_of_the_device_and_tells_where_its_logs_are(
+def test_docker_starts_the_compose_file_of_the_device_and_prints_the_logs_command(
     checkout: Checkout, line: str, nvidia_smi: int | None, flavour: str
 ) -> None:
     add_program(checkout.tools, "docker", docker())
@@ -41,7 +41,7 @@ def test_docker_starts_the_compose_file_of_the_device_and_tells_where_its_logs_a
 def test_the_argument_decides_on_the_device_and_auto_follows_the_setting(
     checkout: Checkout, line: str, device: str, file: str, told: str
 ) -> None:
-    """The compose file for CPUs does not pass DEVICE on."""
+    """The compose file for CPUs does not pass DEVICE to the service."""
     add_program(checkout.tools, "docker", docker())
     add_program(checkout.tools, "nvidia-smi", "exit 0")
     shown = checkout.start(line, DEVICE=device).stdout
@@ -57,7 +57,7 @@ def test_docker_that_cannot_start_is_an_error(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize(("report", "tuned"), MEMORIES)
-def test_a_container_gets_what_the_memory_of_the_gpu_calls_for(
+def test_a_container_gets_the_reranker_limits_of_the_gpu_memory(
     checkout: Checkout, report: tuple[str, ...], tuned: str
 ) -> None:
     add_program(checkout.tools, "docker", docker())
@@ -83,7 +83,7 @@ def test_a_container_gets_what_the_memory_of_the_gpu_calls_for(
 def test_env_files_are_read_by_compose(
     checkout: Checkout, tmp_path: Path, dotenv: str, tuned: str
 ) -> None:
-    """Compose reads the file again, so its values are not passed on."""
+    """Compose reads the file itself, so its values are not exported."""
     program = shutil.which("docker")
     works = program and subprocess.run([program, "compose", "version"], check=False).returncode == 0
     if not works:
@@ -96,7 +96,7 @@ def test_env_files_are_read_by_compose(
 
 
 def failing(message: str) -> str:
-    """A docker whose daemon cannot be asked."""
+    """A docker whose daemon does not answer."""
     return f'[[ $1 == compose ]] && echo 2.40.3 || {{ echo "{message}" >&2; exit 1; }}'
 
 
@@ -122,7 +122,7 @@ CDI = [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]
         ("gpu", docker(Name="another-machine"), None),
     ],
 )
-def test_docker_that_cannot_be_used_is_one_sentence(
+def test_unusable_docker_is_reported_in_one_sentence(
     checkout: Checkout, flavour: str, program: str | None, sentence: str | None
 ) -> None:
     if program is not None:
@@ -134,7 +134,7 @@ def test_docker_that_cannot_be_used_is_one_sentence(
 
 
 @pytest.mark.parametrize("name", ["nvidia-container-runtime-hook", "nvidia-ctk"])
-def test_the_nvidia_toolkits_hook_is_enough_without_a_runtime_of_its_own(
+def test_the_hook_of_the_nvidia_toolkit_is_enough_without_a_runtime(
     checkout: Checkout, name: str
 ) -> None:
     add_program(checkout.tools, "docker", docker(Runtimes={"runc": {}}, **HERE))
@@ -158,7 +158,7 @@ def taken() -> Iterator[str]:
         pytest.param(HERE["Name"], "127.0.0.1:{}", False, id="our container"),
     ],
 )
-def test_a_taken_port_is_told_before_an_image_is_built_where_it_is_one_of_the_daemons(
+def test_a_port_in_use_is_reported_before_an_image_is_built(
     checkout: Checkout, taken: str, name: str, published: str, is_refused: bool
 ) -> None:
     program = docker(published=published.format(taken), port=taken, Name=name)

