@@ -1,4 +1,4 @@
-"""CUDA graphs of small batches, with real numbers on a CPU: what they compute, and when not."""
+"""CUDA graphs of small batches, simulated with real numbers on a CPU, and on a GPU."""
 
 import threading
 from collections.abc import Generator
@@ -34,7 +34,7 @@ from tests.support.encoders import FAMILIES, load, save_family, word_tokenizer
 
 CPU = torch.device("cpu")
 BUCKETS = (Bucket(16, 4, 16), Bucket(40, 6, 40), Bucket(40, 20, 12))
-# Batches that one of them holds: at most 20 sequences of at most 12 tokens, or 6 of any length.
+# Batches that fit a bucket: at most 20 sequences of at most 12 tokens, or 6 of any length.
 LENGTHS = st.one_of(
     st.lists(st.integers(1, 12), min_size=1, max_size=20), st.lists(st.integers(1, 40), min_size=1)
 ).filter(lambda lengths: sum(lengths) <= 40 and (max(lengths) <= 12 or len(lengths) <= 6))
@@ -85,7 +85,7 @@ def trial_of(backbone: Backbone) -> GraphTrial:
 
 
 def result_of(steps: Generator[None, None, GraphedForwards]) -> GraphedForwards:
-    """What a capture returns after its last step."""
+    """Run all steps of a capture, and return its result."""
     while True:
         try:
             next(steps)
@@ -104,30 +104,30 @@ def batch(backbone: Backbone, lengths: list[int]) -> PackedBatch:
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @torch.inference_mode()
-def test_states_are_those_of_the_plain_forward_whatever_was_computed_before(
+def test_cuda_graph_states_equal_the_plain_forward(
     backbone: Backbone, graphs: GraphedForwards, batches: list[list[int]]
 ) -> None:
-    assert [each.bucket for each in graphs.forwards] == list(BUCKETS)
+    assert [graph.bucket for graph in graphs.forwards] == list(BUCKETS)
     kept = []
     for lengths in batches:
         packed = batch(backbone, lengths)
         graph = graphs.find(packed)
         assert graph is not None
         kept.append((graph(packed), backbone.forward(packed)))
-    # A later batch leaves the states of an earlier one as they are.
+    # A later batch does not change the states of an earlier one.
     for actual, expected in kept:
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 class Stale(CpuGraph):
-    """Repeats nothing, so that the states stay those of the capture."""
+    """Computes nothing: the states stay those of the capture."""
 
     def replay(self) -> None:
         pass
 
 
 class NotANumber(CpuGraph):
-    """One number of the states is none."""
+    """Makes one number of the states NaN."""
 
     def replay(self) -> None:
         super().replay()
@@ -144,14 +144,14 @@ class OutOfMemory(CpuGraph):
 
 
 class LaunchFails(CpuGraph):
-    """Can be captured and not be launched."""
+    """Can be captured but not launched."""
 
     def replay(self) -> None:
         raise RuntimeError("CUDA error: invalid argument")
 
 
 def reads_lengths(packed: PackedBatch) -> torch.Tensor:
-    """As an attention that asks for lengths on the host does."""
+    """A forward that reads lengths on the host, as some attention kernels do."""
     return torch.ones(packed.tokens, packed.max_length)
 
 
@@ -165,7 +165,7 @@ def reads_lengths(packed: PackedBatch) -> torch.Tensor:
         ({"forward": reads_lengths}, "raises NotImplementedError"),
     ],
 )
-def test_a_faulty_graph_is_refused_with_one_warning(backbone, fault, reason) -> None:
+def test_faulty_cuda_graph_is_refused_with_one_warning(backbone, fault, reason) -> None:
     with capture_logs() as logs:
         found = capture(backbone, **fault)
     assert found.forwards == ()
@@ -178,18 +178,18 @@ def test_a_faulty_graph_is_refused_with_one_warning(backbone, fault, reason) -> 
     assert logs == []
 
 
-def test_after_a_capture_that_fails_its_memory_may_be_used_again(backbone, monkeypatch) -> None:
-    told, names = [], ["_cuda_endAllocateToPool", "_cuda_releasePool"]
+def test_failed_capture_releases_its_memory(backbone, monkeypatch) -> None:
+    calls, names = [], ["_cuda_endAllocateToPool", "_cuda_releasePool"]
     for name in names:
         monkeypatch.setattr(
-            torch._C, name, lambda *given, name=name: told.append((name, *given)), raising=False
+            torch._C, name, lambda *given, name=name: calls.append((name, *given)), raising=False
         )
     capture(backbone, OutOfMemory)
-    assert told == [(name, None, (0, 1)) for name in names]
+    assert calls == [(name, None, (0, 1)) for name in names]
 
 
-def test_no_thread_empties_the_allocators_cache_during_a_capture(backbone) -> None:
-    """It would get an error from PyTorch, and so would the requests of its device."""
+def test_no_thread_empties_the_cuda_cache_during_a_capture(backbone) -> None:
+    """PyTorch would raise an error in that thread, and fail the requests of the device."""
     acquired: list[bool] = []
 
     def try_to_acquire() -> None:
@@ -211,8 +211,8 @@ def test_no_thread_empties_the_allocators_cache_during_a_capture(backbone) -> No
 
 
 @torch.inference_mode()
-def test_forwards_between_two_steps_of_a_capture_are_as_alone(backbone) -> None:
-    """Another model's, on the same device: here those of the model itself, without graphs."""
+def test_forwards_between_steps_of_a_capture_are_right(backbone) -> None:
+    """Other models may run between two steps; here the same model does, without graphs."""
     packed = batch(backbone, [3, 9])
     expected = backbone.forward(packed)
     steps = trial_of(backbone).capture(BUCKETS, CPU)
@@ -233,7 +233,7 @@ def test_forwards_between_two_steps_of_a_capture_are_as_alone(backbone) -> None:
     torch.testing.assert_close(graph(packed), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_no_faster_as_a_graph_is_launched_plainly(backbone, monkeypatch) -> None:
+def test_cuda_graph_that_is_no_faster_is_dropped(backbone, monkeypatch) -> None:
     slow = BUCKETS[1]
 
     def seconds(forward: Any, _: PackedBatch) -> float:
@@ -243,7 +243,7 @@ def test_what_is_no_faster_as_a_graph_is_launched_plainly(backbone, monkeypatch)
     monkeypatch.setattr(cuda_graphs, "_time_forward", seconds)
     with capture_logs() as logs:
         found = capture(backbone)
-    assert [each.bucket for each in found.forwards] == [BUCKETS[0], BUCKETS[2]]
+    assert [graph.bucket for graph in found.forwards] == [BUCKETS[0], BUCKETS[2]]
     assert found.proof.holds
     assert logs == []
 
@@ -264,13 +264,13 @@ def test_what_is_no_faster_as_a_graph_is_launched_plainly(backbone, monkeypatch)
         ((2049,), None),
     ],
 )
-def test_the_smallest_bucket_that_has_room_is_chosen(lengths, chosen) -> None:
+def test_smallest_bucket_that_fits_is_chosen(lengths, chosen) -> None:
     packed = pack([np.full(length, 5) for length in lengths], device=CPU)
-    found = next((each for each in make_buckets() if each.holds(packed)), None)
+    found = next((bucket for bucket in make_buckets() if bucket.holds(packed)), None)
     assert found == (chosen and Bucket(*chosen))
 
 
-def test_buckets_are_few_and_none_starts_more_idle_blocks_than_a_call_is_worth() -> None:
+def test_buckets_are_few_and_start_few_idle_blocks() -> None:
     buckets = list(make_buckets())
     assert len(buckets) <= 16
     for bucket in buckets:
@@ -290,7 +290,7 @@ def on_gpu(folder: Path) -> Backbone:
 @pytest.mark.device
 @needs_gpu
 @torch.inference_mode()
-def test_on_a_gpu_states_are_those_of_the_plain_forward(tiny_m3: Path) -> None:
+def test_cuda_graph_on_a_gpu_equals_the_plain_forward(tiny_m3: Path) -> None:
     backbone = on_gpu(tiny_m3)
     list(backbone.capture_graphs_in_steps())
     assert backbone.target.paths["launch"] == "graphs"
@@ -304,7 +304,7 @@ def test_on_a_gpu_states_are_those_of_the_plain_forward(tiny_m3: Path) -> None:
 @pytest.mark.device
 @needs_gpu
 @torch.inference_mode()
-def test_on_a_gpu_a_capture_that_waits_for_the_device_leaves_it_usable(tiny_m3: Path) -> None:
+def test_cuda_capture_that_synchronizes_leaves_the_gpu_usable(tiny_m3: Path) -> None:
     backbone = on_gpu(tiny_m3)
     forward = backbone._transformer
 
@@ -314,7 +314,7 @@ def test_on_a_gpu_a_capture_that_waits_for_the_device_leaves_it_usable(tiny_m3: 
 
     trial = GraphTrial(waiting, backbone.pack, backbone.max_length, 0.005)
     assert not result_of(trial.capture(BUCKETS, GPU)).proof.holds
-    # PyTorch's allocator believes that no capture is under way.
+    # Raises if PyTorch's allocator still expected a capture.
     torch.cuda.empty_cache()
     list(backbone.capture_graphs_in_steps())
     assert backbone.target.paths["launch"] == "graphs"

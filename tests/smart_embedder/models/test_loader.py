@@ -1,4 +1,4 @@
-"""From settings to warm models: workers, single models beside others, and what is left of them."""
+"""Loading models: workers, entries of MODELS, needs of memory, unloading."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ import pytest
 
 from smart_embedder.core import EngineCore
 from smart_embedder.errors import StartupError
-from smart_embedder.hardware import device as choose
+from smart_embedder.hardware import device as hardware
 from smart_embedder.hardware.cpu import available_threads
 from smart_embedder.interface import Measured, PlacedModel
 from smart_embedder.models.loader import EntryLoader
@@ -36,17 +36,17 @@ def settings(folder: Path, *entries: ModelEntry, **changes: Any) -> EngineSettin
 
 
 def placed(folder: Path, changes: dict[str, Any], **entry: Any) -> list[PlacedModel]:
-    """A model as an entry of MODELS, on each of its devices."""
+    """Load a model as an entry of MODELS, on each of its devices."""
     loader = EntryLoader(settings(folder, **changes))
     return list(loader.plan(ModelEntry(name=str(folder), **entry)).load().models)
 
 
 @needs_two_cores
-async def test_two_workers_answer_as_one_does_on_cores_of_their_own(tiny_m3: Path) -> None:
+async def test_two_workers_give_the_same_vectors_on_separate_cores(tiny_m3: Path) -> None:
     changes = {"reranker_model": "late-interaction", "max_batch_tokens": 64}
 
     async def embed_each(engine: EngineCore) -> list[Any]:
-        """Every text as a request of its own, all at once."""
+        """Send one request for each text, all at once."""
         requests = (EmbedRequest([text], EVERY_KIND) for text in LENGTHS)
         results = await asyncio.gather(*map(engine.embed, requests))
         return [result.embeddings[0] for result in results]
@@ -59,20 +59,20 @@ async def test_two_workers_answer_as_one_does_on_cores_of_their_own(tiny_m3: Pat
         models, executors = engine.loaded(), engine._devices._executors
         assert [device.name for device in models.devices] == ["cpu:0", "cpu:1"]
         assert models.device.description.endswith("threads, shared by 2 workers")
-        # On one memory node the weights are there once.
+        # Workers on one memory node share the weights.
         if not SECOND_NODE:
-            copies = [executor.models[models.embedder].runs for executor in executors]
+            copies = [executor.models[models.embedder].replica for executor in executors]
             assert copies == [models.embedder] * 2
         if sys.platform == "linux":
-            require_own_cores()
-    for one, other in zip(expected, found, strict=True):
-        np.testing.assert_allclose(one.dense, other.dense, atol=1e-6)
-        np.testing.assert_allclose(one.colbert, other.colbert, atol=1e-6)
-        np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
+            assert_separate_cores()
+    for single, shared in zip(expected, found, strict=True):
+        np.testing.assert_allclose(single.dense, shared.dense, atol=1e-6)
+        np.testing.assert_allclose(single.colbert, shared.colbert, atol=1e-6)
+        np.testing.assert_array_equal(single.sparse.indices, shared.sparse.indices)
 
 
-def require_own_cores() -> None:
-    """The threads of the workers share no CPU."""
+def assert_separate_cores() -> None:
+    """The threads of the workers share no core, and use all."""
     first, second = [
         os.sched_getaffinity(thread.native_id)
         for thread in threading.enumerate()
@@ -87,20 +87,20 @@ def require_own_cores() -> None:
     ("device", "expected"),
     [(None, ["cpu:0", "cpu:1"]), ("cpu", ["cpu:0", "cpu:1"]), ("cpu:1", ["cpu:1"])],
 )
-def test_a_model_is_on_every_worker_or_on_those_that_it_names(
+def test_model_runs_on_every_worker_or_on_its_named_devices(
     tiny_m3: Path, device: str | None, expected: list[str]
 ) -> None:
     found = placed(tiny_m3, {"device": "cpu:0,cpu:1"}, device=device)
-    assert [each.device.name for each in found] == expected
+    assert [copy.device.name for copy in found] == expected
 
 
 @needs_two_cores
-def test_a_worker_that_there_is_none_of_is_told_with_its_line(tiny_m3: Path) -> None:
+def test_unknown_worker_is_refused_with_its_line(tiny_m3: Path) -> None:
     with pytest.raises(StartupError, match=r"models.yaml, line 1: device=cpu:7 is none of DEVICE"):
         placed(tiny_m3, {"device": "cpu:0,cpu:1"}, device="cpu:7", location="models.yaml, line 1")
 
 
-def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:
+def test_memory_needs_are_computed_from_the_files(tiny_m3: Path) -> None:
     loader = EntryLoader(settings(tiny_m3))
     plan = loader.plan(ModelEntry(name=str(tiny_m3)))
     size = sum(path.stat().st_size for path in tiny_m3.glob("*.safetensors"))
@@ -110,36 +110,36 @@ def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:
     assert half.needs["cpu"] == pytest.approx(plan.needs["cpu"] / 2, abs=1)
 
 
-def test_models_that_the_memory_has_no_room_for_stop_the_start(tiny_m3: Path, monkeypatch) -> None:
-    monkeypatch.setattr(choose, "host_memory_left", lambda: 2**20)
+def test_too_little_memory_for_the_models_stops_the_start(tiny_m3: Path, monkeypatch) -> None:
+    monkeypatch.setattr(hardware, "host_memory_left", lambda: 2**20)
     with pytest.raises(StartupError, match="no room for the models: .* and 1 MB are left"):
         load_models(settings(tiny_m3))
 
 
-def test_what_an_entry_names_is_for_its_own_model_alone(tiny_qwen: Path) -> None:
+def test_overrides_of_an_entry_apply_only_to_its_model(tiny_qwen: Path) -> None:
     """POOLING, NORMALIZE and QUERY_PROMPT are for the default model of dense vectors."""
-    changes = {"pooling": "cls", "normalize": True, "query_prompt": "theirs: "}
+    changes = {"pooling": "cls", "normalize": True, "query_prompt": "default: "}
     (plain,) = placed(tiny_qwen, changes)
-    named = {"pooling": "mean", "normalize": True, "query_prompt": "ours: ", "max_length": 7}
-    (own,) = placed(tiny_qwen, changes, **named)
+    named = {"pooling": "mean", "normalize": True, "query_prompt": "entry: ", "max_length": 7}
+    (changed,) = (copy.model for copy in placed(tiny_qwen, changes, **named))
     assert (plain.model.pooling, plain.model.normalizes) == ("last_token", False)
-    assert (own.model.pooling, own.model.normalizes, own.model.max_length) == ("mean", True, 7)
-    assert own.model.prompts["query"] == "ours: " != plain.model.prompts["query"] != "theirs: "
+    assert (changed.pooling, changed.normalizes, changed.max_length) == ("mean", True, 7)
+    assert changed.prompts["query"] == "entry: " != plain.model.prompts["query"] != "default: "
 
 
-def test_nothing_is_left_of_a_model_that_was_unloaded(tiny_qwen: Path) -> None:
+def test_unloaded_model_is_garbage_collected(tiny_qwen: Path) -> None:
     (model,) = placed(tiny_qwen, {})
     ids = [text.ids for text in model.model.tokenize(TEXTS)]
     assert len(model.model.forward(ids, Outputs(dense=True))) == len(TEXTS)
-    left = weakref.ref(model.model)
+    reference = weakref.ref(model.model)
     del model
     gc.collect()
-    assert left() is None
+    assert reference() is None
 
 
 @pytest.mark.parametrize("thoroughly", [True, False])
 @pytest.mark.parametrize("named", [None, 77])
-def test_a_model_is_measured_by_itself_a_step_at_a_time_but_for_a_named_budget(
+def test_token_budget_is_measured_in_steps_unless_max_batch_tokens_is_set(
     tiny_m3: Path, named: int | None, *, thoroughly: bool
 ) -> None:
     (model,) = placed(tiny_m3, {} if named is None else {"max_batch_tokens": named})

@@ -1,4 +1,4 @@
-"""The token budget: what is measured at the start, and what is chosen of it."""
+"""The token budget: how forwards are measured, and how the budget is chosen."""
 
 from types import SimpleNamespace
 
@@ -39,21 +39,23 @@ MEASURED = [
 @pytest.mark.parametrize(
     ("seconds", "longest", "sizes"),
     [
-        # It stops before a size whose forward would take too long, but measures the first one.
+        # Stops before a size whose forward would take too long, but always measures the first.
         ({128: 0.128, 256: 0.256, 512: 0.512, 1024: 1.024}, 1.0, [128, 256, 512]),
         ({512: 51.2, 1024: 102.4}, 1.0, [512]),
-        # It stops where a larger batch is no faster, but not for a busy moment at a small size.
+        # Stops if a larger batch is no faster, but not at a small size, for a busy moment.
         ({512: 1.0, 1024: 1.5, 2048: 2.95, 4096: 5.0}, 100, [512, 1024, 2048]),
         ({128: 1.0, 256: 9.0, 512: 2.0, 1024: 3.0, 2048: 6.5}, 100, [128, 256, 512, 1024, 2048]),
     ],
 )
-def test_sizes_are_measured_as_long_as_they_are_quick_and_faster(seconds, longest, sizes) -> None:
+def test_token_budget_sizes_are_measured_while_they_are_fast_and_faster(
+    seconds, longest, sizes
+) -> None:
     found = list(measure_forwards(seconds.__getitem__, list(seconds), longest))
     assert found == [Measurement(size, seconds[size]) for size in sizes]
 
 
 class Recorder:
-    """Takes note of what it is asked for."""
+    """A model that records its sequences."""
 
     name = "damaged"
 
@@ -74,7 +76,7 @@ class Recorder:
         return self, 12.0
 
 
-def test_no_size_is_measured_that_would_keep_others_waiting(monkeypatch) -> None:
+def test_token_budget_probe_runs_no_forward_longer_than_allowed(monkeypatch) -> None:
     model, seen = Recorder(8192), []
 
     def a_second(run) -> float:
@@ -85,16 +87,16 @@ def test_no_size_is_measured_that_would_keep_others_waiting(monkeypatch) -> None
     monkeypatch.setattr(module, "time_fastest_run", a_second)
     *steps, budget = probe_budget(model, CPU, longest_run=0.5)
     assert set(steps) == {None}
-    # The first one tells that all others would take longer.
+    # The first size shows that all others would take longer.
     assert (seen, budget.tokens, budget.seconds_per_token) == ([512], 512, 12 / 512)
 
 
 @pytest.mark.parametrize("longest", [16, 8192])
 @pytest.mark.parametrize("failed", [16, 15, 0])
-def test_texts_that_begin_unlike_are_computed_and_no_finite_number_stops_the_start(
+def test_warm_up_shares_no_prefix_and_refuses_results_that_are_not_finite(
     longest: int, failed: int
 ) -> None:
-    """A causal model would compute a beginning once, and look far faster than it is."""
+    """A causal model would compute a shared prefix once, and seem faster than it is."""
     model = Recorder(longest, [not_finite_error()] * failed + [1.0] * (16 - failed))
     if failed < 16:
         warm_up(model, 4096)
@@ -107,22 +109,22 @@ def test_texts_that_begin_unlike_are_computed_and_no_finite_number_stops_the_sta
 
 def simulate_gpu(monkeypatch, **functions) -> None:
     quiet = {"reset_peak_memory_stats": lambda _: None, "synchronize": lambda _: None}
-    for name, stand_in in (quiet | functions).items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for name, fake in (quiet | functions).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(module, "empty_cuda_cache", lambda: None)
 
 
 @pytest.mark.parametrize(
     ("gigabytes", "max_length", "fit", "measured", "chosen"),
     [
-        # 12 texts of 8,192 tokens are promised: nothing below half of what is weighty is measured.
+        # 12 texts of 8,192 tokens are promised: small sizes, which say little, are not measured.
         (80, 8192, 10**6, [512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536], 98_304),
         (80, 8192, 10_000, [512, 1024, 2048, 4096, 8192], 10_000),
         (80, 8192, 100, [128], 100),
         (1, 16, 10**6, [256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536], 32_768),
     ],
 )
-def test_on_a_gpu_every_size_is_measured_that_may_be_chosen(
+def test_token_budget_on_a_gpu_measures_every_possible_size(
     monkeypatch, gigabytes, max_length, fit, measured, chosen
 ) -> None:
     model, sizes = Recorder(max_length), []
@@ -144,7 +146,7 @@ def test_on_a_gpu_every_size_is_measured_that_may_be_chosen(
     assert (budget.tokens, sizes) == (chosen, measured)
 
 
-def test_memory_is_measured_with_long_texts_too(monkeypatch) -> None:
+def test_gpu_memory_is_measured_with_long_texts_too(monkeypatch) -> None:
     """A model whose attention takes a byte for each pair of tokens of one text."""
     model = Recorder(8192)
     simulate_gpu(
@@ -162,7 +164,7 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("left", "workers", "tokens", "fit"),
     [
-        # A third of what 32 MiB leave, at 10 KiB for a token.
+        # A third of the memory that is left beyond 32 MiB, at 10 KiB for a token.
         (62 * MIB, 1, 240, 1024),
         (92 * MIB, 2, 240, 1024),
         (8 * GIB + 32 * MIB, 1, 4096, (8 * GIB // 3) // 10_240),
@@ -173,7 +175,7 @@ MIB = 2**20
         (32 * MIB, 1, None, "0 MB are left for forwards and requests"),
     ],
 )
-def test_on_a_cpu_the_memory_that_is_left_limits_a_forward_or_stops_the_start(
+def test_cpu_memory_limits_a_forward_or_stops_the_start(
     monkeypatch, left, workers, tokens, fit
 ) -> None:
     model, sizes = Recorder(512), []
@@ -193,7 +195,7 @@ def test_on_a_cpu_the_memory_that_is_left_limits_a_forward_or_stops_the_start(
     assert sizes == ([] if tokens is None else [(tokens, min(tokens, 256))])
 
 
-def test_on_a_cpu_a_budget_that_is_named_is_held_to_the_memory_too() -> None:
+def test_max_batch_tokens_is_limited_by_cpu_memory() -> None:
     budget = MeasuredBudget(512, "measured", 0.5, most=700)
     assert apply_budget_setting(budget, 600).tokens == 600
     assert apply_budget_setting(budget, 8192).tokens == 700
@@ -214,7 +216,7 @@ PROMISED = "the minimum promised for this length and memory"
         ([100, 50], 1001, 1000, "a forward takes 10 seconds; more is promised for this memory"),
     ],
 )
-def test_it_is_the_smallest_of_the_fastest_or_what_is_promised_and_says_why(
+def test_token_budget_is_the_smallest_of_the_fastest_or_the_minimum(
     rates, minimum, tokens, reason
 ) -> None:
     measured = [Measurement(rate * n, n) for n, rate in enumerate(rates, 1)]
@@ -233,7 +235,9 @@ def test_it_is_the_smallest_of_the_fastest_or_what_is_promised_and_says_why(
         (8192, -5, 1, "limited by the memory"),
     ],
 )
-def test_the_memory_has_the_last_word_but_for_a_setting(tokens, most, kept, reason) -> None:
+def test_token_budget_is_capped_by_memory_unless_max_batch_tokens_is_set(
+    tokens, most, kept, reason
+) -> None:
     budget = cap_budget(MeasuredBudget(tokens, "measured", 0.5), most)
     assert budget == MeasuredBudget(kept, reason, 0.5)
     assert choose_budget(MEASURED, minimum=tokens, most=most).tokens == kept
@@ -246,8 +250,8 @@ def test_the_memory_has_the_last_word_but_for_a_setting(tokens, most, kept, reas
     st.integers(0, 100_000),
     st.none() | st.integers(1, 100_000),
 )
-def test_every_machine_gets_a_budget(seconds, promised, most) -> None:
-    measured = [Measurement(128 * 2**n, each) for n, each in enumerate(seconds)]
+def test_every_machine_gets_a_token_budget(seconds, promised, most) -> None:
+    measured = [Measurement(128 * 2**n, took) for n, took in enumerate(seconds)]
     budget = choose_budget(measured, promised, most)
     assert budget.tokens >= 1
     assert most is None or budget.tokens <= most
@@ -261,10 +265,10 @@ def test_every_machine_gets_a_budget(seconds, promised, most) -> None:
         (513, 3 * GIB, 3 * 513),
         *((512, memory * GIB, 512 * n) for memory, n in ((80, 128), (8, 64), (6, 32), (4, 16))),
         (512, None, 512 * 16),
-        # On a CPU a busy moment does not make it tiny.
+        # A CPU has a minimum, too.
         (8192, None, 512),
         (16, None, 512),
     ],
 )
-def test_the_least_for_each_length_and_memory(length, memory, tokens) -> None:
+def test_minimum_tokens_by_length_and_memory(length, memory, tokens) -> None:
     assert minimum_tokens(length, memory) == tokens

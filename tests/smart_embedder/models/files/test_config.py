@@ -1,4 +1,4 @@
-"""What a model's files of JSON say is followed, or the start says why not."""
+"""Reading the JSON files of a model: values are followed, or refused with a reason."""
 
 import json
 import tempfile
@@ -44,7 +44,7 @@ def write(path: Path, content: object) -> None:
 
 
 @given(ANYTHING, st.integers(0, 2))
-def test_a_whole_number_is_one_within_its_range(value, least) -> None:
+def test_whole_number_is_an_integer_in_range(value, least) -> None:
     if type(value) is int and least <= value <= 2**31:
         assert whole_number(Path("m"), {"a": value}, "a", least=least) == value
     else:
@@ -53,7 +53,7 @@ def test_a_whole_number_is_one_within_its_range(value, least) -> None:
 
 
 @given(ANYTHING)
-def test_a_number_is_finite_and_above_zero(value) -> None:
+def test_number_is_finite_and_positive(value) -> None:
     if type(value) in {int, float} and 0 < value <= 2**31:
         found = number(Path("m"), {"a": value}, "a", 1.0)
         assert (type(found), found) == (float, value)
@@ -62,22 +62,20 @@ def test_a_number_is_finite_and_above_zero(value) -> None:
             number(Path("m"), {"a": value}, "a", 1.0)
 
 
-def test_a_number_that_is_missing_has_its_default_or_is_refused() -> None:
+def test_missing_number_has_its_default_or_is_refused() -> None:
     assert whole_number(Path("m"), {}, "a", 7) == 7
     assert number(Path("m"), {}, "a", 7) == 7.0
     assert whole_number(Path("m"), {"a": 1}, "a") == 1
-    for given_, least in (({}, 0), ({}, 2), ({"a": 0}, 1)):
-        with pytest.raises(StartupError, match=f"no usable a: {given_.get('a')}"):
-            whole_number(Path("m"), given_, "a", least=least)
+    for config, least in (({}, 0), ({}, 2), ({"a": 0}, 1)):
+        with pytest.raises(StartupError, match=f"no usable a: {config.get('a')}"):
+            whole_number(Path("m"), config, "a", least=least)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [("[1]", "is not a JSON object"), ("{", "cannot be read"), ("[" * 200_000, "cannot be read")],
 )
-def test_a_file_that_holds_no_object_is_named_and_only_an_optional_one_may_be_missing(
-    tmp_path, content, message
-) -> None:
+def test_config_that_is_no_json_object_is_refused(tmp_path, content, message) -> None:
     assert read_optional(tmp_path / "config.json") == {}
     with pytest.raises(StartupError, match="is not a model: it holds no config.json"):
         read_config(tmp_path)
@@ -88,7 +86,7 @@ def test_a_file_that_holds_no_object_is_named_and_only_an_optional_one_may_be_mi
 
 
 CONFIG, MODULES, POOLING = "config.json", "modules.json", "1_Pooling/config.json"
-OWN, TEXTS, OLDER = (f"{each}.json" for each in (
+OWN, TEXTS, OLDER = (f"{name}.json" for name in (
     "config_sentence_transformers", "sentence_bert_config", "sentence_xlnet_config",
 ))  # fmt: skip
 limit = partial(read_vector_limit, name="truncate_dim")
@@ -136,7 +134,7 @@ def modules(*kinds: str, **others: Any) -> list[Any]:
         (
             read_poolings,
             CONFIG,
-            {f"pooling_mode_{each}_tokens": True for each in ("weightedmean", "max")},
+            {f"pooling_mode_{pooling}_tokens": True for pooling in ("weightedmean", "max")},
             ("max", "weighted_mean"),
         ),
         (read_pooling, POOLING, {"pooling_mode": "mean"}, "mean"),
@@ -152,20 +150,20 @@ def modules(*kinds: str, **others: Any) -> list[Any]:
         (TextOptions.read, OLDER, {"max_seq_length": 7, "do_lower_case": 1}, TextOptions(7, True)),
     ],
 )  # fmt: skip
-def test_what_is_written_is_followed(read, file, content, expected, tmp_path: Path) -> None:
+def test_configuration_files_are_followed(read, file, content, expected, tmp_path: Path) -> None:
     if file is not None:
         write(tmp_path / file, content)
     assert read(tmp_path) == expected
 
 
-def test_modules_come_in_their_order_each_with_its_folder(tmp_path) -> None:
+def test_modules_keep_their_order_and_folders(tmp_path) -> None:
     entries = modules(f"{PACKAGE}Transformer", path="") + modules("pylate.Dense.Dense", path="1")
     write(tmp_path / MODULES, entries + modules("pylate.A"))
     found = [Module("Transformer", tmp_path), Module("Dense", tmp_path / "1")]
     assert read_modules(tmp_path) == [*found, Module("A", tmp_path)]
 
 
-def test_of_the_files_by_family_the_first_counts_that_says_something(tmp_path) -> None:
+def test_first_nonempty_text_config_counts(tmp_path) -> None:
     write(tmp_path / TEXTS, {})
     write(tmp_path / OLDER, {"max_seq_length": 7})
     write(tmp_path / "sentence_roberta_config.json", {"max_seq_length": 5})
@@ -180,12 +178,12 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
     ("read", "file", "content", "message"),
     [
         (read_modules, MODULES, {}, "is not a list of modules"),
-        *((read_modules, MODULES, [each], NO_TYPE) for each in ("A", {"path": "1"}, {"type": 1})),
+        *((read_modules, MODULES, [entry], NO_TYPE) for entry in ("A", {"path": "1"}, {"type": 1})),
         (read_modules, MODULES, modules("own.Pooling"), f"names own.Pooling: {OWN_CODE}"),
         (read_modules, MODULES, modules("sentence_transformers_.A"), OWN_CODE),
         *(
-            (read_modules, MODULES, modules("pylate.A", path=path), f"{OUTSIDE}: '{told}'")
-            for path, told in (("../other", "../other"), ("/etc", "/etc"), ("a\0b", "a.x00b"))
+            (read_modules, MODULES, modules("pylate.A", path=path), f"{OUTSIDE}: '{shown}'")
+            for path, shown in (("../other", "../other"), ("/etc", "/etc"), ("a\0b", "a.x00b"))
         ),
         (known, MODULES, modules(f"{PACKAGE}A", f"{PACKAGE}B"), "module B; supported: A, C$"),
         (read_poolings, CONFIG, {"pooling_mode": "median"}, NO_POOLING),
@@ -197,15 +195,15 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
         (read_prompts, OWN, {"prompts": {"query": 1}}, "no usable prompts"),
         (read_default_prompt, OWN, {"default_prompt_name": "c"}, "with its default_prompt_name: c"),
         *(
-            (read_default_prompt, OWN, {"prompts": PROMPTS, "default_prompt_name": each}, "name: ")
-            for each in ("c", ["a"])
+            (read_default_prompt, OWN, {"prompts": PROMPTS, "default_prompt_name": name}, "name: ")
+            for name in ("c", ["a"])
         ),
-        *((limit, OWN, {"truncate_dim": each}, f"_dim: {each}") for each in (0, True, "3")),
-        *((TextOptions.read, TEXTS, {"transformer_task": each}, f"makes {each} of texts")
-          for each in ("fill-mask", "any-to-any", "3")),
+        *((limit, OWN, {"truncate_dim": width}, f"_dim: {width}") for width in (0, True, "3")),
+        *((TextOptions.read, TEXTS, {"transformer_task": task}, f"makes {task} of texts")
+          for task in ("fill-mask", "any-to-any", "3")),
         (TextOptions.read, TEXTS, modality(method="embed"), "makes embed of texts .*: forward is"),
-        *((TextOptions.read, TEXTS, modality(method_output_name=each), "last_hidden_state is")
-          for each in ("pooler_output", "logits", ["hidden_states", 0])),
+        *((TextOptions.read, TEXTS, modality(method_output_name=output), "last_hidden_state is")
+          for output in ("pooler_output", "logits", ["hidden_states", 0])),
         (of_classes, TEXTS, {"transformer_task": "feature-extraction"}, ": sequence-classific"),
         (of_classes, TEXTS, modality(method_output_name="last_hidden_state"), ": logits is"),
         *((TextOptions.read, TEXTS, {name: value}, f"has {name} for its texts") for name, value in (
@@ -218,7 +216,7 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
         (TextOptions.read, TEXTS, {"modality_config": {"message": {}}}, "of a chat template"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_or_is_not_computed_stops_the_start(
+def test_invalid_and_unsupported_configurations_stop_the_start(
     read, file, content, message, tmp_path: Path
 ) -> None:
     write(tmp_path / file, content)
@@ -230,7 +228,7 @@ def test_what_cannot_be_meant_or_is_not_computed_stops_the_start(
     st.one_of(st.none(), st.integers(-3, 9000), st.booleans(), st.floats(1, 2), st.text()),
     st.one_of(st.none(), st.integers(-3, 9000), st.just(10**30), st.just(1_000_000_000)),
 )
-def test_texts_are_cut_where_the_model_or_its_tokenizer_says_so(length, limit) -> None:
+def test_max_seq_length_or_the_tokenizers_limit_is_read(length, limit) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder / TEXTS, {"max_seq_length": length, "a": 1})
@@ -242,7 +240,7 @@ def test_texts_are_cut_where_the_model_or_its_tokenizer_says_so(length, limit) -
         assert found == (limit if limit and 0 < limit < 1_000_000_000 else None)
 
 
-def test_only_settings_that_are_set_are_refused() -> None:
+def test_only_overrides_that_are_set_are_refused() -> None:
     overrides = SentenceOverrides(normalize=False, query_prompt="")
     assert overrides.prompts == {"query": ""}
     overrides.refuse("pooling", "document_prompt", for_model="m")

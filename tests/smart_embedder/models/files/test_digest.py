@@ -1,4 +1,4 @@
-"""The space of a model's vectors: what changes its numbers changes the id, and nothing else."""
+"""Vector spaces: a change of the numbers changes the id, and nothing else does."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ Spaces = dict[str, VectorSpace]
 
 @pytest.fixture(scope="module", params=["bert", "modernbert"])
 def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dense encoder with a projection; of one family here, and of one of transformers'."""
+    """A dense encoder with a projection, computed by our own layers or by transformers."""
     folder = tmp_path_factory.mktemp("spaces") / request.param
     save_family(folder, request.param, word_tokenizer())
     torch.manual_seed(5)
@@ -57,12 +57,12 @@ def spaces(folder: Path, target: Target, max_length: int = 8192, **options: Any)
 
 
 def differences(before: Spaces, after: Spaces) -> dict[str, str]:
-    """The names of the parts that differ, of each kind that does."""
+    """Return the parts of the id that differ, for each kind that differs."""
     assert before.keys() == after.keys()
     found = {}
     for kind, space in after.items():
-        names = [each.name for each in fields(space)]
-        differing = [n for n in names if getattr(space, n) != getattr(before[kind], n)]
+        names = [field.name for field in fields(space)]
+        differing = [name for name in names if getattr(space, name) != getattr(before[kind], name)]
         assert (str(space) != str(before[kind])) == bool(differing)
         if differing:
             found[kind] = ", ".join(differing)
@@ -78,13 +78,13 @@ def change_tensors(
     within: str = "",
     rename: Callable[[str], str] = lambda name: name,
 ) -> Change:
-    """Of the tensors that have `within` in their names."""
+    """Return a function that changes the tensors with `within` in their names."""
 
     def change_file(folder: Path) -> None:
         with changed_weights(folder) as tensors:
             changed = {
-                rename(name): change(each).contiguous() if within in name else each
-                for name, each in tensors.items()
+                rename(name): change(tensor).contiguous() if within in name else tensor
+                for name, tensor in tensors.items()
             }
             tensors.clear()
             tensors.update(changed)
@@ -95,13 +95,13 @@ def change_tensors(
 def change_head(name: str) -> Change:
     def change(folder: Path) -> None:
         state = torch.load(folder / name)
-        torch.save({key: each * 1.01 for key, each in state.items()}, folder / name)
+        torch.save({key: tensor * 1.01 for key, tensor in state.items()}, folder / name)
 
     return change
 
 
 def flip_a_byte(folder: Path) -> None:
-    """Of the last number of the file, where it changes little."""
+    """Flip a bit of the last number in the file."""
     content = bytearray((folder / WEIGHTS).read_bytes())
     content[-4] ^= 1
     (folder / WEIGHTS).write_bytes(content)
@@ -113,8 +113,8 @@ def swap_layers(name: str) -> str:
 
 
 def swap_two_tokens(folder: Path) -> None:
-    with changed_json(folder / "tokenizer.json") as told:
-        vocabulary = told["model"]["vocab"]
+    with changed_json(folder / "tokenizer.json") as tokenizer:
+        vocabulary = tokenizer["model"]["vocab"]
         vocabulary[-1], vocabulary[-2] = vocabulary[-2], vocabulary[-1]
 
 
@@ -124,9 +124,9 @@ def pool_by_mean(folder: Path) -> None:
 
 
 OTHER_WEIGHTS = dict.fromkeys(("dense", "sparse", "colbert"), "weights")
-# What goes wrong with a model of bge-m3's kind, and the part of each kind's id that tells it.
+# Changes of a model of bge-m3's kind, and the part that differs in the id of each kind.
 M3_MISTAKES: dict[str, tuple[Change, dict[str, str]]] = {
-    "another revision": (change_tensors(lambda each: each * 1.001), OTHER_WEIGHTS),
+    "another revision": (change_tensors(lambda tensor: tensor * 1.001), OTHER_WEIGHTS),
     "a byte of a weight": (flip_a_byte, OTHER_WEIGHTS),
     "layers in another order": (change_tensors(rename=swap_layers), OTHER_WEIGHTS),
     "an epsilon": (change_json("config.json", layer_norm_eps=1e-3), OTHER_WEIGHTS),
@@ -143,7 +143,7 @@ def unchanged_m3(tiny_m3: Path, float32_target: Target) -> Spaces:
 
 
 @pytest.mark.parametrize("mistake", M3_MISTAKES)
-def test_each_mistake_with_bge_m3_is_told_by_its_reason(
+def test_vector_space_of_bge_m3_differs_in_the_changed_part(
     mistake: str, tiny_m3: Path, unchanged_m3: Spaces, tmp_path: Path, float32_target: Target
 ) -> None:
     change, expected = M3_MISTAKES[mistake]
@@ -180,7 +180,7 @@ DENSE_MISTAKES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("mistake", DENSE_MISTAKES)
-def test_each_mistake_with_an_encoder_is_told_by_its_reason(
+def test_vector_space_of_an_encoder_differs_in_the_changed_part(
     mistake: str, encoder: Path, unchanged: Spaces, tmp_path: Path, float32_target: Target
 ) -> None:
     change, expected = DENSE_MISTAKES[mistake]
@@ -188,7 +188,7 @@ def test_each_mistake_with_an_encoder_is_told_by_its_reason(
     assert differences(unchanged, spaces(copy, float32_target)) == {"dense": expected}
 
 
-def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
+def test_vector_space_covers_rotary_base_and_reranker_head(
     tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path, float32_target: Target
 ) -> None:
     copy = shutil.copytree(tiny_qwen, tmp_path / "copy")
@@ -200,7 +200,7 @@ def test_a_decoder_tells_its_rotary_base_and_a_reranker_its_head(
     assert of_decoder.keys() == {"score"}
     assert of_decoder != load("model-reranker", copy).spaces
     other = shutil.copytree(tiny_reranker, tmp_path / "reranker")
-    change_tensors(lambda each: each * 2, within="out_proj")(other)
+    change_tensors(lambda tensor: tensor * 2, within="out_proj")(other)
     found = load("model", tiny_reranker).spaces, load("model", other).spaces
     assert differences(*map(dict, found)) == {"score": "weights"}
 
@@ -239,7 +239,7 @@ HARMLESS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", HARMLESS)
-def test_what_changes_no_number_changes_no_id(
+def test_vector_space_ignores_changes_without_effect(
     change: str, encoder: Path, unchanged: Spaces, tmp_path: Path, float32_target: Target
 ) -> None:
     HARMLESS[change](copy := shutil.copytree(encoder, tmp_path / "copy"))
@@ -247,28 +247,28 @@ def test_what_changes_no_number_changes_no_id(
 
 
 @pytest.mark.parametrize("kind", ["m3", "dense", "reranker"])
-def test_another_backend_and_a_machine_without_kernels_change_no_id(
+def test_vector_space_is_the_same_for_every_backend(
     kind: str, tiny_m3: Path, tiny_reranker: Path, encoder: Path, float32_target: Target
 ) -> None:
     folder = {"m3": tiny_m3, "dense": encoder, "reranker": tiny_reranker}[kind]
     load = partial(load_reranker, max_qwen_pairs=4) if kind == "reranker" else load_embedder
     by_pytorch = Target(CPU, torch.float32, torch_backend())
-    models = [load("model", folder, 512, each) for each in (float32_target, by_pytorch)]
+    models = [load("model", folder, 512, target) for target in (float32_target, by_pytorch)]
     assert models[0].spaces == models[1].spaces
-    assert [each.reproducible for each in models] == [
+    assert [model.reproducible for model in models] == [
         encoder.name == "bert" or kind != "dense",
         False,
     ]
 
 
-def test_the_id_of_these_facts_is_what_it_was_in_every_version() -> None:
-    """Where this fails, every index of every user would seem to be of another space."""
+def test_vector_space_id_is_stable_between_versions() -> None:
+    """If this fails, every stored collection would seem to be of another space."""
     facts = "ia7mlb2zwzaz", "7tteyayi", "cls", "none", "unit", "none", "512end", "384"
     assert str(VectorSpace("dense", *facts)) == "dense-7cd5e83d57f4"
 
 
-def test_the_digest_of_these_numbers_is_what_it_was_in_every_version() -> None:
-    """Where this fails, every index of every user would seem to be of another space."""
+def test_tensor_digest_is_stable_between_versions() -> None:
+    """If this fails, every stored collection would seem to be of another space."""
     content = Content(Path("model"))
     for name, numbers in {
         "embeddings.weight": torch.arange(300_000, dtype=torch.float32).view(3, -1) / 7,
@@ -281,13 +281,13 @@ def test_the_digest_of_these_numbers_is_what_it_was_in_every_version() -> None:
     assert encode_short(content.digest(content.tensors, config), 12) == "ia7mlb2zwzaz"
 
 
-def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(
+def test_vector_space_is_the_same_with_absolute_module_paths(
     encoder: Path, unchanged: Spaces, float32_target: Target, monkeypatch, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(encoder, tmp_path / "copy")
     with changed_json(copy / "modules.json") as modules:
-        for each in modules[1:]:
-            each["path"] = str(copy / each["path"])
+        for module in modules[1:]:
+            module["path"] = str(copy / module["path"])
     monkeypatch.chdir(tmp_path)
     assert differences(unchanged, spaces(Path("copy"), float32_target)) == {}
 
@@ -296,12 +296,12 @@ def test_a_module_may_be_named_by_an_absolute_path_where_the_model_is_not(
     ("sizes", "reproducible"),
     [
         ({"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}, True),
-        # The kernels multiply rows of so many sixteen numbers.
+        # The kernels multiply rows whose width is a multiple of 16.
         ({"hidden_size": 64, "intermediate_size": 100, "num_attention_heads": 4}, False),
         ({"hidden_size": 72, "intermediate_size": 96, "num_attention_heads": 3}, False),
     ],
 )
-def test_where_kernels_leave_shapes_to_libraries_no_bits_are_promised(
+def test_reproducible_is_false_for_shapes_without_native_kernels(
     sizes: dict[str, int], reproducible: bool, tmp_path: Path, float32_target: Target
 ) -> None:
     config = BertConfig(vocab_size=700, num_hidden_layers=2, max_position_embeddings=64, **sizes)

@@ -1,7 +1,6 @@
-"""Finding a model on the disk or on the hub, its download, and what is said where that fails.
+"""Finding a model on disk or on the hub, downloading it, and the errors.
 
-No hub that cannot be reached is waited for longer than half a minute. Most runs in this process,
-against a hub on loopback; what the system or .env decides is shown by real starts.
+Most tests run in this process with a hub on loopback; one starts a real server with a .env file.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ CACHED = "models--example--m3"
 
 
 def cached_model(cache: Path, commit: str = "a" * 40, name: str = MODEL) -> Path:
-    """A model as huggingface_hub stores it after a download."""
+    """Store a model as huggingface_hub does after a download."""
     model = cache / f"models--{name.replace('/', '--')}"
     snapshot = model / "snapshots" / commit
     snapshot.mkdir(parents=True)
@@ -52,7 +51,7 @@ def cached_model(cache: Path, commit: str = "a" * 40, name: str = MODEL) -> Path
 
 @pytest.fixture
 def fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Finds the model with a hub, and returns what was logged, every step of a download."""
+    """Find the model with a hub, and return the log, with every step of a download."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(hub, "_SECONDS_BETWEEN_LINES", 0.0)
@@ -70,7 +69,7 @@ def fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     huggingface_hub.close_session()
 
 
-def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) -> None:
+def test_local_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "m3").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -83,12 +82,12 @@ def test_a_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) -> N
     "name",
     ["/no/such", "/none", "./none", "../no/such", "~/no/such", "~no-one/such", "none", "a/b/c"],
 )
-def test_what_can_be_no_id_is_not_sought_on_the_hub(name: str, tmp_path: Path) -> None:
+def test_name_that_is_no_hub_id_is_not_looked_up(name: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=f"^the model folder {name} does not exist$"):
         find_or_download(name, Hub(tmp_path, None, offline=True))
 
 
-def test_offline_a_model_is_found_by_its_revision_or_it_is_told_how_to_fetch_it(
+def test_offline_model_is_found_by_revision_or_the_error_says_how_to_fetch_it(
     tmp_path: Path,
 ) -> None:
     command = "hf download example/m3"
@@ -104,20 +103,20 @@ def test_offline_a_model_is_found_by_its_revision_or_it_is_told_how_to_fetch_it(
         assert find_or_download(MODEL, Hub(tmp_path, revision, offline=True)).name == commit
 
 
-def test_each_model_has_a_revision_of_its_own(tmp_path: Path) -> None:
+def test_each_model_has_its_own_revision(tmp_path: Path) -> None:
     revisions = {"model_revision": "b", "dense_model_revision": "d", "reranker_model_revision": "e"}
     models = {"embedding_model": "a/b", "dense_embedding_model": "a/d", "reranker_model": "a/e"}
-    for each in revisions.values():
-        for commit in (each, "f"):  # The newest is that which was fetched last.
-            cached_model(tmp_path / "hub", commit * 40, name=f"a/{each}")
+    for letter in revisions.values():
+        for commit in (letter, "f"):  # The last one is the newest.
+            cached_model(tmp_path / "hub", commit * 40, name=f"a/{letter}")
     for left_out in (None, *revisions):
-        named = {name: each * 40 for name, each in revisions.items() if name != left_out}
+        named = {name: letter * 40 for name, letter in revisions.items() if name != left_out}
         settings = EngineSettings(hf_home=tmp_path, hf_hub_offline=True, **models, **named)
         found = [folder.name for folder in locate_models(settings)]
         assert found == [named.get(name, "f" * 40) for name in revisions]
 
 
-def test_a_revision_that_has_no_effect_is_a_warning(tmp_path: Path) -> None:
+def test_revision_without_effect_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "m3").mkdir()
     revisions = {"model_revision": "v1", "dense_model_revision": "v2"}
     more = {"reranker_model": "none", "reranker_model_revision": "v3"}
@@ -132,7 +131,7 @@ def test_a_revision_that_has_no_effect_is_a_warning(tmp_path: Path) -> None:
 
 @contextmanager
 def closed_port() -> Iterator[str]:
-    """Whoever connects is refused, and nobody else gets the port meanwhile."""
+    """Reserve a port that refuses connections."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -140,20 +139,20 @@ def closed_port() -> Iterator[str]:
 
 PAGE = b"<html>Please log in</html>"
 INFO = b'{"id": "example/m3", "siblings": [{"rfilename": "config.json"}]}'
-# Of each question, by its number: what is answered, or None where the connection is ended.
+# Returns the body for a request, by its number, or None to close the connection.
 Respond = Callable[[int, threading.Event], bytes | None]
 
 
 @contextmanager
 def serve(respond: Respond, status: int = 200, **headers: str) -> Iterator[str]:
-    """A hub that answers so until the block ends, when the event is set."""
-    asked, ended = count(1), threading.Event()
+    """Serve a hub with these responses until the block ends, which sets the event."""
+    requests, ended = count(1), threading.Event()
 
     class Responding(Handler):
         def respond(self) -> None:
-            body = respond(next(asked), ended)
+            body = respond(next(requests), ended)
             if body is not None:
-                with suppress(OSError):  # Nobody waited.
+                with suppress(OSError):  # The client has left.
                     self.answer(status, body, **headers)
 
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Responding)) as server:
@@ -165,17 +164,17 @@ def serve(respond: Respond, status: int = 200, **headers: str) -> Iterator[str]:
 
 UNREACHABLE: dict[str, Callable[[], AbstractContextManager[str]]] = {
     "a closed port": closed_port,
-    "a network for guests, with a page to log in": lambda: serve(lambda *_: PAGE),
-    "no answer": lambda: serve(lambda _, ended: ended.wait(120) and None),
-    "an answer to the first question alone": lambda: serve(
-        lambda asked, ended: INFO if asked == 1 else ended.wait(120) and None
+    "a captive portal": lambda: serve(lambda *_: PAGE),
+    "no response": lambda: serve(lambda _, ended: ended.wait(120) and None),
+    "a response to the first request only": lambda: serve(
+        lambda number, ended: INFO if number == 1 else ended.wait(120) and None
     ),
 }
 
 
 @pytest.mark.parametrize("unreachable", UNREACHABLE.values(), ids=UNREACHABLE)
-def test_a_hub_that_cannot_be_reached_is_told_soon(unreachable, fetch, monkeypatch) -> None:
-    assert 2 * hub._HUB_TIMEOUT < 25, "it is asked twice"
+def test_unreachable_hub_is_reported_soon(unreachable, fetch, monkeypatch) -> None:
+    assert 2 * hub._HUB_TIMEOUT < 25, "there are two attempts"
     monkeypatch.setattr(hub, "_HUB_TIMEOUT", 0.5)
     with unreachable() as address, pytest.raises(StartupError, match=NOT_REACHED):
         fetch(address)
@@ -195,7 +194,7 @@ class RefusingProxy(Handler):
         ("https://hub.invalid", "[Errno 111] Connection refused"),
     ],
 )
-def test_a_proxy_that_refuses_is_named_without_its_password(
+def test_refusing_proxy_is_named_without_its_password(
     endpoint: str, reason: str, fetch, monkeypatch
 ) -> None:
     huggingface_hub.close_session()
@@ -208,11 +207,13 @@ def test_a_proxy_that_refuses_is_named_without_its_password(
         with pytest.raises(StartupError) as caught:
             fetch(endpoint)
     refusing.server_close()
-    said = f"the hub cannot be reached through the proxy {address} ({reason}). The model {MODEL} "
-    assert str(caught.value).startswith(said)
+    message = (
+        f"the hub cannot be reached through the proxy {address} ({reason}). The model {MODEL} "
+    )
+    assert str(caught.value).startswith(message)
 
 
-def test_a_model_from_an_earlier_download_is_served_without_the_hub(tmp_path: Path, fetch) -> None:
+def test_earlier_download_is_used_without_the_hub(tmp_path: Path, fetch) -> None:
     with closed_port() as address:
         with pytest.raises(StartupError, match=NOT_REACHED):
             fetch(address)
@@ -221,7 +222,7 @@ def test_a_model_from_an_earlier_download_is_served_without_the_hub(tmp_path: Pa
 
 
 @pytest.mark.parametrize("proxy", ["socks5://proxy", "ftp://proxy", "http://[::1"])
-def test_a_proxy_that_cannot_be_used_is_told(monkeypatch, fetch, proxy: str) -> None:
+def test_unusable_proxy_is_reported(monkeypatch, fetch, proxy: str) -> None:
     huggingface_hub.close_session()
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     with pytest.raises(StartupError, match="proxy of HTTPS_PROXY, .* cannot be used: its address"):
@@ -236,16 +237,14 @@ def test_a_proxy_that_cannot_be_used_is_told(monkeypatch, fetch, proxy: str) -> 
         ("RepoNotFound", "there is no model example/m3 on the hub or on disk; a private one needs"),
     ],
 )
-def test_what_the_hub_refuses_is_told(code: str, sentence: str, fetch) -> None:
+def test_errors_of_the_hub_are_explained(code: str, sentence: str, fetch) -> None:
     refusing = serve(lambda *_: b"", 404, X_Error_Code=code)
     with refusing as address, pytest.raises(StartupError) as caught:
         fetch(address)
     assert str(caught.value).startswith(sentence)
 
 
-def test_a_file_that_is_not_what_the_hub_has_announced_is_no_download(
-    tiny_m3: Path, tmp_path: Path, fetch
-) -> None:
+def test_download_with_a_wrong_digest_is_removed(tiny_m3: Path, tmp_path: Path, fetch) -> None:
     model = shutil.copytree(tiny_m3, tmp_path / "model")
     config, weights = model / "config.json", model / "model.safetensors"
     content = config.read_bytes()
@@ -265,7 +264,7 @@ def test_a_file_that_is_not_what_the_hub_has_announced_is_no_download(
             shutil.rmtree(tmp_path / CACHED)
 
 
-def test_a_file_in_the_way_of_the_cache_is_told(tiny_m3: Path, tmp_path: Path, fetch) -> None:
+def test_unwritable_cache_is_reported(tiny_m3: Path, tmp_path: Path, fetch) -> None:
     (tmp_path / CACHED).touch()
     with run_hub(tiny_m3) as served, pytest.raises(StartupError) as caught:
         fetch(served.address)
@@ -277,7 +276,6 @@ def test_a_file_in_the_way_of_the_cache_is_told(tiny_m3: Path, tmp_path: Path, f
 def model(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose largest file comes in three steps."""
     folder = tmp_path_factory.mktemp("hub") / "m3"
-    # Without what servers keep beside its files, which is on no hub.
     shutil.copytree(tiny_m3, folder)
     with (folder / "extra.pt").open("wb") as file:
         file.truncate(LARGE)
@@ -288,9 +286,7 @@ def percents(lines: list[dict[str, object]]) -> list[object]:
     return [line["percent"] for line in lines if line["event"] == "model_download"]
 
 
-def test_health_tells_how_far_a_download_is_that_dotenv_has_the_token_and_the_proxy_for(
-    model: Path, tmp_path: Path
-) -> None:
+def test_health_shows_the_progress_of_a_download(model: Path, tmp_path: Path) -> None:
     with run_hub(model, stop_at=STOP_AT, token=TOKEN) as served:
         served.flowing.clear()
         proxy = served.address.replace("//", "//user:password@")
@@ -320,9 +316,7 @@ def test_health_tells_how_far_a_download_is_that_dotenv_has_the_token_and_the_pr
     assert "password" not in server.log
 
 
-def test_what_is_on_the_disk_counts_and_is_not_fetched_again(
-    model: Path, tmp_path: Path, fetch
-) -> None:
+def test_download_skips_and_counts_files_on_disk(model: Path, tmp_path: Path, fetch) -> None:
     with run_hub(model) as served:
         first = percents(fetch(served.address))
         assert first[0] == 0
@@ -336,9 +330,7 @@ def test_what_is_on_the_disk_counts_and_is_not_fetched_again(
         assert fetch(served.address) == [], "nothing is reported where nothing is missing"
 
 
-def test_weights_are_fetched_once_in_one_format_and_projections_in_theirs(
-    model: Path, tmp_path: Path, fetch
-) -> None:
+def test_download_takes_weights_in_one_format(model: Path, tmp_path: Path, fetch) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / "2_Dense").mkdir()
     for name in ("model.safetensors", "pytorch_model.bin", "2_Dense/pytorch_model.bin"):
@@ -351,9 +343,7 @@ def test_weights_are_fetched_once_in_one_format_and_projections_in_theirs(
     assert (fetched / "2_Dense" / "pytorch_model.bin").read_bytes() == b"2_Dense/pytorch_model.bin"
 
 
-def test_what_an_ended_download_left_is_removed_and_one_that_goes_on_is_kept(
-    model: Path, tmp_path: Path, fetch
-) -> None:
+def test_leftovers_of_ended_downloads_are_removed(model: Path, tmp_path: Path, fetch) -> None:
     blobs = tmp_path / CACHED / "blobs"
     blobs.mkdir(parents=True)
     old, new = blobs / "extra.pt.1.incomplete", blobs / "extra.pt.2.incomplete"
@@ -366,7 +356,7 @@ def test_what_an_ended_download_left_is_removed_and_one_that_goes_on_is_kept(
     assert new.exists()
 
 
-def test_a_connection_that_breaks_is_resumed_and_no_byte_counts_twice(
+def test_broken_download_is_resumed_and_no_byte_counts_twice(
     model: Path, tmp_path: Path, fetch
 ) -> None:
     with run_hub(model, stop_at=STOP_AT, cuts=1) as served:
@@ -377,7 +367,7 @@ def test_a_connection_that_breaks_is_resumed_and_no_byte_counts_twice(
     assert lines[-1]["event"] == "model_downloaded"
 
 
-def test_the_log_has_a_line_every_five_seconds_and_one_at_the_end(monkeypatch) -> None:
+def test_download_is_logged_every_five_seconds_and_at_the_end(monkeypatch) -> None:
     now, status = 1000.0, DownloadStatus()
     monkeypatch.setattr(hub.time, "monotonic", lambda: now)
     with capture_logs() as logs:
@@ -391,11 +381,11 @@ def test_the_log_has_a_line_every_five_seconds_and_one_at_the_end(monkeypatch) -
         with follow_download("m", status, {"a": 1, "b": 2}, {"a", "b"}) as bar:
             assert (bar, status.current) == (None, None), "nothing is missing"
     assert [line.get("percent") for line in logs] == [0, 20, 40, 60, 80, 100, None]
-    told = {"event": "model_downloaded", "model": "m", "total": "3 MB", "seconds": 25}
-    assert logs[-1] == told | {"log_level": "info"}
+    expected = {"event": "model_downloaded", "model": "m", "total": "3 MB", "seconds": 25}
+    assert logs[-1] == expected | {"log_level": "info"}
 
 
-def test_bytes_that_were_sent_count_before_the_disk_has_them() -> None:
+def test_downloaded_bytes_count_before_they_are_on_disk() -> None:
     status = DownloadStatus()
     with follow_download("m", status, {"a": 100, "b": 900}, {"a"}) as bar:
         assert status.current == Download("m", 100, 1000)

@@ -1,7 +1,4 @@
-"""No file may change while it is read.
-
-Its weights are on their way into the system's cache before anything reads them.
-"""
+"""Reading files of models: refusing files that change, and reading weights ahead."""
 
 import contextlib
 import ctypes
@@ -30,9 +27,9 @@ from smart_embedder.models.files.reading import (
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.settings import EngineSettings
 
-# So large that it is read in three parts.
+# A table that is read in three parts.
 ROWS, WIDTH = AT_ONCE // 2, 5
-SIZE = 2**20  # Of a file that is read ahead.
+SIZE = 2**20  # Bytes of a file that is read ahead.
 
 
 @pytest.fixture
@@ -43,9 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_tensor_of_several_parts_is_read_and_rounded_as_one(
-    dtype: torch.dtype, folder: Path
-) -> None:
+def test_tensor_read_in_parts_is_rounded_as_a_whole(dtype: torch.dtype, folder: Path) -> None:
     expected = load_file(folder / "model.safetensors")["table"]
     weights = Weights.read(folder)
     assert torch.equal(weights.get("table", ROWS, WIDTH, dtype=dtype), expected.to(dtype))
@@ -53,7 +48,7 @@ def test_a_tensor_of_several_parts_is_read_and_rounded_as_one(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="threads take turns there")
-def test_several_threads_read_one_tensor_at_once(
+def test_threads_read_one_tensor_concurrently(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     expected = load_file(folder / "model.safetensors")["table"]
@@ -73,7 +68,7 @@ def test_several_threads_read_one_tensor_at_once(
 
 
 def write_over(path: Path) -> None:
-    """In place, with as many bytes, and with the time that it had."""
+    """Overwrite a part of the file, and restore its time of modification."""
     before = path.stat()
     with path.open("r+b") as file:
         file.seek(-8, os.SEEK_END)
@@ -92,8 +87,8 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [write_over, replace, cut, Path.unlink])
-def test_a_file_that_is_changed_while_it_is_read_ends_the_loading(change, folder: Path) -> None:
-    """One that is cut kills nobody by a signal, as reading a mapped file would."""
+def test_file_changed_while_being_read_ends_the_loading(change, folder: Path) -> None:
+    """A truncated file raises an error; a mapped file would kill the process by a signal."""
 
     def read() -> None:
         with refuse_changed_files():
@@ -106,7 +101,7 @@ def test_a_file_that_is_changed_while_it_is_read_ends_the_loading(change, folder
         read()
 
 
-def test_a_second_device_reads_the_same_file_or_none(tmp_path: Path) -> None:
+def test_file_changed_between_two_devices_ends_the_loading(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"a": 1}')
 
@@ -118,7 +113,7 @@ def test_a_second_device_reads_the_same_file_or_none(tmp_path: Path) -> None:
             again.result()
 
 
-def test_a_file_far_too_large_for_what_it_is_is_not_read(tmp_path: Path) -> None:
+def test_too_large_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.touch()
     os.truncate(path, 2**40)
@@ -129,7 +124,7 @@ def test_a_file_far_too_large_for_what_it_is_is_not_read(tmp_path: Path) -> None
 
 
 def is_cached(path: Path) -> bool:
-    """Whether the whole file is in the system's cache."""
+    """Return whether the whole file is in the system's cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     pages = (ctypes.c_ubyte * (SIZE // mmap.PAGESIZE))()
     with path.open("r+b") as file, mmap.mmap(file.fileno(), SIZE) as mapped:
@@ -142,7 +137,7 @@ def is_cached(path: Path) -> bool:
 
 
 def write_cold(path: Path) -> Path:
-    """A file that is on the disk and not in the cache."""
+    """Write a file that is on disk and not in the cache."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(os.urandom(SIZE))
     descriptor = os.open(path, os.O_RDONLY)
@@ -155,8 +150,8 @@ def write_cold(path: Path) -> Path:
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no file can be made cold here")
-def test_folders_and_snapshots_of_the_hub_are_read(tmp_path: Path) -> None:
-    wanted = [
+def test_read_ahead_fills_the_cache_from_folders_and_hub_snapshots(tmp_path: Path) -> None:
+    weights = [
         write_cold(tmp_path / "folder" / "pytorch_model.bin"),
         write_cold(tmp_path / "hub/models--a--reranker/snapshots/1f/model-00001.safetensors"),
     ]
@@ -167,11 +162,11 @@ def test_folders_and_snapshots_of_the_hub_are_read(tmp_path: Path) -> None:
         hf_home=tmp_path,
     )
     read_ahead(model_folders(settings)).join()
-    assert all(map(is_cached, wanted))
+    assert all(map(is_cached, weights))
     assert not is_cached(other)
 
 
-def test_what_cannot_be_read_is_left_to_the_loading(tmp_path: Path) -> None:
+def test_read_ahead_ignores_errors(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
     settings = EngineSettings(
         embedding_model=str(tmp_path), reranker_model="none", hf_home=tmp_path

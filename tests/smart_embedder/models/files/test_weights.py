@@ -1,4 +1,4 @@
-"""Checkpoint files of every kind give the same tensors, and each fault its sentence."""
+"""Reading checkpoints: every format gives the same tensors, every fault its error."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def save_bin(folder: Path) -> None:
 
 
 def save_old_bin(folder: Path) -> None:
-    """As PyTorch wrote files before version 1.6."""
+    """Save it in PyTorch's format from before version 1.6."""
     torch.save(TENSORS, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
 
 
@@ -42,7 +42,7 @@ def save_shards(folder: Path) -> None:
 
 
 def save_old_names(folder: Path) -> None:
-    """As converted from TensorFlow's BERT."""
+    """Save it with the names of checkpoints that were converted from TensorFlow."""
     old = {
         name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): tensor
         for name, tensor in TENSORS.items()
@@ -51,7 +51,7 @@ def save_old_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [save_whole, save_bin, save_old_bin, save_shards, save_old_names])
-def test_every_kind_of_file_gives_the_same_tensors(save, tmp_path: Path) -> None:
+def test_every_checkpoint_format_gives_the_same_tensors(save, tmp_path: Path) -> None:
     save(tmp_path)
     weights = Weights.read(tmp_path)
     for name, tensor in TENSORS.items():
@@ -74,9 +74,7 @@ def test_every_kind_of_file_gives_the_same_tensors(save, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("archive", [True, False])
-def test_tensors_that_share_or_are_scattered_over_a_file_are_read_as_they_were(
-    tmp_path: Path, archive: bool
-) -> None:
+def test_shared_and_strided_tensors_are_read(tmp_path: Path, archive: bool) -> None:
     whole = torch.arange(60.0).view(3, 4, 5)
     tensors = {"t": whole.mT, "part": whole[1:, 1:, 1:], "row": whole[2], "step": whole[..., ::2]}
     tensors |= {"learned": torch.nn.Parameter(whole[0]), "number": whole.sum()}
@@ -112,9 +110,7 @@ HEAD = {"weight": torch.rand(4, 3), "bias": torch.rand(4)}
         (b"PK\x03\x04" + bytes(200), (3, 4), "head.pt is damaged"),
     ],
 )
-def test_a_head_is_its_weight_and_bias_in_a_file_of_its_own(
-    tmp_path: Path, state, sizes, message
-) -> None:
+def test_linear_head_is_read_from_its_own_file(tmp_path: Path, state, sizes, message) -> None:
     path = tmp_path / "head.pt"
     if isinstance(state, bytes):
         path.write_bytes(state)
@@ -131,7 +127,7 @@ def test_a_head_is_its_weight_and_bias_in_a_file_of_its_own(
 
 
 def safetensors_file(size: int, header: str = "", **tensors: tuple[list, list]) -> bytes:
-    """A file with a header, or one for tensors of a shape and offsets, and so many bytes."""
+    """A file of that header, or of one with shapes and offsets of tensors, and `size` bytes."""
     entries = {
         name: {"dtype": "F32", "shape": shape, "data_offsets": offsets}
         for name, (shape, offsets) in tensors.items()
@@ -140,7 +136,7 @@ def safetensors_file(size: int, header: str = "", **tensors: tuple[list, list]) 
     return len(encoded).to_bytes(8, "little") + encoded + bytes(size)
 
 
-IMPOSSIBLE = "has an invalid shape or offset for its tensor {}"
+INVALID = "has an invalid shape or offset for its tensor {}"
 
 
 @pytest.mark.parametrize(
@@ -155,16 +151,16 @@ IMPOSSIBLE = "has an invalid shape or offset for its tensor {}"
         ),
         (safetensors_file(4, a=([2], [0, 8])), "ends before its tensor a does"),
         (safetensors_file(5, a=([1], [0, 4])), "has 1 bytes that are of no tensor"),
-        (safetensors_file(8, a=([1], [4, 8])), IMPOSSIBLE.format("a")),
-        (safetensors_file(4, a=([1], [0, 4]), b=([1], [0, 4])), IMPOSSIBLE.format("b")),
-        (safetensors_file(8, a=([-1, 2, -1], [0, 8])), IMPOSSIBLE.format("a")),
-        (safetensors_file(4, a=([1], [0.0, 4])), IMPOSSIBLE.format("a")),
-        (safetensors_file(4, a=([-1, -1], [0, 4])), IMPOSSIBLE.format("a")),
+        (safetensors_file(8, a=([1], [4, 8])), INVALID.format("a")),
+        (safetensors_file(4, a=([1], [0, 4]), b=([1], [0, 4])), INVALID.format("b")),
+        (safetensors_file(8, a=([-1, 2, -1], [0, 8])), INVALID.format("a")),
+        (safetensors_file(4, a=([1], [0.0, 4])), INVALID.format("a")),
+        (safetensors_file(4, a=([-1, -1], [0, 4])), INVALID.format("a")),
         (safetensors_file(4, a=([1], [0, math.inf])), ""),
     ],
 )
-def test_why_a_file_of_safetensors_cannot_be_read_is_told(tmp_path, content, reason) -> None:
-    """As the format demands, each byte is of one tensor; its own library refuses them, too."""
+def test_damaged_safetensors_files_are_refused(tmp_path, content, reason) -> None:
+    """The safetensors library refuses these files, too."""
     with pytest.raises(SafetensorError):
         load(content)
     (tmp_path / "model.safetensors").write_bytes(content)
@@ -174,7 +170,7 @@ def test_why_a_file_of_safetensors_cannot_be_read_is_told(tmp_path, content, rea
 
 
 class Payload:
-    """What unpickling must never run."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self):
         return (print, ("arbitrary code ran",))
@@ -186,13 +182,11 @@ class Payload:
     [
         (None, "there is no model.safetensors and no pytorch_model.bin"),
         ([1, 2, 3], ""),
-        ({"a": torch.zeros(1).expand(1000, 1000)}, IMPOSSIBLE.format("a")),
+        ({"a": torch.zeros(1).expand(1000, 1000)}, INVALID.format("a")),
         ({"embeddings.word_embeddings.weight": Payload()}, ""),
     ],
 )
-def test_why_a_file_of_pytorch_cannot_be_read_is_told(
-    tmp_path, state, reason, archive, capsys
-) -> None:
+def test_damaged_pytorch_files_are_refused(tmp_path, state, reason, archive, capsys) -> None:
     if state is not None:
         path = tmp_path / "pytorch_model.bin"
         torch.save(state, path, _use_new_zipfile_serialization=archive)
@@ -208,17 +202,15 @@ def test_why_a_file_of_pytorch_cannot_be_read_is_told(
         ("embeddings.word_embeddings.weight", (4, 4), "another shape for the tensor roberta.embed"),
         *(
             (name, (3, 2), f"the tensor roberta.{name} in {name}; take one in float32, float16 or")
-            for name in ("int8", "float8_e4m3fn")  # A part of a quantized weight is no weight.
+            for name in ("int8", "float8_e4m3fn")  # Quantized, without their scales.
         ),
     ],
 )
-def test_behind_its_encoders_name_a_tensor_is_found_or_named(
-    tmp_path, name, shape, message
-) -> None:
+def test_tensor_is_found_behind_a_prefix_or_named(tmp_path, name, shape, message) -> None:
     quantized = {
-        each: torch.ones(3, 2).to(getattr(torch, each)) for each in ("int8", "float8_e4m3fn")
+        dtype: torch.ones(3, 2).to(getattr(torch, dtype)) for dtype in ("int8", "float8_e4m3fn")
     }
-    tensors = {f"roberta.{each}": tensor for each, tensor in (TENSORS | quantized).items()}
+    tensors = {f"roberta.{name}": tensor for name, tensor in (TENSORS | quantized).items()}
     save_file(tensors, tmp_path / "model.safetensors")
     weights = Weights.read(tmp_path)
     assert "roberta.encoder.layer.0.output.dense.bias" in weights
@@ -245,9 +237,7 @@ def test_behind_its_encoders_name_a_tensor_is_found_or_named(
         ("config.json", {"transformers_weights": "b.safetensors"}, r"file of weights \(transform"),
     ],
 )
-def test_weights_that_are_not_all_that_transformers_computes_with_are_refused(
-    file, content, message, tmp_path: Path
-) -> None:
+def test_adapters_and_quantized_weights_are_refused(file, content, message, tmp_path: Path) -> None:
     save_whole(tmp_path)
     (tmp_path / "config.json").write_text('{"quantization_config": null}')
     assert len(Weights.read(tmp_path).tensors) == len(TENSORS)
@@ -267,11 +257,9 @@ def test_weights_that_are_not_all_that_transformers_computes_with_are_refused(
         ({"": 0.0, "model.": 0.0}, None),
     ],
 )
-def test_among_the_tensors_of_several_models_its_own_are_found_or_none(
-    others, prefix, tmp_path: Path
-) -> None:
+def test_prefix_is_found_among_tensors_of_several_models(others, prefix, tmp_path: Path) -> None:
     name = "embeddings.word_embeddings.weight"
-    tensors = {each + name: torch.full((2, 2), value) for each, value in others.items()}
+    tensors = {prefix + name: torch.full((2, 2), value) for prefix, value in others.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     weights = Weights.read(tmp_path)
     if prefix is None:
@@ -287,7 +275,7 @@ def test_among_the_tensors_of_several_models_its_own_are_found_or_none(
     ["", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "gone.safetensors"}}',
      '{"weight_map": {"a": "../model.safetensors"}}'],
 )  # fmt: skip
-def test_an_index_leads_to_files_in_its_own_folder(index: str, tmp_path: Path) -> None:
+def test_index_of_shards_reads_only_its_own_folder(index: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     save_whole(tmp_path)

@@ -1,4 +1,4 @@
-"""Models of these tests' own checkpoints."""
+"""Loads embedders of small checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,5 +12,5 @@ from smart_embedder.models.loader import load_embedder
 
 @pytest.fixture(scope="session")
 def load(float32_target: Target) -> Callable[[Path], Any]:
-    """Loads the embedder in a folder."""
+    """Load the embedder in a folder."""
     return lambda folder: load_embedder("tiny", folder, 8192, float32_target)

@@ -1,4 +1,4 @@
-"""ColBERT's vectors against sentence-transformers' MultiVectorEncoder on the same files."""
+"""ColBERT vectors, compared with `MultiVectorEncoder` on the same files."""
 
 import json
 import string
@@ -62,7 +62,9 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     models["xlm-roberta"] = XLMRobertaModel, ROBERTA | markers | {"tokenizer_of": tiny_reranker}
     models["modernbert"] = ModernBertModel, MODERNBERT
     models["mpnet"] = MPNetModel, MPNET
-    return {name: save_colbert(root / name, kind, **own) for name, (kind, own) in models.items()}
+    return {
+        name: save_colbert(root / name, kind, **changes) for name, (kind, changes) in models.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +73,13 @@ def model(folders, load) -> ColbertEmbedder:
 
 
 def ids_of(model: ColbertEmbedder, texts: list[str], input_type: str | None) -> list[np.ndarray]:
-    return [each.ids for each in model.tokenize(texts, input_type=input_type)]
+    return [text.ids for text in model.tokenize(texts, input_type=input_type)]
 
 
 def assert_vectors(results: list[TextEmbedding], expected: list[np.ndarray]) -> None:
-    for made, vectors in zip(results, expected, strict=True):
-        assert made.colbert.shape == vectors.shape
-        np.testing.assert_allclose(made.colbert, vectors, rtol=0, atol=1e-5)
+    for result, vectors in zip(results, expected, strict=True):
+        assert result.colbert.shape == vectors.shape
+        np.testing.assert_allclose(result.colbert, vectors, rtol=0, atol=1e-5)
 
 
 def reference(folder: Path, texts: list[str]) -> dict[str, list[np.ndarray]]:
@@ -92,50 +94,49 @@ def assert_like_theirs(model: ColbertEmbedder, folder: Path, texts: list[str] = 
 
 
 @pytest.mark.parametrize("name", [*EXPANSIONS, "modernbert", "mpnet", "qwen3"])
-def test_queries_and_documents_of_one_batch_are_those_of_sentence_transformers(
-    folders, load, name
-) -> None:
+def test_colbert_queries_and_documents_equal_sentence_transformers(folders, load, name) -> None:
     model = load(folders[name])
     theirs = reference(folders[name], TEXTS)
     both = ids_of(model, TEXTS, "query") + ids_of(model, TEXTS, "document")
-    mixed = np.random.default_rng(0).permutation(len(both))
-    results = model.forward([both[place] for place in mixed], COLBERT)
+    order = np.random.default_rng(0).permutation(len(both))
+    results = model.forward([both[index] for index in order], COLBERT)
     assert_vectors(
-        [results[place] for place in np.argsort(mixed)], theirs["query"] + theirs["document"]
+        [results[index] for index in np.argsort(order)], theirs["query"] + theirs["document"]
     )
 
 
-def test_roberta_counts_the_positions_of_what_fills_a_query_up(folders, load) -> None:
+def test_roberta_expansion_tokens_have_positions(folders, load) -> None:
     model, plain = load(folders["xlm-roberta"]), ["hybrid search", "vector " * 3, "sea " * 40]
     tokenizer = AutoTokenizer.from_pretrained(folders["xlm-roberta"])
     encoder = XLMRobertaModel.from_pretrained(folders["xlm-roberta"]).eval()
     projection = load_file(folders["xlm-roberta"] / "1_Dense" / "model.safetensors")
     for text, ids in zip(plain, ids_of(model, plain, "query"), strict=True):
-        own = tokenizer(text, truncation=True, max_length=23)["input_ids"]
-        own.insert(1, tokenizer.convert_tokens_to_ids("▁search"))
-        filled = [*own, *[tokenizer.mask_token_id] * (24 - len(own))]
-        mask = [1] * len(own) + [0] * (24 - len(own))
+        plain_ids = tokenizer(text, truncation=True, max_length=23)["input_ids"]
+        plain_ids.insert(1, tokenizer.convert_tokens_to_ids("▁search"))
+        missing = 24 - len(plain_ids)
+        expanded = [*plain_ids, *[tokenizer.mask_token_id] * missing]
+        mask = [1] * len(plain_ids) + [0] * missing
         with torch.inference_mode():
-            states = encoder(torch.tensor([filled]), torch.tensor([mask])).last_hidden_state[0]
+            states = encoder(torch.tensor([expanded]), torch.tensor([mask])).last_hidden_state[0]
             vectors = torch.nn.functional.normalize(states @ projection["linear.weight"].T)
         assert_vectors(model.forward([ids], COLBERT), [vectors.numpy()])
 
 
-def test_punctuation_of_documents_has_no_vector_and_the_tokens_of_the_rest_are_told(
+def test_punctuation_of_documents_has_no_colbert_vector(
     model: ColbertEmbedder,
 ) -> None:
     (query,) = ids_of(model, ["memory, rank!"], "query")
     (document,) = ids_of(model, ["memory, rank!"], None)
     named = model.token_strings(model.colbert_tokens(document))
     assert named == ["[CLS]", "[unused1]", "memory", "rank", "[SEP]"]
-    (made,) = model.forward([document], COLBERT)
-    assert len(made.colbert) == len(named)
+    (result,) = model.forward([document], COLBERT)
+    assert len(result.colbert) == len(named)
     named = model.token_strings(model.colbert_tokens(query))
-    own = ["[CLS]", "[unused0]", "memory", ",", "rank", "!", "[SEP]"]
-    assert named == own + ["[MASK]"] * (24 - len(own))
+    read = ["[CLS]", "[unused0]", "memory", ",", "rank", "!", "[SEP]"]
+    assert named == read + ["[MASK]"] * (24 - len(read))
 
 
-def test_texts_are_cut_to_the_lengths_of_their_type(model: ColbertEmbedder) -> None:
+def test_truncation_to_the_lengths_of_queries_and_documents(model: ColbertEmbedder) -> None:
     long = "rank " * 100
     for input_type, most in (("query", 24), ("document", 50), (None, 50)):
         (text,) = model.tokenize([long], input_type=input_type)
@@ -146,7 +147,7 @@ def test_texts_are_cut_to_the_lengths_of_their_type(model: ColbertEmbedder) -> N
     assert (len(short.ids), short.original_tokens, short.truncated) == (24, 24, False)
 
 
-def test_without_lengths_of_its_own_it_cuts_texts_as_the_tokenizer_says(
+def test_truncation_to_the_tokenizers_limit_without_lengths_by_type(
     folders, load, tmp_path: Path
 ) -> None:
     MultiVectorEncoder(str(folders["none"]), device="cpu").save_pretrained(str(tmp_path))
@@ -158,9 +159,7 @@ def test_without_lengths_of_its_own_it_cuts_texts_as_the_tokenizer_says(
     assert_like_theirs(model, tmp_path)
 
 
-def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(
-    folders, load, tmp_path: Path
-) -> None:
+def test_query_expansion_falls_back_to_eos_token(folders, load, tmp_path: Path) -> None:
     folder = copytree(folders["qwen3"], tmp_path / "copy")
     change(folder / "tokenizer_config.json", mask_token=None, eos_token="[SEP]")
     model = load(folder)
@@ -169,7 +168,7 @@ def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(
     assert model.token_strings(model.colbert_tokens(text))[-1] == eos
 
 
-def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_path: Path) -> None:
+def test_query_expansion_on_the_left_is_refused(folders, load, tmp_path: Path) -> None:
     folder = copytree(folders["qwen3"], tmp_path / "copy")
     message = "pads texts on the left, and queries can only be filled up"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -183,7 +182,7 @@ def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_p
     assert_like_theirs(load(folder), folder)
 
 
-def test_stanfords_checkpoints_are_read_too(folders, load, tmp_path: Path) -> None:
+def test_stanford_colbert_checkpoints_are_read(folders, load, tmp_path: Path) -> None:
     folder = copytree(folders["unattended"], tmp_path / "copy")
     for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
         (folder / name).unlink()
@@ -214,7 +213,7 @@ OWN = "config_sentence_transformers.json"
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_computed_is_named(
+def test_invalid_colbert_models_are_refused(
     folders, load, tmp_path, family, file, changes, message
 ) -> None:
     folder = copytree(folders[family], tmp_path / "copy")
@@ -229,7 +228,7 @@ MASKED = ["Transformer", "Dense", "Normalize", "MultiVectorMask"]
 
 
 def folder_with(folder: Path, modules: list[str], **files: dict[str, Any]) -> Path:
-    """`files` by their names without `.json`; those of the mask are of its own folder."""
+    """Write `files` by their names without `.json`; `mask` goes to the folder of that module."""
     named = {"metadata": "artifact.metadata", "mask": "MultiVectorMask/config.json"}
     (folder / "config.json").write_text("{}")
     if modules:
@@ -257,7 +256,7 @@ def folder_with(folder: Path, modules: list[str], **files: dict[str, Any]) -> Pa
         ([], None, False),
     ],
 )
-def test_a_model_of_vectors_of_tokens_is_told_by_its_modules_or_its_architecture(
+def test_colbert_is_detected_by_modules_or_architecture(
     tmp_path: Path, modules, architecture, expected
 ) -> None:
     folder_with(tmp_path, modules, config={"architectures": architecture and [architecture]})
@@ -277,12 +276,12 @@ def stanford(given: dict[str, Any], *expected: Any) -> tuple[Any, ...]:
 
 
 def masked(texts: Any, mask: Any, prompts: Any, *expected: Any) -> tuple[Any, ...]:
-    own = {"config_sentence_transformers": {"prompts": prompts}}
-    return MASKED, own | {"sentence_bert_config": texts, "mask": mask}, (*expected, False)
+    named = {"config_sentence_transformers": {"prompts": prompts}}
+    return MASKED, named | {"sentence_bert_config": texts, "mask": mask}, (*expected, False)
 
 
-# What a file says, and of it marker, prompt and length of queries and of documents, the expansion,
-# and which words are skipped.
+# The configuration, and expected: marker, prompt and length of queries, the same of documents, the
+# expansion, and the skipped words.
 CONFIGS = [
     pylate({}, Q, D, FILLED, PUNCTUATION),
     pylate({"do_query_expansion": False, "skiplist_words": ["the"]}, Q, D, None, ["the"]),
@@ -320,7 +319,7 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize(("modules", "files", "expected"), CONFIGS)
-def test_how_texts_are_read_is_configured_in_the_files_of_three_packages(
+def test_colbert_configurations_of_three_packages_are_read(
     tmp_path: Path, modules, files, expected
 ) -> None:
     folder_with(tmp_path, modules, **files)
@@ -362,7 +361,9 @@ def test_how_texts_are_read_is_configured_in_the_files_of_three_packages(
         ([], {"metadata": {"doc_maxlen": 0}}, "no usable doc_maxlen: 0"),
     ],
 )
-def test_what_is_not_known_here_is_named(tmp_path: Path, modules, files, message: str) -> None:
+def test_unsupported_colbert_configurations_are_refused(
+    tmp_path: Path, modules, files, message: str
+) -> None:
     folder_with(tmp_path, modules, **files)
     with pytest.raises(StartupError, match=message):
         read_colbert_config(tmp_path)
@@ -378,6 +379,6 @@ def test_what_is_not_known_here_is_named(tmp_path: Path, modules, files, message
         ({"mask_token": {}}, {"eos_token": "[E]"}, None),
     ],
 )
-def test_a_special_token_is_named_in_either_file(tmp_path, tokenizer, tokens, expected) -> None:
+def test_special_token_is_found_in_either_file(tmp_path, tokenizer, tokens, expected) -> None:
     folder_with(tmp_path, [], tokenizer_config=tokenizer, special_tokens_map=tokens)
     assert read_special_token(tmp_path, "mask_token") == expected

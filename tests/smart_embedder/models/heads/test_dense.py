@@ -1,7 +1,4 @@
-"""Dense encoders against sentence-transformers on the same files, in float32.
-
-Qwen3-Embedding's kind is compared with transformers' own padded forward.
-"""
+"""Dense encoders, compared with sentence-transformers on the same files in float32."""
 
 import json
 import shutil
@@ -38,7 +35,7 @@ NORMALIZE = ("Normalize", {}, None)
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory) -> Path:
-    """One that is not changed; the configuration of a copy may be."""
+    """A model that is not changed; tests configure a copy of it."""
     return save_family(tmp_path_factory.mktemp("dense") / "bert", "bert", word_tokenizer())
 
 
@@ -84,21 +81,19 @@ CONFIGURED = {
 
 
 @pytest.mark.parametrize("configured", CONFIGURED.values(), ids=CONFIGURED)
-def test_every_configuration_makes_sentence_transformers_vectors(
-    configured, copy, float32_target
-) -> None:
+def test_dense_configurations_equal_sentence_transformers(configured, copy, float32_target) -> None:
     save_modules(copy, **configured)
     model, texts = load(copy, float32_target), [*TEXTS, "HYBRID Search", " ".join(corpus(9))]
-    made = embed(model, texts)
-    assert_close(made, reference(copy).encode(texts))
-    assert model.dense_width == made.shape[1]
+    vectors = embed(model, texts)
+    assert_close(vectors, reference(copy).encode(texts))
+    assert model.dense_width == vectors.shape[1]
     assert model.max_length == configured.get("texts", {}).get("max_seq_length", 200)
     if "prompts" not in configured:
         last = configured.get("further", [(None,)])[-1]
         assert model.normalizes == (last[0] == "Normalize")
 
 
-def test_a_setting_takes_the_place_of_the_pooling(copy, float32_target) -> None:
+def test_pooling_setting_overrides_the_configuration(copy, float32_target) -> None:
     overrides = SentenceOverrides(pooling="cls")
     named = embed(load(copy, float32_target, overrides=overrides), TEXTS)
     save_modules(copy, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
@@ -107,16 +102,18 @@ def test_a_setting_takes_the_place_of_the_pooling(copy, float32_target) -> None:
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("further", [[], [dense(24, "Tanh"), NORMALIZE]], ids=["raw", "projected"])
-def test_a_setting_takes_the_place_of_the_scaling(normalize, further, copy, float32_target) -> None:
+def test_normalize_setting_overrides_the_configuration(
+    normalize, further, copy, float32_target
+) -> None:
     save_modules(copy, further=further)
     model = load(copy, float32_target, overrides=SentenceOverrides(normalize=normalize))
-    unscaled = [each for each in further if each[0] != "Normalize"]
+    unscaled = [module for module in further if module[0] != "Normalize"]
     save_modules(copy, further=[*unscaled, NORMALIZE] if normalize else unscaled)
     assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
     assert model.normalizes == normalize
 
 
-def test_settings_take_the_place_of_prompts(copy, tiny_m3: Path, float32_target) -> None:
+def test_prompt_settings_override_the_configuration(copy, tiny_m3: Path, float32_target) -> None:
     configured = {"query": "ask: ", "passage": "text: ", "other": "o: "}
     (copy / "config_sentence_transformers.json").write_text(json.dumps({"prompts": configured}))
     overrides = SentenceOverrides(query_prompt="query: ", document_prompt="")
@@ -127,7 +124,7 @@ def test_settings_take_the_place_of_prompts(copy, tiny_m3: Path, float32_target)
 
 
 @pytest.mark.parametrize("setting", [{"pooling": "cls"}, {"normalize": True}])
-def test_a_setting_without_effect_stops_the_start(setting, tiny_m3: Path, float32_target) -> None:
+def test_setting_without_effect_stops_the_start(setting, tiny_m3: Path, float32_target) -> None:
     with pytest.raises(
         StartupError, match=r"=(cls|true) has no effect on m3, which is of bge-m3's"
     ):
@@ -141,7 +138,7 @@ def test_a_setting_without_effect_stops_the_start(setting, tiny_m3: Path, float3
         ([(*dense(8, "Tanh")[:2], None)], "the weights in .*2_Dense cannot be loaded"),
     ],
 )
-def test_projections_that_cannot_run_say_why(further, message, copy, float32_target) -> None:
+def test_invalid_dense_projections_are_refused(further, message, copy, float32_target) -> None:
     save_modules(copy, further=further)
     with pytest.raises(StartupError, match=message) as caught:
         load(copy, float32_target)
@@ -153,7 +150,7 @@ def embedder(tiny_qwen: Path, float32_target: Target) -> DenseEmbedder:
     return DenseEmbedder("tiny", tiny_qwen, 32_768, float32_target)
 
 
-def test_a_copy_of_the_published_model_has_its_pooling_prompts_and_least_width(
+def test_copy_of_qwen3_embedding_has_its_pooling_prompts_and_min_dimensions(
     embedder: DenseEmbedder,
 ) -> None:
     assert (embedder.pooling, embedder.min_dimensions) == ("last_token", 32)
@@ -163,7 +160,7 @@ def test_a_copy_of_the_published_model_has_its_pooling_prompts_and_least_width(
     assert embedder.dense_width == 64
 
 
-def test_one_with_modules_is_scaled_only_where_a_request_asks_for_it(
+def test_qwen3_with_modules_is_not_normalized_by_default(
     tiny_qwen: Path, float32_target: Target, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(tiny_qwen, tmp_path / "copy")
@@ -184,7 +181,7 @@ def test_one_with_modules_is_scaled_only_where_a_request_asks_for_it(
         (None, None),
     ],
 )
-def test_a_folder_without_modules_is_an_encoder_by_its_architecture(
+def test_folder_without_modules_is_an_encoder_by_its_architecture(
     architectures, message, copy, float32_target: Target, tmp_path: Path
 ) -> None:
     (copy / "modules.json").unlink()
@@ -197,7 +194,7 @@ def test_a_folder_without_modules_is_an_encoder_by_its_architecture(
 
 
 @pytest.mark.parametrize("words", [18, 19, 20, 60])
-def test_exactly_one_end_token_closes_a_text_also_after_the_cut(
+def test_exactly_one_end_token_closes_a_text_also_after_truncation(
     embedder: DenseEmbedder, tiny_qwen: Path, float32_target: Target, words: int
 ) -> None:
     text = " ".join(["search"] * words)
@@ -211,17 +208,17 @@ def test_exactly_one_end_token_closes_a_text_also_after_the_cut(
 
 @pytest.mark.parametrize("template_adds_end", [False, True])
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
-def test_vectors_of_a_configured_model_are_those_of_sentence_transformers(
+def test_qwen3_with_modules_equals_sentence_transformers(
     tmp_path: Path, float32_target: Target, template_adds_end, pooling
 ) -> None:
-    """Only the published model's texts are closed with a token that its tokenizer does not add."""
-    made = save_qwen(tmp_path / "made", template_adds_end=template_adds_end)
-    save_modules(made, {"pooling_mode": pooling}, prompts={"prompts": {"query": "search "}})
-    embedder = DenseEmbedder("org/tiny", made, 32_768, float32_target)
-    texts = list(filter(None, varied_texts(12)))  # Theirs reads no text without a token.
-    np.testing.assert_allclose(embed(embedder, texts), reference_vectors(made, texts), atol=1e-5)
+    """Only texts of the published model end in a token that its tokenizer does not add."""
+    folder = save_qwen(tmp_path / "model", template_adds_end=template_adds_end)
+    save_modules(folder, {"pooling_mode": pooling}, prompts={"prompts": {"query": "search "}})
+    embedder = DenseEmbedder("org/tiny", folder, 32_768, float32_target)
+    texts = list(filter(None, varied_texts(12)))  # The reference reads no text without a token.
+    np.testing.assert_allclose(embed(embedder, texts), reference_vectors(folder, texts), atol=1e-5)
     assert embedder.prompts == {"query": "search "}
-    named = DenseEmbedder("Qwen/Qwen3-Embedding-0.6B", made, 100, float32_target)
+    named = DenseEmbedder("Qwen/Qwen3-Embedding-0.6B", folder, 100, float32_target)
     (text,) = named.tokenize(["hybrid search"])
     end = named._tokenizer.token_id(QWEN_END)
     assert text.ids.tolist().count(end) == 1

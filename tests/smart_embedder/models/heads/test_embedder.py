@@ -1,4 +1,4 @@
-"""bge-m3's outputs against FlagEmbedding on the same files, and each of its heads."""
+"""The vectors of bge-m3, compared with FlagEmbedding on the same files, and its heads."""
 
 import shutil
 from pathlib import Path
@@ -38,25 +38,25 @@ def assert_equals_reference(model: M3Embedder, reference: BGEM3FlagModel, texts:
     kinds = {f"return_{kind}": True for kind in ("dense", "sparse", "colbert_vecs")}
     theirs = reference.encode(texts, batch_size=2, max_length=8192, **kinds)
     for index, ours in enumerate(embed(model, texts)):
-        for name, own in (("dense_vecs", ours.dense), ("colbert_vecs", ours.colbert)):
-            assert own.shape == theirs[name][index].shape
-            np.testing.assert_allclose(own, theirs[name][index], rtol=0, atol=TOLERANCE)
+        for name, vectors in (("dense_vecs", ours.dense), ("colbert_vecs", ours.colbert)):
+            assert vectors.shape == theirs[name][index].shape
+            np.testing.assert_allclose(vectors, theirs[name][index], rtol=0, atol=TOLERANCE)
         expected = {int(k): float(v) for k, v in theirs["lexical_weights"][index].items()}
         actual = zip(ours.sparse.indices.tolist(), ours.sparse.values.tolist(), strict=True)
         assert dict(actual) == pytest.approx(expected, rel=0, abs=TOLERANCE)
 
 
-def test_equals_flagembedding_on_texts_of_every_kind(
+def test_bge_m3_vectors_equal_flagembedding(
     embedder: M3Embedder, reference: BGEM3FlagModel
 ) -> None:
     assert embedder.normalizes
     assert_equals_reference(embedder, reference, varied_texts(50))
 
 
-def test_vectors_stay_when_others_follow(embedder: M3Embedder) -> None:
+def test_vectors_are_not_overwritten_by_a_later_batch(embedder: M3Embedder) -> None:
     texts = varied_texts(24)
     ours = embed(embedder, texts)
-    before = [(each.dense.copy(), each.colbert.copy()) for each in ours]
+    before = [(result.dense.copy(), result.colbert.copy()) for result in ours]
     embed(embedder, texts[::-1])
     for embedding, (dense, colbert) in zip(ours, before, strict=True):
         np.testing.assert_array_equal(embedding.dense, dense)
@@ -64,7 +64,7 @@ def test_vectors_stay_when_others_follow(embedder: M3Embedder) -> None:
 
 
 @pytest.mark.parametrize("head", ["sparse_linear.pt", "colbert_linear.pt"])
-def test_a_folder_with_one_of_the_two_heads_is_no_other_model(
+def test_bge_m3_without_one_of_its_heads_is_refused(
     head: str, tiny_m3: Path, tmp_path: Path, float32_target: Target
 ) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "m3")
@@ -80,7 +80,7 @@ PAIR = st.tuples(st.integers(0, 250_001), st.floats(0, 4, width=32))
 CASE = st.lists(st.lists(PAIR, min_size=1, max_size=12), min_size=1, max_size=8)
 
 
-def one_by_one(pairs: list[tuple[int, float]]) -> dict[int, float]:
+def largest_weights(pairs: list[tuple[int, float]]) -> dict[int, float]:
     weights: dict[int, float] = {}
     for token, weight in pairs:
         if token not in IGNORED and weight > weights.get(token, 0):
@@ -89,33 +89,31 @@ def one_by_one(pairs: list[tuple[int, float]]) -> dict[int, float]:
 
 
 @given(CASE)
-def test_each_text_keeps_its_largest_weight_for_each_token(case) -> None:
+def test_sparse_vectors_keep_the_largest_weight_of_each_token(case) -> None:
     ids = [np.array([token for token, _ in pairs], np.int64) for pairs in case]
     weights = [np.array([weight for _, weight in pairs], np.float32) for pairs in case]
     vectors = sparse_vectors(ids, weights, IGNORED)
     assert len(vectors) == len(case)
     for pairs, vector in zip(case, vectors, strict=True):
         found = dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
-        assert found == one_by_one(pairs)
+        assert found == largest_weights(pairs)
         assert vector.indices.tolist() == sorted(found)
         assert vector.values.dtype == np.float32
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_dense_vector_is_the_first_state_or_the_mean_of_all_of_unit_length(
-    pooling: str, dtype: torch.dtype
-) -> None:
+def test_dense_vectors_are_cls_or_mean_of_unit_length(pooling: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     packed = pack_lengths([3, 1, 5, 2])
     hidden = torch.randn(packed.tokens, 16).to(dtype)
     hidden[packed.offsets[1]] = torch.nan
     chosen = np.array([2, 1, 0])
-    made = dense_vectors(choose_backend(CPU, dtype), pooling, hidden, packed, chosen)
-    assert (made.values.dtype, made.values.shape) == (torch.float32, (3, 16))
+    vectors = dense_vectors(choose_backend(CPU, dtype), pooling, hidden, packed, chosen)
+    assert (vectors.values.dtype, vectors.values.shape) == (torch.float32, (3, 16))
     for row, sequence in enumerate(chosen):
-        own = hidden[packed.offsets[sequence] : packed.offsets[sequence + 1]].float()
-        exact = own[0] if pooling == "cls" else own.mean(0)
+        states = hidden[packed.offsets[sequence] : packed.offsets[sequence + 1]].float()
+        exact = states[0] if pooling == "cls" else states.mean(0)
         expected = functional.normalize(exact, dim=0)
-        torch.testing.assert_close(made.values[row], expected, equal_nan=True)
-    assert made.check.isfinite().tolist() == [True, False, True]
+        torch.testing.assert_close(vectors.values[row], expected, equal_nan=True)
+    assert vectors.check.isfinite().tolist() == [True, False, True]

@@ -1,7 +1,7 @@
-"""What holds for every model, whatever it is compared with.
+"""Laws that hold for every model.
 
-Neighbours change nothing, a text gets what it asks for and nothing else, and a number that is not
-finite costs its own text alone.
+A result does not depend on the rest of the batch, has exactly the requested kinds, and a number
+that is not finite fails only its own text.
 """
 
 import random
@@ -29,13 +29,13 @@ from tests.support.wordpiece import ROBERTA, save_colbert, save_model, save_spla
 
 KINDS = ("dense", "sparse", "colbert")
 LABELS = {"id2label": {0: "contradiction", 1: "entailment", 2: "neutral"}}
-# How the checkpoint of each is made in a folder, with the folder of a tokenizer; or a fixture.
+# A fixture, or a function that saves a checkpoint in a folder, given the folder of a tokenizer.
 MODELS: dict[str, str | Callable[[Path, Path], Path]] = {
     "bge-m3": "tiny_m3",
     "dense": lambda folder, _: save_family(folder, "bert", word_tokenizer()),
     "dense, packed": lambda folder, _: save_family(folder, "modernbert", word_tokenizer()),
     "dense, padded": lambda folder, _: save_family(folder, "t5", word_tokenizer()),
-    # With weights of its own behind the states, of which the poisoned one is none.
+    # The decoder has weights of its own, which are not poisoned with the embeddings.
     "splade": lambda folder, like: save_splade(
         folder, XLMRobertaForMaskedLM, tie_word_embeddings=False, tokenizer_of=like, **ROBERTA
     ),
@@ -46,10 +46,10 @@ MODELS: dict[str, str | Callable[[Path, Path], Path]] = {
 
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request, tiny_reranker: Path, tmp_path_factory) -> Path:
-    made = MODELS[request.param]
-    if isinstance(made, str):
-        return request.getfixturevalue(made)
-    return made(tmp_path_factory.mktemp("laws") / request.param.partition(",")[0], tiny_reranker)
+    save = MODELS[request.param]
+    if isinstance(save, str):
+        return request.getfixturevalue(save)
+    return save(tmp_path_factory.mktemp("laws") / request.param.partition(",")[0], tiny_reranker)
 
 
 def load(folder: Path, target: Target) -> Any:
@@ -65,18 +65,18 @@ def model(folder: Path, float32_target: Target) -> Any:
 
 def ids_of(model: Any, texts: list[str]) -> list[TokenIds]:
     if hasattr(model, "kinds"):
-        return [each.ids for each in model.tokenize(texts)]
+        return [text.ids for text in model.tokenize(texts)]
     return [pair.ids for pair in model.tokenize_pairs("search", texts, None)]
 
 
-def wishes(model: Any) -> list[Outputs]:
-    """Whatever may be asked of it; who makes no dense vectors may be asked for none of its own."""
+def possible_outputs(model: Any) -> list[Outputs]:
+    """All kinds that a request may ask for; a model without dense vectors also gets none."""
     if not hasattr(model, "kinds"):
         return [Outputs()]
-    made = [kind for kind in KINDS if getattr(model.kinds, kind)]
-    chosen = product((True, False), repeat=len(made))
-    found = [Outputs(**dict(zip(made, each, strict=True))) for each in chosen]
-    return [each for each in found if each or "dense" not in made]
+    kinds = [kind for kind in KINDS if getattr(model.kinds, kind)]
+    chosen = product((True, False), repeat=len(kinds))
+    found = [Outputs(**dict(zip(kinds, flags, strict=True))) for flags in chosen]
+    return [outputs for outputs in found if outputs or "dense" not in kinds]
 
 
 def arrays(result: Any) -> dict[str, np.ndarray]:
@@ -86,51 +86,52 @@ def arrays(result: Any) -> dict[str, np.ndarray]:
     if result.sparse is not None:
         found["sparse"] = np.zeros(4096, np.float32)
         found["sparse"][result.sparse.indices] = result.sparse.values
-    return {kind: each for kind, each in found.items() if each is not None}
+    return {kind: array for kind, array in found.items() if array is not None}
 
 
-def assert_same(one: Any, other: Any) -> None:
-    left, right = arrays(one), arrays(other)
-    assert left.keys() == right.keys()
-    for kind, each in left.items():
-        np.testing.assert_allclose(each, right[kind], rtol=0, atol=1e-5)
+def assert_same(actual: Any, expected: Any) -> None:
+    found, known = arrays(actual), arrays(expected)
+    assert found.keys() == known.keys()
+    for kind, array in found.items():
+        np.testing.assert_allclose(array, known[kind], rtol=0, atol=1e-5)
 
 
-def test_neighbours_change_nothing_and_each_text_gets_what_it_asks_for(model: Any) -> None:
-    ids, kinds = ids_of(model, varied_texts(60)), wishes(model)
-    wanted = [kinds[place % len(kinds)] for place in range(len(ids))]
+def test_results_do_not_depend_on_the_batch_and_have_the_requested_kinds(model: Any) -> None:
+    ids, outputs = ids_of(model, varied_texts(60)), possible_outputs(model)
+    requested = [outputs[index % len(outputs)] for index in range(len(ids))]
     order = random.Random(1).sample(range(len(ids)), len(ids))
-    results = model.launch([ids[place] for place in order], [wanted[place] for place in order])()
-    for place, result in zip(order, results, strict=True):
-        (alone,) = model.forward([ids[place]], wanted[place])
+    results = model.launch([ids[index] for index in order], [requested[index] for index in order])()
+    for index, result in zip(order, results, strict=True):
+        (alone,) = model.forward([ids[index]], requested[index])
         assert_same(result, alone)
         if isinstance(result, TextEmbedding):
-            assert {*arrays(result)} == {kind for kind in KINDS if getattr(wanted[place], kind)}
+            assert {*arrays(result)} == {kind for kind in KINDS if getattr(requested[index], kind)}
         else:
             assert np.shape(result) == ()
 
 
-def test_a_number_that_is_not_finite_costs_no_other_text_anything(
+def test_nan_fails_only_its_own_text(
     folder: Path, model: Any, float32_target: Target, tmp_path: Path
 ) -> None:
-    """The embedding of a token of `music` is no number."""
+    """The embedding of a token of `music` is NaN."""
     texts = ["hybrid search", "music", "search", "vector search history " * 30, "search music"]
     ids = ids_of(model, texts)
     copy = shutil.copytree(folder, tmp_path / "poisoned")
     tables = ("word_embeddings.weight", "tok_embeddings.weight", "shared.weight")
-    # The last one, as the trial of a packed path at the start draws from those below 100.
-    first, own, _, longest, _ = (
-        {*each.ids.tolist()} for each in model._tokenizer.encode_plain(texts, 200)
+    # The last such token: the trial of a packed path at startup draws ids below 100.
+    first, music, _, longest, _ = (
+        {*tokens.ids.tolist()} for tokens in model._tokenizer.encode_plain(texts, 200)
     )
     with changed_weights(copy) as weights:
-        (name,) = [each for each in weights if each.endswith(tables)]
-        weights[name][max(own - first - longest)] = torch.nan
+        (name,) = [name for name in weights if name.endswith(tables)]
+        weights[name][max(music - first - longest)] = torch.nan
     poisoned = load(copy, float32_target)
-    for wanted in wishes(model):
-        if not wanted and hasattr(model, "kinds"):
+    for outputs in possible_outputs(model):
+        if not outputs and hasattr(model, "kinds"):
             continue
-        for text, own, result in zip(texts, ids, poisoned.forward(ids, wanted), strict=True):
+        results = poisoned.forward(ids, outputs)
+        for text, sequence, result in zip(texts, ids, results, strict=True):
             if "music" in text:
                 assert isinstance(result, InferenceError)
             else:
-                assert_same(result, model.forward([own], wanted)[0])
+                assert_same(result, model.forward([sequence], outputs)[0])

@@ -1,8 +1,4 @@
-"""The steps from states to vectors are those of the configuration, or the start says why not.
-
-What each of them computes is compared with sentence-transformers in
-`test_dense`.
-"""
+"""Reading the steps from states to vectors; `test_dense` compares their results."""
 
 from pathlib import Path
 
@@ -20,7 +16,7 @@ SIZES = {"in_features": 8, "out_features": 4}
 
 
 def write_module(folder: Path, kind: str, config: dict[str, object]) -> None:
-    """A list of one module, of that configuration."""
+    """Write a model with one module of that configuration."""
     write(folder / "modules.json", [{"type": PACKAGE + kind, "path": "1_Module"}])
     write(folder / "1_Module" / "config.json", config)
     if kind == "Dense":
@@ -28,7 +24,7 @@ def write_module(folder: Path, kind: str, config: dict[str, object]) -> None:
         save_file(tensors, folder / "1_Module" / "model.safetensors")
 
 
-def test_a_pooling_in_its_usual_folder_counts_without_a_list_of_modules(tmp_path) -> None:
+def test_pooling_folder_counts_without_modules_json(tmp_path) -> None:
     assert SentenceConfig.read(tmp_path) == SentenceConfig()
     write(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
     assert SentenceConfig.read(tmp_path).poolings == ("mean",)
@@ -36,7 +32,7 @@ def test_a_pooling_in_its_usual_folder_counts_without_a_list_of_modules(tmp_path
 
 @pytest.mark.parametrize("kind", ["input", "output"])
 @pytest.mark.parametrize("module", ["Dense", "Normalize"])
-def test_what_works_on_something_else_than_the_vector_is_refused(tmp_path, module, kind) -> None:
+def test_module_for_other_features_is_refused(tmp_path, module, kind) -> None:
     names = {f"module_{kind}_name": "sentence_embedding"}
     write_module(tmp_path, module, SIZES | names)
     assert len(SentenceConfig.read(tmp_path).steps) == 1
@@ -47,7 +43,7 @@ def test_what_works_on_something_else_than_the_vector_is_refused(tmp_path, modul
 
 
 @pytest.mark.parametrize(
-    ("activation", "known"),
+    ("activation", "supported"),
     [
         ("torch.nn.modules.activation.GELU", True),
         ("torch.nn.modules.linear.Identity", True),
@@ -56,9 +52,9 @@ def test_what_works_on_something_else_than_the_vector_is_refused(tmp_path, modul
         ("Tanh", False),
     ],
 )
-def test_only_pytorchs_activations_are_applied(tmp_path, activation, known) -> None:
+def test_only_activations_of_pytorch_are_applied(tmp_path, activation, supported) -> None:
     write_module(tmp_path, "Dense", SIZES | {"activation_function": activation})
-    if known:
+    if supported:
         (layer,) = SentenceConfig.read(tmp_path).steps
         assert type(layer._activation).__name__ == activation.rpartition(".")[2]
     else:
@@ -73,42 +69,43 @@ def test_only_pytorchs_activations_are_applied(tmp_path, activation, known) -> N
         ("Transformer", "has the transformer in the folder 1_Module, and not beside it"),
     ],
 )
-def test_modules_that_would_not_be_computed_are_refused(tmp_path, kind, message) -> None:
+def test_unsupported_modules_are_refused(tmp_path, kind, message) -> None:
     write_module(tmp_path, kind, {})
     with pytest.raises(StartupError, match=message):
         SentenceConfig.read(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "known"),
+    ("kinds", "supported"),
     [
         ("Transformer Pooling Normalize Normalize", True),
         ("Transformer Normalize", True),
         ("Transformer Dropout Pooling Dropout Normalize", True),
-        # Normalize before a pooling has nothing to scale, and sentence-transformers goes on.
+        # sentence-transformers accepts this, although Normalize has nothing to scale yet.
         ("Transformer Normalize Pooling", False),
         ("Transformer Pooling Normalize Pooling", False),
         ("Transformer Transformer Pooling", False),
         ("Pooling Transformer", False),
     ],
 )
-def test_modules_in_an_order_that_is_not_computed_are_refused(tmp_path, kinds, known) -> None:
+def test_modules_in_an_unsupported_order_are_refused(tmp_path, kinds, supported) -> None:
     entries = []
     for index, kind in enumerate(kinds.split()):
         path = "" if kind == "Transformer" else f"{index}_{kind}"
         write(tmp_path / path / "config.json", {})
         entries.append({"type": f"sentence_transformers.models.{kind}", "path": path})
     write(tmp_path / "modules.json", entries)
-    if known:
+    if supported:
         assert len(SentenceConfig.read(tmp_path).steps) == kinds.count("Normalize")
     else:
         with pytest.raises(StartupError, match="has its modules in the order .*; supported: T"):
             SentenceConfig.read(tmp_path)
 
 
-@pytest.mark.parametrize("how", ["mean", "max", "sum"])
-def test_where_no_operator_reduces_segments_texts_are_pooled_one_by_one(how: str) -> None:
+@pytest.mark.parametrize("operation", ["mean", "max", "sum"])
+def test_pooling_without_segment_reduce_gives_the_same_results(operation: str) -> None:
     torch.manual_seed(0)
     packed, hidden = pack_lengths([3, 1, 7]), torch.randn(11, 8).half()
-    expected = pooling._reduce(hidden, packed, how)
-    torch.testing.assert_close(pooling.reduce_each_sequence(hidden, packed, how), expected)
+    expected = pooling._reduce(hidden, packed, operation)
+    actual = pooling.reduce_each_sequence(hidden, packed, operation)
+    torch.testing.assert_close(actual, expected)

@@ -69,12 +69,12 @@ def bert(folders, load) -> SpladeEmbedder:
 
 
 def weights_of(model: SpladeEmbedder, texts: list[str]) -> np.ndarray:
-    results = model.forward([each.ids for each in model.tokenize(texts)], SPARSE)
-    return np.stack([as_row(each, model) for each in results])
+    results = model.forward([text.ids for text in model.tokenize(texts)], SPARSE)
+    return np.stack([as_row(result, model) for result in results])
 
 
-def as_row(made: TextEmbedding, model: SpladeEmbedder) -> np.ndarray:
-    indices, values = made.sparse.indices, made.sparse.values
+def as_row(result: TextEmbedding, model: SpladeEmbedder) -> np.ndarray:
+    indices, values = result.sparse.indices, result.sparse.values
     assert (values > 0).all()
     assert (np.diff(indices) > 0).all()
     assert values.dtype == np.float32
@@ -93,7 +93,7 @@ def slices(request, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_weights_are_those_of_sentence_transformers(folders, load, family) -> None:
+def test_splade_weights_equal_sentence_transformers(folders, load, family) -> None:
     actual = weights_of(load(folders[family]), TEXTS)
     expected = reference(folders[family], TEXTS)
     assert ((actual > 0).sum(1) > 5).all()
@@ -102,7 +102,7 @@ def test_weights_are_those_of_sentence_transformers(folders, load, family) -> No
 
 @pytest.mark.parametrize("pooling", ["max", "sum"])
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
-def test_every_pooling_and_activation_is_computed(
+def test_splade_poolings_and_activations_equal_sentence_transformers(
     folders, load, tmp_path, pooling, activation, slices
 ) -> None:
     folder = copy_with_pooling(
@@ -122,20 +122,20 @@ def copy_with_pooling(source: Path, target: Path, **pooling: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("texts", "wanted", "most", "expected"),
+    ("texts", "requested", "most", "expected"),
     [
-        (["sea"] * 4, "yyyy", 12, [12]),  # Of three tokens each.
+        (["sea"] * 4, "yyyy", 12, [12]),  # A text has three tokens.
         (["sea"] * 4, "yyyy", 8, [6, 6]),
         (["sea"] * 4, "yyyy", 5, [3] * 4),
         (["sea"] * 4, "yyyn", 100, [9]),
-        (["sea"] * 3, "yny", 100, [3, 3]),  # Not what nobody wants between them.
+        (["sea"] * 3, "yny", 100, [3, 3]),  # The text between them is not computed.
         (["sea sea sea sea"], "y", 4, [4, 2]),
         (["sea sea sea sea", "sea"], "yy", 5, [3, 5, 1]),
         (["sea"], "y", 0, [1, 1, 1]),
     ],
 )
-def test_sequences_share_slices_of_logits_and_none_is_larger_than_it_may_be(
-    bert: SpladeEmbedder, monkeypatch, texts, wanted, most, expected
+def test_splade_logits_are_computed_in_bounded_slices(
+    bert: SpladeEmbedder, monkeypatch, texts, requested, most, expected
 ) -> None:
     head, rows = bert._head, []
 
@@ -145,27 +145,25 @@ def test_sequences_share_slices_of_logits_and_none_is_larger_than_it_may_be(
 
     monkeypatch.setattr(splade, "_MOST_LOGITS", (most + 1) * bert._vocabulary - 1)
     monkeypatch.setattr(bert, "_head", watched_head)
-    outputs = [SPARSE if each == "y" else Outputs() for each in wanted]
-    bert.launch([each.ids for each in bert.tokenize(texts)], outputs)()
+    outputs = [SPARSE if letter == "y" else Outputs() for letter in requested]
+    bert.launch([text.ids for text in bert.tokenize(texts)], outputs)()
     assert sorted(rows, reverse=True) == sorted(expected, reverse=True)
 
 
-def test_a_prompt_is_read_before_a_text_and_one_is_the_default(
-    folders, load, tmp_path: Path
-) -> None:
+def test_splade_prompts_and_default_prompt_are_read(folders, load, tmp_path: Path) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path)
     prompts = {"query": "Query ", "doc": "rank sea "}
     change(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="doc")
     model, theirs = load(folder), SparseEncoder(str(folder), device="cpu")
     assert (dict(model.prompts), model.default_prompt) == (prompts, prompts["doc"])
     for name, prompt in prompts.items():
-        ids = [each.ids for each in model.tokenize(TEXTS, prompt)]
-        actual = [as_row(each, model) for each in model.forward(ids, SPARSE)]
+        ids = [text.ids for text in model.tokenize(TEXTS, prompt)]
+        actual = [as_row(result, model) for result in model.forward(ids, SPARSE)]
         expected = theirs.encode(TEXTS, prompt_name=name).to_dense().numpy()
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_texts_are_cut_and_made_small_as_the_configuration_says(
+def test_splade_max_seq_length_and_do_lower_case_are_followed(
     folders, load, tmp_path: Path
 ) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path)
@@ -181,7 +179,7 @@ def test_texts_are_cut_and_made_small_as_the_configuration_says(
     np.testing.assert_allclose(actual, reference(folder, texts), rtol=0, atol=1e-5)
 
 
-def test_only_a_family_whose_decoder_may_have_no_bias_is_read_without(
+def test_splade_decoder_bias_counts_only_for_families_that_have_it(
     folders, load, tmp_path: Path
 ) -> None:
     folder = copytree(folders["bert"], tmp_path / "copy")
@@ -191,7 +189,7 @@ def test_only_a_family_whose_decoder_may_have_no_bias_is_read_without(
 
 
 @pytest.mark.parametrize("most", [7, 10_000])
-def test_no_more_weights_are_kept_than_the_configuration_says(
+def test_splade_max_active_dims_limits_the_weights(
     folders, load, tmp_path: Path, most, slices
 ) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path)
@@ -223,7 +221,9 @@ def name_modules(folder: Path, *kinds: str) -> None:
         ),
     ],
 )
-def test_what_is_not_computed_is_named(folders, load, tmp_path: Path, spoil, message: str) -> None:
+def test_unsupported_splade_models_are_refused(
+    folders, load, tmp_path: Path, spoil, message: str
+) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path)
     if callable(spoil):
         spoil(folder)

@@ -1,4 +1,4 @@
-"""Cross-encoders against FlagEmbedding and sentence-transformers, and what is no reranker."""
+"""Cross-encoders, compared with FlagEmbedding and sentence-transformers; refused models."""
 
 from pathlib import Path
 from shutil import copytree
@@ -37,7 +37,7 @@ def ours(tiny_reranker: Path, float32_target: Target) -> CrossEncoder:
     return CrossEncoder("tiny", tiny_reranker, BGE_LIMIT, float32_target)
 
 
-def test_any_pair_has_the_layout_of_the_model_at_the_level_of_token_ids(ours) -> None:
+def test_pair_token_ids_have_the_layout_of_the_model(ours) -> None:
     plain = lambda texts: [text.ids for text in ours._tokenizer.encode_plain(texts, 1000)]  # noqa: E731
     for query in ("hybrid search", *ODD_TEXTS):
         (query_ids,) = plain([query])
@@ -58,7 +58,7 @@ def test_any_pair_has_the_layout_of_the_model_at_the_level_of_token_ids(ours) ->
         *((2, 2, words, min(words, 58)) for words in (57, 58, 59, 200)),
     ],
 )
-def test_a_query_is_cut_to_three_quarters_and_the_passage_to_what_is_left(
+def test_query_truncation_to_three_quarters_of_the_limit(
     ours: CrossEncoder, query, query_kept, passage, passage_kept
 ) -> None:
     (pair,) = ours.tokenize_pairs("search " * query, ["vector " * passage], None)
@@ -86,29 +86,29 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
 
     def save(kind: str, **changes: object) -> Path:
         model = getattr(transformers, f"{kind}ForSequenceClassification")
-        return save_model(root / str(len(made)), model, **changes)
+        return save_model(root / str(len(saved)), model, **changes)
 
-    made: dict[str, Path] = {}
-    made["bert"] = save("Bert", num_labels=1)
-    made["bert, three labels"] = save("Bert", **nli)
-    made["bert, without segments"] = save("Bert", num_labels=1)
-    # With a tokenizer that does not tell them.
-    tokenizer = made["bert, without segments"] / "tokenizer_config.json"
+    saved: dict[str, Path] = {}
+    saved["bert"] = save("Bert", num_labels=1)
+    saved["bert, three labels"] = save("Bert", **nli)
+    saved["bert, without segments"] = save("Bert", num_labels=1)
+    # The tokenizer does not mark the texts of a pair.
+    tokenizer = saved["bert, without segments"] / "tokenizer_config.json"
     change(tokenizer, model_input_names=["input_ids", "attention_mask"])
-    made["roberta, two labels"] = save("Roberta", num_labels=2, **like_bge)
-    made["xlm-roberta, four labels"] = save("XLMRoberta", **four, **like_bge)
-    made["modernbert"] = save("ModernBert", num_labels=1, **MODERNBERT)
-    made["modernbert, the mean"] = save("ModernBert", **nli, **mean, **MODERNBERT)
-    made["distilbert"] = save("DistilBert", num_labels=2)
-    made["qwen3"] = save("Qwen3", num_labels=1, **GROUPED)
-    # With Qwen's tokenizer, whose end of a text is its padding, too.
+    saved["roberta, two labels"] = save("Roberta", num_labels=2, **like_bge)
+    saved["xlm-roberta, four labels"] = save("XLMRoberta", **four, **like_bge)
+    saved["modernbert"] = save("ModernBert", num_labels=1, **MODERNBERT)
+    saved["modernbert, the mean"] = save("ModernBert", **nli, **mean, **MODERNBERT)
+    saved["distilbert"] = save("DistilBert", num_labels=2)
+    saved["qwen3"] = save("Qwen3", num_labels=1, **GROUPED)
+    # Qwen's tokenizer ends texts with its padding token.
     name = "qwen3, texts that end in padding"
-    made[name] = save("Qwen3", num_labels=2, vocab_size=800, **GROUPED)
-    save_byte_level_tokenizer(made[name], ("yes", "no"), template_adds_end=True)
-    return made
+    saved[name] = save("Qwen3", num_labels=2, vocab_size=800, **GROUPED)
+    save_byte_level_tokenizer(saved[name], ("yes", "no"), template_adds_end=True)
+    return saved
 
 
-# Of those with several labels, the place of the one that means relevant.
+# The index of the label that means relevant, for models with several labels.
 RANKING = {
     "bert, three labels": 1,
     "roberta, two labels": 1,
@@ -128,9 +128,7 @@ def scores_of(model: CrossEncoder, passages: list[str]) -> list[float]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scores_are_made_of_the_logits_of_sentence_transformers(
-    folders, family, float32_target
-) -> None:
+def test_cross_encoder_scores_equal_sentence_transformers(folders, family, float32_target) -> None:
     ours = CrossEncoder("tiny", folders[family], LIMIT, float32_target)
     theirs = Reference(str(folders[family]), device="cpu", activation_fn=torch.nn.Identity())
     scores, expected = scores_of(ours, PASSAGES), theirs.predict([(QUERY, p) for p in PASSAGES])
@@ -153,11 +151,11 @@ def test_scores_are_made_of_the_logits_of_sentence_transformers(
         ("true entailment neutral", 1),
     ],
 )
-def test_the_label_that_ranks_is_told_by_its_name(labels: str, ranking: int | None) -> None:
+def test_ranking_label_is_found_by_its_name(labels: str, ranking: int | None) -> None:
     assert find_ranking_label(tuple(labels.split())) == ranking
 
 
-def test_pairs_are_cut_and_made_small_as_the_configuration_says(
+def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(
     float32_target, tmp_path: Path
 ) -> None:
     folder = save_model(tmp_path, BertForSequenceClassification, num_labels=1)
@@ -174,7 +172,7 @@ def test_pairs_are_cut_and_made_small_as_the_configuration_says(
     np.testing.assert_allclose(scores_of(ours, passages), expected, rtol=0, atol=1e-5)
 
 
-def test_a_pair_without_a_token_is_read_too(folders, float32_target) -> None:
+def test_pair_without_a_token_is_scored(folders, float32_target) -> None:
     folder = folders["qwen3, texts that end in padding"]
     model = load_reranker("q", folder, LIMIT, float32_target, max_qwen_pairs=16)
     assert isinstance(model, CrossEncoder)
@@ -208,7 +206,7 @@ def with_a_prompt(folder: Path) -> None:
     ("family", "spoil", "message"),
     [
         ("modernbert", {"classifier_activation": "glow"}, "_activation glow, which transformers"),
-        # transformers itself refuses it.
+        # transformers refuses it.
         ("modernbert", {"classifier_pooling": "max"}, "'classifier_pooling' expected one of"),
         (
             "bert, three labels",
@@ -227,7 +225,7 @@ def with_a_prompt(folder: Path) -> None:
         ("bert", with_a_prompt, "has the prompt 'search ' for every pair"),
     ],
 )
-def test_what_is_not_computed_is_named(
+def test_unsupported_cross_encoders_are_refused(
     folders, family, spoil, message, float32_target, tmp_path: Path
 ) -> None:
     folder = copytree(folders[family], tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""Qwen3-Reranker against transformers' padded forward, and its prompt against one text."""
+"""Qwen3-Reranker, compared with transformers' padded forward, and its template."""
 
 from bisect import bisect_right
 from pathlib import Path
@@ -38,7 +38,7 @@ def reranker(tiny_qwen: Path, float32_target: Target) -> QwenReranker:
 
 @pytest.mark.parametrize("instruction", [None, "Find the recipe"])
 @pytest.mark.parametrize("query", ["検索 の言葉 " * 3, "search " * 200])
-def test_scores_equal_the_padded_causal_model(
+def test_qwen3_reranker_scores_equal_transformers(
     reranker: QwenReranker, tiny_qwen: Path, query: str, instruction: str | None
 ) -> None:
     passages = ["", *varied_texts(14)[4:], " ".join(["vector"] * 300)]
@@ -51,7 +51,7 @@ def test_scores_equal_the_padded_causal_model(
     assert max(ours) <= 1
 
 
-def test_a_head_in_the_file_counts_whatever_is_tied(
+def test_lm_head_in_the_file_counts_even_if_tied(
     tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
@@ -67,7 +67,7 @@ def test_a_head_in_the_file_counts_whatever_is_tied(
 
 
 def largest_allocation(folder: Path, target: Target) -> int:
-    """Bytes of the largest single allocation in one forward of 64 pairs."""
+    """Return the bytes of the largest allocation in a forward of 64 pairs."""
     reranker = QwenReranker("wide", folder, 4096, 64, target)
     ids = [pair.ids for pair in reranker.tokenize_pairs("search", corpus(64), None)]
     with torch.profiler.profile(profile_memory=True) as profile:
@@ -75,7 +75,9 @@ def largest_allocation(folder: Path, target: Target) -> int:
     return max(event.self_cpu_memory_usage for event in profile.events())
 
 
-def test_memory_does_not_grow_with_the_vocabulary(tmp_path: Path, float32_target: Target) -> None:
+def test_qwen3_reranker_memory_does_not_grow_with_the_vocabulary(
+    tmp_path: Path, float32_target: Target
+) -> None:
     small = save_qwen(tmp_path / "small", vocabulary=1000, layers=1)
     whole = save_qwen(tmp_path / "whole", vocabulary=30_000, layers=1)
     assert largest_allocation(whole, float32_target) == largest_allocation(small, float32_target)
@@ -113,7 +115,7 @@ def with_another_task(folder: Path) -> None:
         (with_another_task, "has the prompt 'find the recipe' for every pair"),
     ],
 )
-def test_what_is_no_reranker_says_why(
+def test_folders_without_a_qwen3_reranker_are_refused(
     spoil, message, tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
@@ -122,17 +124,17 @@ def test_what_is_no_reranker_says_why(
         QwenReranker("tiny", copy, LIMIT, 16, float32_target)
 
 
-def test_a_language_model_whose_name_says_nothing_of_reranking_is_logged(
+def test_language_model_without_rerank_in_its_name_is_logged(
     tiny_qwen: Path, float32_target
 ) -> None:
     with structlog.testing.capture_logs() as logged:
         for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-Reranker-0.6B"):
             QwenReranker(name, tiny_qwen, LIMIT, 16, float32_target)
-    warned = [each["model"] for each in logged if each["event"] == "language_model_reranks"]
+    warned = [line["model"] for line in logged if line["event"] == "language_model_reranks"]
     assert warned == ["Qwen/Qwen3-0.6B"]
 
 
-def test_answers_other_than_yes_and_no_are_refused(
+def test_reranker_with_other_tokens_than_yes_and_no_is_refused(
     tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
@@ -162,17 +164,17 @@ def tokenizer(request, tiny_qwen: Path) -> Tokenizer:
     return Tokenizer.from_file(str(tiny_qwen / "tokenizer.json"))
 
 
-def template_of(tokenizer: Tokenizer, room: int, **options: int) -> QwenTemplate:
-    """With room for so many tokens beside those of the template."""
+def template_with(tokenizer: Tokenizer, room: int, **options: int) -> QwenTemplate:
+    """Make a template whose limit leaves `room` tokens for the content."""
     whole = QwenTemplate(TextTokenizer(tokenizer, 4096))
-    frame = len(whole.prefix) + len(whole.suffix)
-    return QwenTemplate(TextTokenizer(tokenizer, frame + room, **options))
+    fixed = len(whole.prefix) + len(whole.suffix)
+    return QwenTemplate(TextTokenizer(tokenizer, fixed + room, **options))
 
 
 def assert_as_one_text(
     template: QwenTemplate, pair: TokenizedPair, tokenizer: Tokenizer, room: int, *texts: str
 ) -> None:
-    """Ids of the content and counts, by the characters that each token of the whole text covers."""
+    """Compare ids and counts with those of the whole prompt, tokenised as one text."""
     instruction, query, passage = texts
     head = f"<Instruct>: {instruction}\n<Query>: "
     middle = f"{query}\n<Document>: "
@@ -198,31 +200,31 @@ def assert_as_one_text(
 
 @given(st.sampled_from(["Find it", "x\n", " "]), TEXTS.filter(str.strip), TEXTS, st.integers(1, 90))
 @settings(max_examples=60)
-def test_ids_and_counts_are_those_of_the_whole_prompt(
+def test_qwen3_template_ids_and_counts_equal_the_whole_prompt(
     tokenizer: Tokenizer, instruction: str, query: str, passage: str, room: int
 ) -> None:
-    template, passages = template_of(tokenizer, room), [passage, "", f" {passage}"]
+    template, passages = template_with(tokenizer, room), [passage, "", f" {passage}"]
     for text, pair in zip(passages, template.fill(query, passages, instruction), strict=True):
         assert_as_one_text(template, pair, tokenizer, room, instruction, query, text)
 
 
-def test_a_lines_end_that_is_one_with_the_querys_last_token_is_of_the_query(
+def test_line_break_joined_with_the_query_counts_as_query(
     tokenizer: Tokenizer,
 ) -> None:
     joining = Tokenizer.from_str(tokenizer.to_str())
     joining.add_tokens(["?\n"])
-    template = template_of(joining, 4000)
+    template = template_with(joining, 4000)
     (pair,) = template.fill("search?", ["hybrid"], "Find")
     assert_as_one_text(template, pair, joining, 4000, "Find", "search?", "hybrid")
     (plain,) = template.fill("search!", ["hybrid"], "Find")
     assert len(plain.ids) == len(pair.ids) + 1
 
 
-def test_a_query_of_many_slices_is_counted_as_a_whole_and_shared_by_its_pairs(
+def test_query_of_many_slices_is_counted_once_and_shared_by_pairs(
     tokenizer: Tokenizer,
 ) -> None:
     query = "search vector. " * 400
-    template = template_of(tokenizer, 4000, slice_characters=500)
+    template = template_with(tokenizer, 4000, slice_characters=500)
     first, second = template.fill(query, ["hybrid", "b"], "Find")
     assert_as_one_text(template, first, tokenizer, 4000, "Find", query, "hybrid")
     assert first.sequence._first is second.sequence._first
@@ -231,7 +233,7 @@ def test_a_query_of_many_slices_is_counted_as_a_whole_and_shared_by_its_pairs(
 @pytest.mark.parametrize("passage", ["", "hybrid", " hybrid search of vectors", "x " * 30])
 @pytest.mark.parametrize("most", [1, 2, 5, 200, None])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_passage_is_cut_from_either_side_to_its_own_limit(
+def test_passage_truncation_from_either_side(
     tokenizer: Tokenizer, passage: str, most: int | None, side
 ) -> None:
     texts = TextTokenizer(tokenizer, 4096)
@@ -255,10 +257,10 @@ def test_a_passage_is_cut_from_either_side_to_its_own_limit(
         assert pair.passage_kept < pair.passage_tokens
 
 
-def test_a_limit_leaves_room_for_a_token_beside_the_template(tokenizer: Tokenizer) -> None:
-    template = template_of(tokenizer, 1)
-    frame = len(template.prefix) + len(template.suffix)
+def test_max_length_leaves_a_token_beside_the_template(tokenizer: Tokenizer) -> None:
+    template = template_with(tokenizer, 1)
+    fixed = len(template.prefix) + len(template.suffix)
     (pair,) = template.fill("search", ["a"], "Find")
-    assert len(pair.ids) == frame + 1
-    with pytest.raises(StartupError, match=f"a length limit of {frame} tokens leaves no room besi"):
-        template_of(tokenizer, 0)
+    assert len(pair.ids) == fixed + 1
+    with pytest.raises(StartupError, match=f"a length limit of {fixed} tokens leaves no room besi"):
+        template_with(tokenizer, 0)

@@ -1,4 +1,4 @@
-"""A tokenizer of each kind, and folders with one."""
+"""Tokenizers of every kind, and folders with one."""
 
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from tests.support.words import qwen_words
 
 @pytest.fixture(scope="session", params=["tiny_m3", "tiny_qwen", "qwen's words", "demo_checkpoint"])
 def tokenizer(request) -> Tokenizer:
-    """SentencePiece's words, GPT-2's, Qwen's, BERT's word pieces."""
+    """The tokenizers of SentencePiece, GPT-2, Qwen, and BERT's word pieces."""
     if request.param == "qwen's words":
         return qwen_words(request.getfixturevalue("tiny_qwen"))
     folder = request.getfixturevalue(request.param)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if request.param == "tiny_m3":  # As in bge-m3's own file.
+    if request.param == "tiny_m3":  # As in the file of bge-m3.
         tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
     return tokenizer
 

@@ -1,4 +1,4 @@
-"""What transformers reads of a tokenizer beside or instead of `tokenizer.json` is read as there."""
+"""Tokenizers that transformers does not read from `tokenizer.json` alone are read as there."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from smart_embedder.models.tokenizer_contradictions import QWEN_WORDS
 from tests.support.minilm import minilm_folder
 from tests.support.wordpiece import change
 
-# Of which kind a tokenizer is, what tokenizer.json says, and what tokenizer_config.json.
+# The kind of a tokenizer, options in tokenizer.json, and options in tokenizer_config.json.
 CONTRADICTIONS = [
     ("bert", {"lowercase": False}, {"do_lower_case": True}),
     ("bert", {"lowercase": False}, {}),
@@ -44,7 +44,7 @@ CONTRADICTED = [
 
 @pytest.mark.parametrize("follows", [True, False])
 @pytest.mark.parametrize(("kind", "in_file", "in_config"), CONTRADICTIONS)
-def test_files_that_contradict_each_other_are_read_as_transformers_reads_them(
+def test_contradicting_tokenizer_files_are_read_as_by_transformers(
     kinds, tmp_path: Path, kind, in_file, in_config, follows
 ) -> None:
     folder = shutil.copytree(kinds[kind], tmp_path / "model")
@@ -54,19 +54,19 @@ def test_files_that_contradict_each_other_are_read_as_transformers_reads_them(
             step.update(in_file)
     (folder / "tokenizer.json").write_text(json.dumps(written))
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    kept = {name: each for name, each in config.items() if name not in MEMBERS}
+    kept = {name: value for name, value in config.items() if name not in MEMBERS}
     kept["tokenizer_class"] = CLASSES[kind] if follows else "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(kept | in_config))
     with capture_logs() as logs:
         ours = TextTokenizer.from_folder(folder, 100)
     expected = AutoTokenizer.from_pretrained(folder)(CONTRADICTED)["input_ids"]
     assert [text.ids.tolist() for text in ours.encode(CONTRADICTED)] == expected
-    assert [each["event"] for each in logs] == ["tokenizer_json_contradicted"] * follows
+    assert [line["event"] for line in logs] == ["tokenizer_json_contradicted"] * follows
     from_file = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(CONTRADICTED)
-    assert ([each.ids for each in from_file] != expected) == follows
+    assert ([text.ids for text in from_file] != expected) == follows
 
 
-def test_a_contradiction_that_transformers_cannot_read_is_named(kinds, tmp_path: Path) -> None:
+def test_contradiction_that_transformers_cannot_load_is_refused(kinds, tmp_path: Path) -> None:
     folder = shutil.copytree(kinds["bert"], tmp_path / "model")
     other = {"tokenizer_class": "BertJapaneseTokenizer", "do_lower_case": False}
     change(folder / "tokenizer_config.json", **other)
@@ -82,7 +82,7 @@ def steps_in(pre_tokenizer: dict) -> list[dict]:
 
 
 def in_file(*path: str, **changes: Any) -> Callable[[Path], None]:
-    """Change what `tokenizer.json` has at a path."""
+    """Return a function that changes the object at a path in `tokenizer.json`."""
 
     def spoil(folder: Path) -> None:
         written = json.loads((folder / "tokenizer.json").read_text())
@@ -96,7 +96,7 @@ def in_file(*path: str, **changes: Any) -> Callable[[Path], None]:
 
 
 def beside(file: str, **members: Any) -> Callable[[Path], None]:
-    """Set members of another file."""
+    """Return a function that sets members of another file."""
 
     def spoil(folder: Path) -> None:
         path = folder / f"{file}.json"
@@ -107,9 +107,9 @@ def beside(file: str, **members: Any) -> Callable[[Path], None]:
 
 
 def swallow_spaces(folder: Path) -> None:
-    """Say so of the special tokens, in `tokenizer_config.json` alone."""
+    """Set lstrip and rstrip of the special tokens, only in `tokenizer_config.json`."""
     tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
-    by_id = {str(each.pop("id")): each | {"lstrip": True, "rstrip": True} for each in tokens}
+    by_id = {str(token.pop("id")): token | {"lstrip": True, "rstrip": True} for token in tokens}
     change(folder / "tokenizer_config.json", added_tokens_decoder=by_id)
 
 
@@ -152,14 +152,14 @@ OTHERS = [
     ("qwen", in_file(pre_tokenizer=SPLIT), ["pre_tokenizer"]),
     ("qwen", beside(CONFIG, extra_special_tokens=["sea"]), ["added_tokens"]),
     ("qwen", swallow_spaces, ["added_tokens"]),
-    # Of this type transformers takes its own class, whatever is named.
+    # For this type transformers always takes its own class.
     ("qwen2", in_file(pre_tokenizer=SPLIT), ["pre_tokenizer"]),
 ]
 SPECIAL = [*CONTRADICTED, "a [SEP] b <s> c <|im_end|> d", "sea, season!", "\u2603 abcdefgh"]
 
 
 @pytest.mark.parametrize(("kind", "spoil", "members"), OTHERS)
-def test_what_a_class_builds_anew_and_the_tokens_of_other_files_count(
+def test_tokens_of_other_files_and_class_defaults_count(
     kinds, tmp_path: Path, kind, spoil, members
 ) -> None:
     folder = shutil.copytree(kinds["qwen" if kind == "qwen2" else kind], tmp_path / "model")
@@ -174,12 +174,14 @@ def test_what_a_class_builds_anew_and_the_tokens_of_other_files_count(
         ours = TextTokenizer.from_folder(folder, 100)
     expected = AutoTokenizer.from_pretrained(folder)(SPECIAL)["input_ids"]
     assert [text.ids.tolist() for text in ours.encode(SPECIAL)] == expected
-    assert [each["members"] for each in logs] == [members]
+    assert [line["members"] for line in logs] == [members]
     assert ours.digest != unspoiled.digest
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "qwen", "published"])
-def test_transformers_is_not_asked_about_usual_files(kinds, kind, tmp_path, monkeypatch) -> None:
+def test_transformers_is_not_imported_for_usual_tokenizers(
+    kinds, kind, tmp_path, monkeypatch
+) -> None:
     folder = minilm_folder() if kind == "published" else kinds[kind]
     expected = TextTokenizer.from_folder(folder, 100).digest
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", None)
@@ -192,10 +194,10 @@ def test_transformers_is_not_asked_about_usual_files(kinds, kind, tmp_path, monk
 
 
 @pytest.mark.parametrize("instead", [" ", "\u2581"])
-def test_transformers_is_not_asked_about_steps_that_change_only_spaces(
+def test_transformers_is_not_imported_for_steps_that_change_only_spaces(
     kinds, tmp_path: Path, monkeypatch, instead: str
 ) -> None:
-    """As files have them that were converted from SentencePiece's; its class leaves them out."""
+    """Files that were converted from SentencePiece have such steps; the class leaves them out."""
     folder = shutil.copytree(kinds["xlm-roberta"], tmp_path / "model")
     steps = [
         {"type": "Strip", "strip_left": False, "strip_right": True},
@@ -213,19 +215,21 @@ def test_transformers_is_not_asked_about_steps_that_change_only_spaces(
     ("kind", "config"),
     [
         ("bert", {"tokenizer_class": "BertJapaneseTokenizer"}),
-        # It would take pieces of sentences for words, of which none is the unknown one.
+        # The class would read SentencePiece's vocabulary as words, none of which is [UNK].
         ("xlm-roberta", {"tokenizer_class": "BertTokenizer"}),
     ],
 )
-def test_what_transformers_cannot_read_is_read_from_the_file(
+def test_tokenizer_that_transformers_cannot_load_is_read_from_the_file(
     kinds, tmp_path: Path, kind, config
 ) -> None:
     folder = shutil.copytree(kinds[kind], tmp_path / "model")
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    ours, theirs = (TextTokenizer.from_folder(each, 100) for each in (folder, kinds[kind]))
-    read = [[text.ids.tolist() for text in each.encode(SPECIAL)] for each in (ours, theirs)]
+    ours, theirs = (TextTokenizer.from_folder(source, 100) for source in (folder, kinds[kind]))
+    read = [
+        [text.ids.tolist() for text in tokenizer.encode(SPECIAL)] for tokenizer in (ours, theirs)
+    ]
     assert read[0] == read[1]
 
 
-def test_qwens_words_are_those_of_transformers() -> None:
+def test_qwen_pre_tokenizer_equals_transformers() -> None:
     assert QWEN_WORDS == tokenization_qwen2.PRETOKENIZE_REGEX

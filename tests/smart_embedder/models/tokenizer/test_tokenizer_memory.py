@@ -1,4 +1,4 @@
-"""Whatever a request's texts are, tokenising them costs little more memory than they do."""
+"""The memory of tokenisation is bounded for any texts of a request."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ LIGATURES = "ﷺﷻ㌖㋿ﬃ½㎯⒇ﬆ\U0001d160\U0001f240Ⅷ"
 MARKS = "\u0301\u0323\u0338\u093c\u0e33\u200d\ufe0f\u0600\u064b"
 SIGNS = " .-_\n\t\u3000\u00a0\x00▁👍🇩>。"
 UNITS = st.text(st.sampled_from(SCRIPTS + LIGATURES + MARKS + SIGNS), min_size=1, max_size=4)
-# The bytes by which tokenising texts, each a unit so many times, grows the process at most.
+# Returns by how many bytes tokenising grows the process; a text is a unit, repeated.
 Growth = Callable[..., int]
 
 
 @pytest.fixture(scope="module")
 def growth() -> Iterator[Growth]:
-    """In a process of its own, as Python does not count what the tokenizers library allocates."""
+    """Measure another process: Python does not count what the tokenizers library allocates."""
     command = [sys.executable, "-m", "tests.support.tokenizer_process"]
     with answering_process(command, PYTHONPATH=str(REPOSITORY)) as process:
         yield lambda model, folder, *texts: process.ask(
@@ -44,16 +44,18 @@ def folder(request) -> Path:
 @example(unit="ﷺ", texts=1)
 @example(unit=". ", texts=1)
 @settings(max_examples=4)
-def test_texts_cost_at_most_20_times_their_size(growth, folder, unit: str, texts: int) -> None:
+def test_tokenizer_memory_is_at_most_20_times_the_texts(
+    growth, folder, unit: str, texts: int
+) -> None:
     count = BODY_BYTES // len(unit.encode()) // texts
     assert growth("embedder", folder, (unit, count, texts)) <= 20 * BODY_BYTES + ALLOWED
 
 
-def test_long_words_that_are_all_new_are_not_remembered(growth, folder) -> None:
+def test_tokenizer_memory_does_not_grow_with_new_long_words(growth, folder) -> None:
     assert growth("embedder", folder, ("a" * 235 + NUMBER + " ", 5000, 1)) < ALLOWED
 
 
 @pytest.mark.parametrize("query", [100, 30_000, 70_000])
-def test_a_query_is_not_repeated_for_every_passage(growth, tiny_qwen, query: int) -> None:
+def test_tokenizer_memory_holds_the_query_once(growth, tiny_qwen, query: int) -> None:
     texts = (("x ", query // 2, 1), ("y", 10, 1024))
     assert growth("reranker", tiny_qwen, *texts) <= 20 * (query + 10_240) + ALLOWED
