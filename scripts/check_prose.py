@@ -1,7 +1,8 @@
 """Check the prose of the documentation with proselint: `python -m scripts.check_prose [FILE...]`.
 
-proselint knows no Markdown, so code, link targets and comments are blanked first. Of its checks
-those are enabled that have found something true in these pages; `HOUSE` adds words of our own.
+proselint knows no Markdown, so code, link targets and comments are blanked first. Only those of its
+checks run that have found defects in these pages, and `PROJECT_CHECKS`, which finds phrases that
+this project avoids.
 """
 
 import re
@@ -24,16 +25,25 @@ PAGES = [
 # "archaism" found "for ever", "redundancy" "repeat the same", "lexical_illusions" a doubled word.
 ENABLED = ("archaism", "lexical_illusions", "redundancy")
 
-_RIDDLES = ("but for", "for that reason", "in any company", "of which", "on this day")
-HOUSE = (
+_PHRASES = (
+    "but for",
+    "for that reason",
+    "in any company",
+    "of theirs",
+    "of which",
+    "of yours",
+    "on this day",
+    "that there are",
+)
+PROJECT_CHECKS = (
     Check(
         check_type=ExistenceSimple(
             pattern=Padding.STRICT_WORDS_IN_TEXT.format(
-                Padding.safe_join([words.replace(" ", r"\s+") for words in _RIDDLES])
+                Padding.safe_join([words.replace(" ", r"\s+") for words in _PHRASES])
             )
         ),
-        path="house.riddles",
-        message="'{}': say it in two sentences, or with 'except'.",
+        path="project.phrases",
+        message="'{}': say it in two sentences, with 'except', or with the noun.",
         engine=Fancy(),
     ),
     Check(
@@ -41,14 +51,14 @@ HOUSE = (
         check_type=ExistenceSimple(
             pattern=r"(?:^(?:- |\d+\. )?|[.:] )(?:What|Whether|That which)(?: \S+){1,4}"
         ),
-        path="house.openings",
+        path="project.openings",
         message="'{}': begin with who does something.",
         engine=Fancy(RegexOptions(case_insensitive=False, multi_line=True)),
     ),
 )
 CHECKS = (
     *(check for check in checks_of_proselint if any(map(check.matches_partial, ENABLED))),
-    *HOUSE,
+    *PROJECT_CHECKS,
 )
 _NO_PROSE = re.compile(
     r"^( *)```.*?^\1```$|<!--.*?-->|`[^`\n]+`|(?<=\])\([^)\s]+\)|https?://\S+|\b\w*\d[\w.,]*",

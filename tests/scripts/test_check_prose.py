@@ -13,9 +13,9 @@ from scripts.check_prose import defects_of
         ("It reads the\nthe weights.", 1, "lexical_illusions"),
         ("It waits for ever.", 1, "archaism"),
         ("# Title\n\nThey repeat the same.", 3, "redundancy"),
-        ("The model, the last layer of\nwhich is skipped.", 1, "house.riddles"),
-        ("# Title\n\n- What it reads is cut.", 3, "house.openings"),
-        ("It reads. What is longer is cut.", 1, "house.openings"),
+        ("The model, the last layer of\nwhich is skipped.", 1, "project.phrases"),
+        ("# Title\n\n- What it reads is cut.", 3, "project.openings"),
+        ("It reads. What is longer is cut.", 1, "project.openings"),
     ],
 )
 def test_a_defect_is_found_in_its_line(tmp_path: Path, text: str, line: int, check: str) -> None:
