@@ -1,4 +1,4 @@
-"""The kernels in C by each set of instructions of this processor, in each format of numbers."""
+"""Backends of the kernels in C, for each instruction set of this processor and each dtype."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from smart_embedder.kernels.native import Library, native_backend
 from tests.support.native import LIBRARIES
 
 
-@pytest.fixture(scope="module", params=LIBRARIES, ids=lambda each: each.instructions.name)
+@pytest.fixture(scope="module", params=LIBRARIES, ids=lambda library: library.instructions.name)
 def library(request: pytest.FixtureRequest) -> Library:
     found: Library = request.param
     return found

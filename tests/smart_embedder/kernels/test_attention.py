@@ -1,4 +1,4 @@
-"""Every attention in PyTorch against its definition; what a name stands for, and where it runs."""
+"""Attention in PyTorch compared with its definition, choice by name, and support by devices."""
 
 import math
 import sys
@@ -40,7 +40,7 @@ CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 @pytest.fixture
 def cuda_kernels_on_cpu():
-    """The operators have no CPU kernels: give them some that follow their documentation."""
+    """Give the CUDA operators CPU kernels that follow their documentation."""
 
     def flash(
         q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, _mask, *,
@@ -50,7 +50,7 @@ def cuda_kernels_on_cpu():
         assert max_q == max_k == int(cu_q.diff().max())
         states = (states.transpose(0, 1) for states in (q, k, v))
         reach = tuple(
-            -1 if each is None else each for each in (window_size_left, window_size_right)
+            -1 if size is None else size for size in (window_size_left, window_size_right)
         )
         output = by_definition(states, cu_q.tolist(), scale, causal=causal, reach=reach)
         empty = q.new_empty(0)
@@ -65,7 +65,7 @@ def cuda_kernels_on_cpu():
 
     operators = torch.library.Library("aten", "IMPL", "CPU")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # One says that it replaces a kernel.
+        warnings.simplefilter("ignore")  # PyTorch warns that a kernel is replaced.
         operators.impl("_flash_attention_forward", flash, allow_override=True)
         operators.impl("_efficient_attention_forward", efficient, allow_override=True)
     yield
@@ -73,7 +73,7 @@ def cuda_kernels_on_cpu():
 
 
 def random_case(lengths: list[int], kv_heads: int) -> tuple[QueryKeyValue, PackedBatch]:
-    """Of four heads of queries, of which several may read the same keys."""
+    """Draw states of four query heads, several of which may share a key head."""
     packed = pack_lengths(lengths)
     return random_states(packed.tokens, kv_heads, 8, 4 // kv_heads, torch.float32), packed
 
@@ -100,7 +100,7 @@ def test_attention_follows_the_definition(attend, lengths, kv_heads, causal) -> 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_nan_and_infinity_stay_within_their_sequence(attend, causal, value) -> None:
-    """Short ones of near lengths share a padded block, equal ones a dense one."""
+    """Short sequences of similar lengths share a padded block, equal ones a dense block."""
     lengths = [3, 5, 5, 17, 18, 70, 70]
     states, packed = random_case(lengths, 4)
     clean = attend(states, packed, scale=0.35, causal=causal)
@@ -126,20 +126,20 @@ def test_tokens_that_round_up_get_finite_states(attend, causal: bool) -> None:
 @pytest.mark.parametrize("attend", [varlen, memory_efficient])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("cost_of_a_call", [256, 0])
+@pytest.mark.parametrize("call_cost", [256, 0])
 def test_varlen_and_memory_efficient_kernels_get_documented_arguments(
-    cuda_kernels_on_cpu, monkeypatch, attend, causal, kv_heads, cost_of_a_call
+    cuda_kernels_on_cpu, monkeypatch, attend, causal, kv_heads, call_cost
 ) -> None:
-    """In one call, and in one for each class of lengths where that costs nothing."""
+    """In one call, and in one call for each length class if a call costs nothing."""
     monkeypatch.setattr(batch, "QUERIES_PER_BLOCK", 2)
-    monkeypatch.setattr(batch, "CALL_COST", cost_of_a_call)
+    monkeypatch.setattr(batch, "CALL_COST", call_cost)
     check(attend, [3, 1, 7, 3, 1, 9], kv_heads, causal=causal)
 
 
 def flash_attn_varlen_func(
     q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal, window_size
 ):
-    """That of the package flash-attn, by its documentation."""
+    """The function of the package flash-attn, by its documentation."""
     states = (states.transpose(0, 1) for states in (q, k, v))
     return by_definition(states, cu_q.tolist(), softmax_scale, causal=causal, reach=window_size)
 
@@ -165,17 +165,17 @@ def test_window_of_a_kernel_equals_the_window_in_blocks(attend, causal, wrap) ->
 def test_unattended_tokens_attend_to_the_attended_ones(attend, causal, kv_heads) -> None:
     lengths, unattended = [1, 4, 6, 6, 7], [0, 1, 2, 5, 0]
     ids = [np.zeros(length, np.int64) for length in lengths]
-    for each, count in zip(ids, unattended, strict=True):
-        each[len(each) - count :] = UNATTENDED
+    for sequence, count in zip(ids, unattended, strict=True):
+        sequence[len(sequence) - count :] = UNATTENDED
     packed = pack(ids, device=CPU)
     states, _ = random_case(lengths, kv_heads)
     actual = exclude_unattended(attend)(states, packed, scale=0.3, causal=causal)
     for start, length, count in zip(packed.offsets, lengths, unattended, strict=False):
         for last in range(length):
-            # Beside the attended tokens alone, or, causally, those of them until itself.
-            kept = [place for place in range(length - count) if not causal or place <= last]
+            # A token attends to all attended tokens, or causally to those up to itself.
+            kept = [token for token in range(length - count) if not causal or token <= last]
             query, *others = (state[:, start : start + length] for state in states)
-            keys, values = (each[:, kept].repeat_interleave(4 // kv_heads, 0) for each in others)
+            keys, values = (state[:, kept].repeat_interleave(4 // kv_heads, 0) for state in others)
             weights = torch.softmax(query[:, [last]] @ keys.mT * 0.3, dim=-1)
             torch.testing.assert_close(actual[start + last], (weights @ values)[:, 0])
 
@@ -183,7 +183,7 @@ def test_unattended_tokens_attend_to_the_attended_ones(attend, causal, kv_heads)
 def attend_in_blocks(
     states: QueryKeyValue, scale: float, mask: torch.Tensor | None = None, **sizes: int
 ) -> torch.Tensor:
-    """By `attend_by_matmul`, with other sizes of its blocks."""
+    """Call `attend_by_matmul` with other sizes of its blocks."""
     output = torch.full(states[0].shape, math.nan, dtype=states[0].dtype)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in sizes.items():
@@ -193,7 +193,7 @@ def attend_in_blocks(
 
 
 def states_in_blocks(count: int, length: int, dtype: torch.dtype) -> QueryKeyValue:
-    """Views of one projection `[count x length, 3, heads, width]`, as the encoder gives them."""
+    """Views of one projection `[count x length, 3, heads, width]`, as the encoder passes them."""
     torch.manual_seed(count * length)
     query, key, value = torch.randn(count, length, 3, 4, 8, dtype=dtype).permute(2, 0, 3, 1, 4)
     return query, key, value
@@ -202,39 +202,41 @@ def states_in_blocks(count: int, length: int, dtype: torch.dtype) -> QueryKeyVal
 @given(
     count=st.integers(1, 9),
     length=st.integers(1, 40),
-    most_scores=st.integers(1, 4000),
-    fewest=st.integers(1, 50),
+    max_scores=st.integers(1, 4000),
+    min_queries=st.integers(1, 50),
     masked=st.booleans(),
 )
 @settings(max_examples=60)
 def test_matmul_in_blocks_of_any_size_computes_the_same(
-    count, length, most_scores, fewest, masked
+    count, length, max_scores, min_queries, masked
 ) -> None:
     states = states_in_blocks(count, length, torch.float32)
     mask = None
     if masked:
         lengths = torch.randint(1, length + 1, (count, 1, 1, 1))
         mask = torch.where(torch.arange(length) < lengths, 0.0, -torch.inf)
-    sizes = {"_MAX_SCORES": most_scores, "_MIN_QUERIES": fewest, "_FEW_SCORES": 0}
+    sizes = {"_MAX_SCORES": max_scores, "_MIN_QUERIES": min_queries, "_FEW_SCORES": 0}
     actual = attend_in_blocks(states, 0.3, mask, **sizes)
-    exact = (each.double() for each in states)
-    wide = None if mask is None else mask.double()
-    expected = functional.scaled_dot_product_attention(*exact, attn_mask=wide, scale=0.3)
+    exact = (state.double() for state in states)
+    exact_mask = None if mask is None else mask.double()
+    expected = functional.scaled_dot_product_attention(*exact, attn_mask=exact_mask, scale=0.3)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("most_scores", "fewest", "few", "products"),
+    ("max_scores", "min_queries", "few", "products"),
     [
-        (1200, 10, 2400, [1200] * 2),  # Three of the six texts, of 400 scores each, at once.
+        (1200, 10, 2400, [1200] * 2),  # Three of six texts at a time, with 400 scores each.
         (1199, 10, 2400, [800] * 3),
-        (100, 10, 0, [100] * 24),  # A head of a text.
+        (100, 10, 0, [100] * 24),  # One head of a text at a time.
         (50, 10, 0, [50] * 48),
-        (200, 5, 0, [200] * 12),  # Half of the queries of all heads.
-        (1200, 10, 2401, []),  # As few scores are left to PyTorch's operator.
+        (200, 5, 0, [200] * 12),  # Half of the queries of all heads at a time.
+        (1200, 10, 2401, []),  # So few scores are left to PyTorch's operator.
     ],
 )
-def test_matmul_holds_at_most_max_scores(monkeypatch, most_scores, fewest, few, products) -> None:
+def test_matmul_holds_at_most_max_scores(
+    monkeypatch, max_scores, min_queries, few, products
+) -> None:
     held, multiply = [], torch.bmm
 
     def watched(left, right):
@@ -242,26 +244,26 @@ def test_matmul_holds_at_most_max_scores(monkeypatch, most_scores, fewest, few, 
         return held[-1]
 
     monkeypatch.setattr(torch, "bmm", watched)
-    sizes = {"_MAX_SCORES": most_scores, "_MIN_QUERIES": fewest, "_FEW_SCORES": few}
+    sizes = {"_MAX_SCORES": max_scores, "_MIN_QUERIES": min_queries, "_FEW_SCORES": few}
     attend_in_blocks(states_in_blocks(6, 10, torch.float32), 0.3, **sizes)
-    # Each second one is that of the scores with the values.
+    # Every second product is that of the scores with the values.
     assert [product.numel() for product in held[::2]] == products
 
 
 def test_matmul_in_bfloat16_is_as_exact_as_the_format() -> None:
     states = states_in_blocks(2, 300, torch.bfloat16)
-    expected = functional.scaled_dot_product_attention(*(each.double() for each in states))
+    expected = functional.scaled_dot_product_attention(*(state.double() for state in states))
     actual = attend_in_blocks(states, 8**-0.5).double()
     assert (actual - expected).norm() / expected.norm() < 2**-7
 
 
 FLASH = ("varlen", "flash_attention_2", "flash_attention_3")
 NEWER = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
-# The capability of the GPU, an attention, and where and in what it runs.
+# The capability of the GPU, an attention, and the device and dtype that it supports.
 RUNS = [((8, 0), name, CUDA, torch.float16) for name in FLASH]
 RUNS += [((7, 5), name, MPS, torch.float32) for name in ("sdpa", "eager", "matmul")]
 RUNS += [((9, 0), "varlen", CUDA, torch.bfloat16), ((8, 0), "native", CPU, torch.float32)]
-# The same, with what it needs and what there is instead.
+# The same for devices and dtypes that it does not support, with the words of the message.
 LACKS = [
     ((7, 9), "varlen", CUDA, torch.float16, NEWER, "float16 on cuda, which has 7.9"),
     ((8, 0), "native", CUDA, torch.bfloat16, "a CPU", "bfloat16 on cuda, which has 8.0"),
@@ -294,8 +296,8 @@ def test_unsupported_attention_names_its_requirement_and_the_device(
 def test_load_attention_by_name_and_native_needs_the_kernels() -> None:
     named = {"varlen": varlen, "sdpa": sdpa, "matmul": matmul, "eager": eager}
     assert {name: load_attention(name) for name in named} == named
-    said = r"are not built, .* with python -m smart_embedder\.kernels\.build"
-    with pytest.raises(StartupError, match=said):
+    message = r"are not built, .* with python -m smart_embedder\.kernels\.build"
+    with pytest.raises(StartupError, match=message):
         load_attention("native")
 
 
@@ -315,9 +317,9 @@ def test_flash_attention_needs_its_package(
         calls.append(options)
         return query
 
-    there = ModuleType(module)
-    there.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module, there)
+    package = ModuleType(module)
+    package.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module, package)
     packed = pack_lengths([3])
     states = torch.zeros(3, 2, 3, 4)
     load_attention(name)(tuple(states), packed, scale=0.5, causal=True)

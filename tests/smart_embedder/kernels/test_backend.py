@@ -1,6 +1,6 @@
-"""What holds for every backend of a CPU.
+"""Operations of every backend on a CPU.
 
-That PyTorch's operations are those of the models is shown in families/test_load.
+`models/families/test_registry.py` compares PyTorch's operations with transformers' models.
 """
 
 import math
@@ -29,7 +29,7 @@ PLAIN = torch_backend()
 BACKENDS = {
     "torch": PLAIN,
     "onednn": onednn_backend(torch.bfloat16),
-    **{each.instructions.name: native_backend(each, torch.bfloat16) for each in LIBRARIES},
+    **{native.instructions.name: native_backend(native, torch.bfloat16) for native in LIBRARIES},
 }
 if CAN_EMULATE:
     BACKENDS["fused"] = fused_backend(EmulatedKernels(torch.bfloat16), torch.bfloat16, PLAIN)
@@ -74,18 +74,18 @@ def test_linear_of_one_float32_layer_does_not_copy_weights(backend: Backend) -> 
 
 @on_a_cpu
 @pytest.mark.parametrize(
-    ("activation", "most"),
+    ("activation", "largest"),
     [("silu", 3e38), ("relu", 3e38), ("gelu", 1e9), ("gelu_pytorch_tanh", 1e9)],
 )
-def test_gate_of_large_numbers_is_closed_or_open(backend: Backend, activation, most) -> None:
-    gate = torch.tensor([-most, -200.0, -90.0, 0.0, 90.0, most] + [0.0] * 10)
+def test_gate_of_large_numbers_is_closed_or_open(backend: Backend, activation, largest) -> None:
+    gate = torch.tensor([-largest, -200.0, -90.0, 0.0, 90.0, largest] + [0.0] * 10)
     states = torch.cat([gate, torch.ones(16)])[None].bfloat16()
     expected = gate.clamp(min=0)[None].bfloat16()
     torch.testing.assert_close(backend.gate(states, activation), expected)
 
 
 def plain_columns(factors: Tensor) -> Columns:
-    """One for each channel."""
+    """One column for each channel."""
     none = torch.empty(0, dtype=torch.int32)
     return Columns(factors, none, torch.full((len(factors),), 0.5))
 
@@ -111,7 +111,7 @@ def test_nan_and_infinity_stay_in_their_row(backend: Backend, odd: float) -> Non
 
 
 def rows_of_any_size(count: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Rows of very different size, each off its middle."""
+    """Draw rows of very different size whose middle is not 0."""
     torch.manual_seed(count * width)
     rows = torch.randn(count, width) + torch.randn(count, 1)
     return (rows * torch.logspace(-2, 2, count)[:, None]).to(dtype)
@@ -126,9 +126,9 @@ def test_quantize_rows_has_255_steps_of_each_rows_range(
 ) -> None:
     states, factors = rows_of_any_size(count, width, dtype), torch.rand(width) + 0.1
     rows = backend.quantize_rows(states, plain_columns(factors))
-    wanted = states.float() * factors
-    spread = wanted.amax(1, keepdim=True) - wanted.amin(1, keepdim=True)
-    assert ((restored(rows) - wanted).abs() <= 0.501 * spread / 255 + 1e-6).all()
+    expected = states.float() * factors
+    spread = expected.amax(1, keepdim=True) - expected.amin(1, keepdim=True)
+    assert ((restored(rows) - expected).abs() <= 0.501 * spread / 255 + 1e-6).all()
 
 
 @on_a_cpu
@@ -137,11 +137,11 @@ def test_quantize_rows_has_255_steps_of_each_rows_range(
 def test_quantize_rows_with_repeated_columns_is_finer(backend, dtype, width) -> None:
     states, channel, count = rows_of_any_size(40, width, dtype), 5, 17
     factors, repeated = torch.ones(width), torch.full((count - 1,), channel, dtype=torch.int32)
-    places = torch.arange(float(count))
-    offsets = torch.cat([torch.full((width,), 0.5), (places[1:] + 0.5) / count])
+    indices = torch.arange(float(count))
+    offsets = torch.cat([torch.full((width,), 0.5), (indices[1:] + 0.5) / count])
     offsets[channel] = 0.5 / count
     rows = backend.quantize_rows(states, Columns(factors, repeated, offsets))
-    of_channel = restored(rows)[:, [channel, *range(width, width + count - 1)]].double()
-    wanted = states[:, channel].double()
+    columns = restored(rows)[:, [channel, *range(width, width + count - 1)]].double()
+    expected = states[:, channel].double()
     spread = (states.amax(1) - states.amin(1)).double()
-    assert ((of_channel.mean(1) - wanted).abs() <= 0.51 * spread / 255 / count + 1e-5).all()
+    assert ((columns.mean(1) - expected).abs() <= 0.51 * spread / 255 / count + 1e-5).all()

@@ -1,4 +1,4 @@
-"""Building the kernels, in a copy of their folder, by the real program."""
+"""Building the kernels with the real program, in a copy of their folder."""
 
 import json
 import platform
@@ -21,7 +21,7 @@ FITTING = "flags\t\t: fpu avx fma avx2\n"
 
 
 def interpreter(path: Path, log: Path, fails: str = "") -> str:
-    """A Python that notes how it is called: it installs nothing, and what it compiles is empty."""
+    """Make a Python that records its calls, installs nothing, and compiles to empty files."""
     path.write_text(
         f"#!{sys.executable}\n"
         "import json, os, pathlib, sys\n"
@@ -36,7 +36,7 @@ def interpreter(path: Path, log: Path, fails: str = "") -> str:
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Two sources and the one that is shared, in the place of the real ones."""
+    """A folder with two sources, and the shared one, in place of the real folder."""
     folder = tmp_path / "csrc"
     folder.mkdir()
     for name in ("gemm.c", "threads.c", "rows.c", "rows.h"):
@@ -65,22 +65,26 @@ def test_library_has_each_source_for_every_instruction_set(
     compiler = build.Compiler(tmp_path / "package", tmp_path, architecture, checks)
     build.make_library(compiler)
     *compiled, (link, _) = calls(log)
-    made = {}
+    outputs = {}
     for arguments, path in compiled:
         assert arguments[:5] == ["-m", "ziglang", "cc", "-target", architecture.target]
         assert path == str(tmp_path / "package")
         source = Path(arguments[arguments.index("-c") + 1]).stem
-        each = next(one for one in architecture.sets if f"-DINSTRUCTIONS={one.name}" in arguments)
-        assert {f"-mcpu={each.processor}", *architecture.flags} <= set(arguments)
+        instructions = next(
+            candidate
+            for candidate in architecture.sets
+            if f"-DINSTRUCTIONS={candidate.name}" in arguments
+        )
+        assert {f"-mcpu={instructions.processor}", *architecture.flags} <= set(arguments)
         assert ("-O1" in arguments) == ("-fsanitize=address" in arguments) == bool(checks)
-        made[source, each.name] = arguments[arguments.index("-o") + 1]
-    names = [each.name for each in architecture.sets]
+        outputs[source, instructions.name] = arguments[arguments.index("-o") + 1]
+    names = [instructions.name for instructions in architecture.sets]
     expected = [(source, name) for source in ("gemm", "rows") for name in names]
-    expected.append(("threads", names[-1]))  # They are the same for all instructions.
+    expected.append(("threads", names[-1]))  # The threads are the same for all instructions.
     objects = [str(tmp_path / f"{source}-{name}.o") for source, name in expected]
-    assert made == dict(zip(expected, objects, strict=True))
-    assert len(made) == len(compiled)
-    assert [each for each in link if each.endswith(".o")] == objects
+    assert outputs == dict(zip(expected, objects, strict=True))
+    assert len(outputs) == len(compiled)
+    assert [argument for argument in link if argument.endswith(".o")] == objects
     assert ("-s" in link) == (not checks)
     assert "-shared" in link
     assert list(sources.glob("kernels-*")) == [library_path(architecture)]
@@ -136,7 +140,7 @@ def test_build_does_nothing_on_an_unsupported_machine(
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (OSError("no room"), "no room"),
         (subprocess.CalledProcessError(1, "zig", stderr="a\nb\n \n"), "b"),
@@ -144,12 +148,12 @@ def test_build_does_nothing_on_an_unsupported_machine(
         (OSError(), "OSError"),
     ],
 )
-def test_explain_error_returns_the_last_line(error, said: str) -> None:
-    assert build.explain_error(error) == said
+def test_explain_error_returns_the_last_line(error, message: str) -> None:
+    assert build.explain_error(error) == message
 
 
 @pytest.mark.parametrize(
-    ("machine", "libc", "flags", "anywhere", "of_use"),
+    ("machine", "libc", "flags", "anywhere", "can_run"),
     [
         ("x86_64", "glibc", FITTING, False, True),
         ("x86_64", "glibc", FITTING.replace("avx2", "sse4_2"), False, False),
@@ -163,13 +167,13 @@ def test_explain_error_returns_the_last_line(error, said: str) -> None:
     ],
 )
 def test_kernels_run_on_linux_with_avx2_or_dot_products(
-    monkeypatch, machine, libc, flags, anywhere, of_use
+    monkeypatch, machine, libc, flags, anywhere, can_run
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(build, "arm_features", lambda: {flags})
     monkeypatch.setattr(platform, "libc_ver", lambda: (libc, "2.36"))
     monkeypatch.setattr(Path, "read_text", lambda *_: f"processor : 0\n{flags}")
-    assert build.can_run_kernels(anywhere=anywhere) is of_use
+    assert build.can_run_kernels(anywhere=anywhere) is can_run
 
 
 def test_instruction_sets_match_the_c_headers() -> None:
@@ -177,9 +181,9 @@ def test_instruction_sets_match_the_c_headers() -> None:
     sizes = re.findall(r"enum \{ LANES = (\d+), REGISTERS = (\d+) \}", text)
     tiles = [int(lanes) * int(registers) for lanes, registers in sizes]
     tile_of = dict(zip(("avx512", "neon", "avx"), tiles, strict=True))
-    for each in (*X86_64.sets, *AARCH64.sets):
-        family = each.name.partition("_")[0].replace("avx2", "avx")
-        assert each.tile == tile_of[family]
-        assert each.matrix_rows == (2 if each.name == "neon_matrix" else 1)
-        # Two products of bytes are summed in 16 bits where nothing sums four in 32.
-        assert each.int8_weight_limit == (63 if each.name == "avx2" else 127)
+    for instructions in (*X86_64.sets, *AARCH64.sets):
+        family = instructions.name.partition("_")[0].replace("avx2", "avx")
+        assert instructions.tile == tile_of[family]
+        assert instructions.matrix_rows == (2 if instructions.name == "neon_matrix" else 1)
+        # AVX2 alone sums two products of bytes in 16 bits; the others sum four in 32.
+        assert instructions.int8_weight_limit == (63 if instructions.name == "avx2" else 127)

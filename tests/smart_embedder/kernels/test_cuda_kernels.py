@@ -1,4 +1,4 @@
-"""The kernels in CUDA: they compile for every GPU, and compute what PyTorch's operators do."""
+"""The kernels in CUDA compile for every GPU and compute the same as PyTorch's operators."""
 
 import subprocess
 import sys
@@ -51,10 +51,12 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 @torch.inference_mode()
 def test_row_kernels_of_every_width_and_dtype(dtype: torch.dtype, width: int) -> None:
     torch.manual_seed(width)
-    drawn = [torch.randn(shape).to(dtype) for shape in ((3, width), (3, width), (width,), (width,))]
+    tensors = [
+        torch.randn(shape).to(dtype) for shape in ((3, width), (3, width), (width,), (width,))
+    ]
 
     def results(backend: Backend, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        states, other, weight, bias = (each.to(dtype) for each in drawn)
+        states, other, weight, bias = (tensor.to(dtype) for tensor in tensors)
         yield backend.add_norm(states.clone(), other, LayerNorm(weight, bias, 1e-5))
         yield backend.rms_norm(states, RmsNorm(weight, 1e-6))
         yield backend.gate(torch.cat([states, other], 1), "silu")
@@ -71,7 +73,7 @@ def test_row_kernels_of_every_width_and_dtype(dtype: torch.dtype, width: int) ->
 def test_float8_rows_have_the_bits_of_pytorch(dtype, width) -> None:
     torch.manual_seed(width)
     rows = torch.randn(6, width) * torch.tensor([1, 1e-3, 300, 1e-6, 0, 1])[:, None]
-    # Some are so small beside the largest that float8 has fewer bits for them, or none.
+    # Some numbers are so small beside the largest that float8 has few bits for them, or none.
     rows[0] *= torch.logspace(0, -6, width)
     rows[5, 3] = torch.nan
     rows = rows.to(dtype)
@@ -90,18 +92,18 @@ def test_gelu_follows_the_definition() -> None:
     layer = nn.Linear(16, 8, dtype=dtype)
     layer.weight.copy_(torch.eye(8, 16))
     layer.bias.zero_()
-    # All numbers of 16 bits, as far as a model's states go.
-    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
-    every = every[every.abs() <= 1000].unflatten(0, (-1, 2)).repeat(1, 8)
-    expected = functional.gelu(every[:, :8].double())
-    actual = fused(dtype).linear([layer], "gelu")(every)
-    # As exact as the format is, but for what is nothing beside the other states.
+    # All numbers of 16 bits in the range of a model's states.
+    numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    numbers = numbers[numbers.abs() <= 1000].unflatten(0, (-1, 2)).repeat(1, 8)
+    expected = functional.gelu(numbers[:, :8].double())
+    actual = fused(dtype).linear([layer], "gelu")(numbers)
+    # As exact as the format, except for numbers that are negligible beside the other states.
     torch.testing.assert_close(actual.double(), expected, rtol=2**-8, atol=4e-7)
-    # As all rows or none, however many there are.
+    # The number of rows does not decide whether the kernel computes them.
     narrow = fused(dtype).linear([nn.Linear(16, 12, dtype=dtype)], "gelu")
-    assert torch.equal(narrow(every[:2])[:1], narrow(every[:1]))
-    tanh = fused(dtype).linear([layer], "gelu_new")(every)
-    torch.testing.assert_close(tanh, functional.gelu(every[:, :8], approximate="tanh"))
+    assert torch.equal(narrow(numbers[:2])[:1], narrow(numbers[:1]))
+    tanh = fused(dtype).linear([layer], "gelu_new")(numbers)
+    torch.testing.assert_close(tanh, functional.gelu(numbers[:, :8], approximate="tanh"))
 
 
 @emulated
@@ -125,9 +127,9 @@ def test_rotary_of_more_heads_than_warps(dtype: torch.dtype) -> None:
 @torch.inference_mode()
 def test_embed_gives_nan_for_unknown_tokens_and_positions() -> None:
     tables, norm = torch.randn(18, 1024).split([11, 7]), LayerNorm(*torch.randn(2, 1024), 1e-5)
-    places = torch.tensor([10, 11, 3, -1, 0, 0]), torch.tensor([6, 0, 7, 0, -1, 0])
-    actual = fused(torch.float32).embed(places, tables, norm)
-    known = tuple(each[[0, -1]] for each in places)
+    indices = torch.tensor([10, 11, 3, -1, 0, 0]), torch.tensor([6, 0, 7, 0, -1, 0])
+    actual = fused(torch.float32).embed(indices, tables, norm)
+    known = tuple(index[[0, -1]] for index in indices)
     close(actual[[0, -1]], torch_backend().embed(known, tables, norm), torch.float32)
     assert actual[1:-1].isnan().all()
 
@@ -136,10 +138,10 @@ def test_embed_gives_nan_for_unknown_tokens_and_positions() -> None:
 @pytest.mark.parametrize("wire", [torch.float16, torch.float32])
 @torch.inference_mode()
 def test_unit_rows_of_zero_and_infinite_length(wire) -> None:
-    states, places = torch.randn(5, 1024), torch.tensor([4, 0, 2])
+    states, indices = torch.randn(5, 1024), torch.tensor([4, 0, 2])
     states[0], states[4, 7] = 0, torch.inf
-    actual, lengths = fused(torch.float32).unit_rows(states, wire, places)
-    expected, exact = torch_backend().unit_rows(states, wire, places)
+    actual, lengths = fused(torch.float32).unit_rows(states, wire, indices)
+    expected, exact = torch_backend().unit_rows(states, wire, indices)
     torch.testing.assert_close((actual, lengths), (expected, exact), equal_nan=True)
 
 
@@ -155,7 +157,7 @@ def test_float8_rows_with_gelu() -> None:
     assert (steps != 0).float().mean() < 1e-3
 
 
-# Their source has one form below 8.0, one below 8.9 and one from there on.
+# The source has one form below 8.0, one below 8.9, and one from 8.9 on.
 @pytest.mark.parametrize(
     ("capability", "dtype"),
     [((7, 5), torch.float16), ((8, 6), torch.bfloat16), ((12, 0), torch.float32)],
@@ -183,20 +185,20 @@ torch.cuda.current_stream = lambda _: SimpleNamespace(synchronize=int)
 torch._C._cuda_getCurrentRawStream = lambda index: 7 + index
 torch.cuda.get_device_capability = lambda _: (9, 0)
 torch.empty = lambda *_, **__: None
-# NVRTC would ask this driver for more than it has.
+# NVRTC would call functions that this driver lacks.
 cuda.compile_cuda = lambda *_: bytes(b"\\x7fELF, and so on")
 kernels = CudaKernels(torch.device("cuda:0"), torch.float16)
 assert bytes((ctypes.c_ubyte * 4).in_dll(seen, "image")) == b"\\x7fELF"
 states = torch.zeros(3)
 kernels.run("gate", 5, 64, states, None, 0.5, LongLong(2**40), -9)
-at = [bytes(each) for each in (ctypes.c_ubyte * 8 * 16).in_dll(seen, "argument")]
-found = [ctypes.c_ulonglong.from_buffer_copy(at[0]).value == states.data_ptr()]
+received = [bytes(argument) for argument in (ctypes.c_ubyte * 8 * 16).in_dll(seen, "argument")]
+found = [ctypes.c_ulonglong.from_buffer_copy(received[0]).value == states.data_ptr()]
 kinds = ctypes.c_ulonglong, ctypes.c_float, ctypes.c_longlong, ctypes.c_int
-found += [kind.from_buffer_copy(each).value for kind, each in zip(kinds, at[1:])]
+found += [kind.from_buffer_copy(argument).value for kind, argument in zip(kinds, received[1:])]
 found += [ctypes.c_uint.in_dll(seen, name).value for name in ("blocks", "threads")]
 assert ctypes.c_void_p.in_dll(seen, "function").value == 1 + NAMES.index("gate")
 print(found, ctypes.c_void_p.in_dll(seen, "stream").value)
-# From a thread whose current device is another one.
+# From a thread with another current device.
 torch.cuda.current_device, torch.cuda.device = lambda: 0, lambda index: nullcontext(print(index))
 kernels.run("gate", 5, 64, states, None, 0.5, LongLong(2**40), -9)
 """

@@ -1,4 +1,4 @@
-"""The kernels in C against the definitions, at the sizes where tiles, panels and tasks end."""
+"""The kernels in C compared with the definitions, at sizes around those of tiles, panels, tasks."""
 
 import math
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ SHAPES = {
     "depth": st.integers(1, 12).map(lambda n: 16 * n) | st.sampled_from([1040, 2064]),
     "activation": st.sampled_from(list(ACTIVATIONS)),
 }
-# How far a result may be rounded.
+# The tolerance of rounded results.
 CLOSE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
     torch.bfloat16: {"rtol": 2**-8, "atol": 1e-5},
@@ -51,7 +51,7 @@ def random_layer(out: int, depth: int, dtype: torch.dtype, *, bias: bool = True)
     return layer_of(weight, torch.randn(out) if bias else None, dtype)
 
 
-# Of 13 rows the second tile has fewer than any other tile of its kind.
+# With 13 rows the second tile has fewer rows than any other tile of its kind.
 @example(rows=13, depth=16, outs=[64], bias=True, activation=None)
 @given(
     **SHAPES,
@@ -63,7 +63,7 @@ def random_layer(out: int, depth: int, dtype: torch.dtype, *, bias: bool = True)
 def test_linear_is_exact_to_the_last_digits(
     backend, dtype, rows, depth, outs, bias, activation
 ) -> None:
-    """Those of layers that read the same states, side by side."""
+    """Products of layers that read the same states lie side by side."""
     layers = [random_layer(out, depth, dtype, bias=bias) for out in outs]
     states = torch.randn(rows, depth).to(dtype)
     actual = backend.linear(layers, activation)(states)
@@ -74,7 +74,7 @@ def test_linear_is_exact_to_the_last_digits(
 @given(**SHAPES, out=st.sampled_from([7, 64, 80, 128, 192, 256]))
 @settings(max_examples=15)
 def test_int8_gemm_is_exact(backend, dtype, rows, depth, out, activation) -> None:
-    """With numbers of columns, too, that are left to oneDNN, whose sums are as exact."""
+    """Some numbers of columns are left to oneDNN, whose sums are exact, too."""
     limit = backend.int8_weight_limit
     values = torch.randint(-limit, limit + 1, (out, depth), dtype=torch.int8)
     weights = QuantizedWeights(values, torch.rand(out) / depth, torch.randn(out), torch.randn(out))
@@ -88,7 +88,7 @@ def test_int8_gemm_is_exact(backend, dtype, rows, depth, out, activation) -> Non
 
 @torch.inference_mode()
 def test_gelu_follows_the_definition(backend, dtype) -> None:
-    # One channel passes each number on, the bias of which is 0.
+    # One channel has the weight 1 and no bias, so the layer returns GELU of each number.
     numbers = torch.linspace(-12, 12, 6001).to(dtype)
     states = torch.zeros(len(numbers), 16, dtype=dtype)
     states[:, 0] = numbers
@@ -99,7 +99,7 @@ def test_gelu_follows_the_definition(backend, dtype) -> None:
     torch.testing.assert_close(gelu(states).double(), expected, **CLOSE[dtype] | {"atol": 1e-6})
 
 
-# Whole tiles are written otherwise than others, with some activations.
+# With some activations, whole tiles are written in another way than partial ones.
 @pytest.mark.parametrize("activation", [None, "gelu", "silu"])
 @pytest.mark.parametrize("quantized", [False, True], ids=["exact", "int8"])
 @torch.inference_mode()
@@ -123,8 +123,8 @@ def test_rows_have_the_same_bits_in_any_batch_and_on_any_threads(
         torch.set_num_threads(before)
 
 
-# No row, one, as many as a tile or a task has and one more or less; widths of one number, of odd
-# ones, and far above a model's. A row begins anywhere that its numbers may.
+# No row, one row, the rows of a tile or a task and one more or less; widths of one number, odd
+# widths, and widths far above a model's; rows that begin at any aligned number.
 EDGES = {
     "rows": st.sampled_from([0, 1, 2, 5, 6, 7, 48, 49]),
     "width": st.sampled_from([1, 3, 15, 17]) | st.sampled_from([1, 2, 3, 65]).map(lambda n: 16 * n),
@@ -134,7 +134,7 @@ HUGE = 1 << 14
 
 
 def placed(values: torch.Tensor, begin: int) -> torch.Tensor:
-    """A copy that begins so many numbers into its memory, and ends where that ends."""
+    """Copy the values to the end of new memory, `begin` numbers after its start."""
     memory = values.new_empty(begin + values.numel())
     memory[begin:] = values.reshape(-1)
     return memory[begin:].view(values.shape)
@@ -152,30 +152,31 @@ def test_row_operations_of_any_shape_match_pytorch(
         "states": (rows, width),
         "residual": (rows, width),
         "pairs": (rows, 2 * width),
-        "turned": (rows, heads + 1, 2 * width),
-        "root": (width,),
-        "both": (heads, 2 * width),
+        "heads": (rows, heads + 1, 2 * width),
+        "norm": (width,),
+        "head_norm": (heads, 2 * width),
     }
     drawn = {name: torch.randn(shape).to(dtype) for name, shape in shapes.items()}
     factors = torch.randn(2 * rows + 2, width)
 
     def results(backend, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-        each = {name: placed(values.to(dtype), begin) for name, values in drawn.items()}
+        inputs = {name: placed(values.to(dtype), begin) for name, values in drawn.items()}
         *embedding, weight, bias = (
             placed(part, begin) for part in factors.split([rows, rows, 1, 1])
         )
         norm = LayerNorm(weight[0], bias[0], 1e-3)
-        yield backend.rms_norm(each["states"], RmsNorm(each["root"], 1e-3))
-        yield backend.add_norm(each["states"], each["residual"], norm)
+        yield backend.rms_norm(inputs["states"], RmsNorm(inputs["norm"], 1e-3))
+        yield backend.add_norm(inputs["states"], inputs["residual"], norm)
         for activation in filter(None, ACTIVATIONS):
-            yield backend.gate(each["pairs"].clone(), activation)
-        backend.rotary(each["turned"], RmsNorm(each["both"], 1e-3), RotaryEmbedding(*embedding))
-        yield each["turned"]
+            yield backend.gate(inputs["pairs"].clone(), activation)
+        head_norm = RmsNorm(inputs["head_norm"], 1e-3)
+        backend.rotary(inputs["heads"], head_norm, RotaryEmbedding(*embedding))
+        yield inputs["heads"]
 
     close = {"rtol": 2**-7, "atol": 2**-7} if dtype is torch.bfloat16 else CLOSE[dtype]
     exact = results(torch_backend(), torch.float32)
-    for ours, expected in zip(results(backend, dtype), exact, strict=True):
-        torch.testing.assert_close(ours.float(), expected, **close)
+    for actual, expected in zip(results(backend, dtype), exact, strict=True):
+        torch.testing.assert_close(actual.float(), expected, **close)
 
 
 @pytest.mark.parametrize(
@@ -193,19 +194,19 @@ def test_unsupported_memory_layout_is_refused(backend, states) -> None:
     [(128, 48, []), (96, 64, ["int8_gemm"]), (64, 40, ["linear", "int8_gemm"])],
 )
 def test_unsupported_shapes_are_left_to_onednn(monkeypatch, dtype, out, depth, left) -> None:
-    """A product of odd width is filled up, but for that of bytes, whose sums are exact anywhere."""
-    taken = []
+    """The kernels pad odd widths, except in 8 bits, where oneDNN is exact, too."""
+    calls = []
     plain = replace(
         torch_backend(),
-        linear=lambda *_: taken.append("linear"),
-        int8_gemm=lambda *_: taken.append("int8_gemm"),
+        linear=lambda *_: calls.append("linear"),
+        int8_gemm=lambda *_: calls.append("int8_gemm"),
     )
     monkeypatch.setattr(native, "onednn_backend", lambda *_: plain)
     backend = native_backend(LIBRARIES[0], dtype)
     backend.linear([random_layer(out, depth, dtype)])
     values = torch.zeros(out, depth, dtype=torch.int8)
     backend.int8_gemm(QuantizedWeights(values, *torch.ones(3, out)), dtype)
-    assert taken == left
+    assert calls == left
 
 
 @given(

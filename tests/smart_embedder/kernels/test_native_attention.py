@@ -1,4 +1,4 @@
-"""Attention in C against its definition in float64, at the sizes where its blocks end."""
+"""Attention in C compared with its definition in float64, at sizes around those of its blocks."""
 
 import math
 
@@ -16,7 +16,7 @@ from tests.support.packed_attention import by_definition, pack_lengths, random_s
 
 pytestmark = needs_kernels
 DTYPES = [torch.float32, torch.bfloat16]
-# In bfloat16 weights and output are rounded; in float32 scores of 50 are known to 3e-6.
+# In bfloat16 weights and output are rounded; in float32 scores of 50 are exact to 3e-6.
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
 
 
@@ -42,9 +42,9 @@ def exactly(
     causal: bool = False,
     window: int | None = None,
 ) -> torch.Tensor:
-    """In float64, by the definition."""
+    """Compute attention in float64 by its definition."""
     reach = (-1, -1) if window is None else (window - 1, window - 1)
-    exact = (each.double() for each in states)
+    exact = (state.double() for state in states)
     return by_definition(exact, packed.offsets, scale, causal=causal, reach=reach)
 
 
@@ -61,10 +61,10 @@ def check(
 ) -> None:
     packed = pack_lengths(lengths)
     states = random_states(packed.tokens, heads, width, group, dtype)
-    seen = {"causal": causal, "window": window}
-    expected = exactly(states, packed, scale, **seen)
+    options = {"causal": causal, "window": window}
+    expected = exactly(states, packed, scale, **options)
     for library in LIBRARIES:
-        actual = attend(states, packed, scale, **seen, library=library)
+        actual = attend(states, packed, scale, **options, library=library)
         torch.testing.assert_close(actual.double(), expected, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
@@ -85,7 +85,7 @@ def test_native_attention_follows_the_definition(
     check(lengths, heads, width, scale, group=group, causal=causal, window=window, dtype=dtype)
 
 
-# Where blocks of keys end: 512 or, in float32 or of wide heads, fewer; and where windows do.
+# Lengths around the ends of windows and of blocks of keys (512, or fewer in float32 or wide heads).
 ENDS = [([3, length], 2, 64, None) for length in (257, 512, 513, 1025)]
 ENDS += [([1100], 1, width, window) for width in (64, 256) for window in (1, 257, 700)]
 
@@ -103,8 +103,8 @@ def test_native_attention_of_long_texts_across_blocks_and_windows(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [0.1, 30.0])
 def test_masked_keys_have_no_weight(scale, causal, dtype) -> None:
-    # Behind a key that is alone in its register, and behind the last one of a causal query, the
-    # scores are -infinity: 2 to the power of it has to be 0, and not NaN.
+    # After a key that is alone in its register, and after the last key of a causal query, the
+    # scores are -infinity: 2 to the power of -infinity must be 0, and not NaN.
     packed = pack_lengths([1, 20])
     states = random_states(21, 2, 64, dtype=dtype)
     for library in LIBRARIES:
@@ -118,7 +118,7 @@ def test_native_attention_has_the_same_bits_in_any_batch_and_on_any_threads(wind
     packed = pack_lengths([7, 40, 300, 600])
     states = random_states(packed.tokens, 3, 32)
     before, together = torch.get_num_threads(), attend(states, packed, 0.2, window=window)
-    last = tuple(each[:, -600:] for each in states)
+    last = tuple(state[:, -600:] for state in states)
     assert torch.equal(attend(last, pack_lengths([600]), 0.2, window=window), together[-600:])
     try:
         for threads in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""A layer in one call, and in two, against the same layer as single operations."""
+"""A layer in one or two calls compared with the same layer as single operations."""
 
 from dataclasses import replace
 

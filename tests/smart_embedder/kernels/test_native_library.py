@@ -1,4 +1,4 @@
-"""Loading the library, and what its functions refuse."""
+"""Loading the library, and the arguments of its functions."""
 
 import ctypes
 import platform
@@ -18,19 +18,19 @@ X86 = dict.fromkeys(("avx2", "avx512_bf16", "avx512_vnni"), True)
 
 
 @pytest.mark.parametrize(
-    ("machine", "capabilities", "content", "event", "told"),
+    ("machine", "capabilities", "content", "event", "fields"),
     [
         (
             *("x86_64", X86, None, "kernels_not_built"),
             {"build": "python -m smart_embedder.kernels.build"},
         ),
         ("x86_64", X86, b"not a library", "kernels_not_loaded", {"reason": "kernels.so"}),
-        # Where they are of no use, nobody is told to build them.
+        # Nothing is logged on machines that no kernels exist for.
         ("riscv64", {}, None, None, {}),
     ],
 )
 def test_missing_or_broken_library_is_logged(
-    monkeypatch, tmp_path, machine, capabilities, content, event, told
+    monkeypatch, tmp_path, machine, capabilities, content, event, fields
 ) -> None:
     path = tmp_path / "kernels.so"
     if content is not None:
@@ -41,17 +41,17 @@ def test_missing_or_broken_library_is_logged(
     with capture_logs() as logs:
         assert library.load_library.__wrapped__() is None
     assert [line["event"] for line in logs] == ([event] if event else [])
-    assert all(value in logs[0][name] for name, value in told.items())
+    assert all(value in logs[0][name] for name, value in fields.items())
 
 
 def declared() -> dict[str, list]:
-    """The arguments of each kernel in the C files."""
+    """Read the arguments of each kernel in the C files."""
     text = "".join(path.read_text() for path in sorted(library_path().parent.glob("*.c")))
     types = {"int": ctypes.c_int, "long": ctypes.c_long, "float": ctypes.c_float}
     return {
         name: [
-            ctypes.c_void_p if "*" in each else types[each.split()[0]]
-            for each in arguments.split(",")
+            ctypes.c_void_p if "*" in argument else types[argument.split()[0]]
+            for argument in arguments.split(",")
         ]
         for name, arguments in re.findall(r"^void KERNEL\((\w+)\)\(([^)]*)\)", text, re.MULTILINE)
     }
@@ -73,12 +73,12 @@ def test_kernel_arguments_match_the_c_declarations(name: str, monkeypatch) -> No
 def test_formats_match_the_c_header() -> None:
     text = (library_path().parent / "vector.h").read_text()
     (names,) = re.findall(r"enum \{([^}]*)\} Format;", text)
-    order = [each.split("=")[0].strip().lower() for each in names.split(",") if each.strip()]
+    order = [name.split("=")[0].strip().lower() for name in names.split(",") if name.strip()]
     types = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
-    assert {types[name]: place for place, name in enumerate(order)} == library.FORMATS
+    assert {types[name]: number for number, name in enumerate(order)} == library.FORMATS
 
 
-# Bits of the auxiliary vector as processors have them: Cortex-A72, Neoverse N1 and V1.
+# AT_HWCAP and AT_HWCAP2 of Cortex-A72, Neoverse N1 and Neoverse V1.
 HWCAPS = {"a72": (0x8FB, 0), "n1": (0x119FFB, 0), "v1": (0xECFFFFFB, 0x7F87_7FFF)}
 
 
@@ -98,4 +98,4 @@ def test_arm_instruction_sets_follow_from_hwcap(monkeypatch, processor, machine,
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(getauxval=getauxval))
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True, "dot": True})
-    assert [each.name for each in library.runnable_instruction_sets()] == names
+    assert [instructions.name for instructions in library.runnable_instruction_sets()] == names

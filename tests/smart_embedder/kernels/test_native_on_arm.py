@@ -1,4 +1,4 @@
-"""The kernels for ARM, compiled here: on emulated processors they pass the proof of the start."""
+"""The kernels for ARM, compiled here, pass the proof on emulated processors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ def program() -> Path:
     return built_program()
 
 
-@pytest.fixture(scope="module", params=AARCH64.sets, ids=lambda each: each.name)
+@pytest.fixture(scope="module", params=AARCH64.sets, ids=lambda instructions: instructions.name)
 def library(request, program: Path) -> Iterator[EmulatedLibrary]:
     with emulated_library(program, request.param) as library:
         yield library
@@ -56,7 +56,7 @@ def backend(library, dtype) -> Backend:
 )
 def test_every_arm_kernel_passes_the_proof(backend, dtype, shapes, operations) -> None:
     target = Target(CPU, dtype, backend)
-    proofs = [proof for each in operations for proof in prove_paths(target, shapes, each)]
+    proofs = [proof for name in operations for proof in prove_paths(target, shapes, name)]
     native = {proof.operation: proof for proof in proofs if proof.path == "native"}
-    assert native.keys() == {each for each in operations if each in KERNELS}
+    assert native.keys() == {name for name in operations if name in KERNELS}
     assert [proof for proof in native.values() if not proof.holds] == []

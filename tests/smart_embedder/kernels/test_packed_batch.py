@@ -1,6 +1,6 @@
-"""Packing: every token once, positions restarted, and the way back."""
+"""Packing keeps every token once, restarts positions, and can be undone."""
 
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import pytest
@@ -35,14 +35,14 @@ def test_pack_keeps_every_sequence_and_its_familys_positions(
     sequences, padding: int | None
 ) -> None:
     packed = pack(sequences, device=CPU, positions=PositionScheme(roberta_padding=padding))
-    for ids, place in zip(sequences, packed.unpack_order, strict=True):
-        span = slice(packed.offsets[place], packed.offsets[place + 1])
+    for ids, index in zip(sequences, packed.unpack_order, strict=True):
+        span = slice(packed.offsets[index], packed.offsets[index + 1])
         np.testing.assert_array_equal(packed.input_ids[0, span], ids)
         positions = np.arange(len(ids))
-        if padding is not None:  # As transformers derives them.
+        if padding is not None:  # Positions as in transformers.
             positions = np.cumsum(ids != padding) * (ids != padding) + padding
         np.testing.assert_array_equal(packed.position_ids[0, span], positions)
-    # As kernels for sequences of any lengths want them.
+    # Kernels for packed sequences need int32.
     assert packed.cu_seqlens.dtype == torch.int32
     assert packed.cu_seqlens.tolist() == packed.offsets.tolist()
     assert packed.max_length == max(map(len, sequences))
@@ -93,8 +93,8 @@ def test_pack_reads_and_removes_marks() -> None:
     assert (packed.real_tokens, packed.tokens) == (8, 12)
     padding = packed.partly_attended
     assert (padding.count, padding.length, padding.tokens.tolist()) == (1, 3, [1, 2, 3])
-    one = pack([np.array([4, 4 | UNATTENDED])], device=CPU)
-    assert one.attended.tolist() == [True, False]
+    query_alone = pack([np.array([4, 4 | UNATTENDED])], device=CPU)
+    assert query_alone.attended.tolist() == [True, False]
     plain = pack([np.array([4])], device=CPU)
     assert plain.partly_attended is None
     assert plain.attended.tolist() == [True]
@@ -113,25 +113,26 @@ def test_causal_pack_shares_common_prefixes() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=8).filter(
-        lambda texts: any(wanted for _, wanted in texts)
+        lambda texts: any(is_selected for _, is_selected in texts)
     ),
     st.integers(1, 7),
 )
 def test_select_tokens_and_sequences_leave_no_gaps(texts, multiple) -> None:
-    wanted = [want for _, want in texts]
-    packed = pack([np.full(n, place) for place, (n, _) in enumerate(texts)], device=CPU)
-    tokens, token_spans = select_tokens(packed, wanted, lambda _: multiple)
+    selected = [is_selected for _, is_selected in texts]
+    packed = pack([np.full(n, number) for number, (n, _) in enumerate(texts)], device=CPU)
+    tokens, token_spans = select_tokens(packed, selected, lambda _: multiple)
     rows = packed.input_ids[0] if tokens is None else packed.input_ids[0, tokens]
-    indices, spans = select_sequences(packed, wanted)
-    assert all(wanted) or len(rows) % multiple == 0
-    assert all(wanted) or len(rows) - sum(n for n, want in texts if want) < multiple
-    for place, (length, want) in enumerate(texts):
-        if want:
-            assert rows[token_spans[place]].tolist() == [place] * length
-            (index,) = indices[spans[place]]
-            assert packed.input_ids[0, packed.offsets[index]] == place
+    indices, spans = select_sequences(packed, selected)
+    assert all(selected) or len(rows) % multiple == 0
+    num_selected = sum(length for length, is_selected in texts if is_selected)
+    assert all(selected) or len(rows) - num_selected < multiple
+    for number, (length, is_selected) in enumerate(texts):
+        if is_selected:
+            assert rows[token_spans[number]].tolist() == [number] * length
+            (index,) = indices[spans[number]]
+            assert packed.input_ids[0, packed.offsets[index]] == number
         else:
-            assert all(wanted) or (token_spans[place], spans[place]) == (None, None)
+            assert all(selected) or (token_spans[number], spans[number]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -146,30 +147,30 @@ def test_select_tokens_and_sequences_leave_no_gaps(texts, multiple) -> None:
 )
 def test_blocks_have_similar_short_or_equal_long_sequences(lengths, blocks) -> None:
     assert [
-        f"{each.padding.count} padded to {each.length}"
-        if each.padding
-        else f"{(each.stop - each.start) // each.length} of {each.length}"
-        for each in pack([np.arange(n) for n in lengths], device=CPU).blocks
+        f"{block.padding.count} padded to {block.length}"
+        if block.padding
+        else f"{(block.stop - block.start) // block.length} of {block.length}"
+        for block in pack([np.arange(n) for n in lengths], device=CPU).blocks
     ] == blocks
 
 
 def test_length_classes_have_bounds_from_zero(monkeypatch) -> None:
     monkeypatch.setattr(length_classes, "QUERIES_PER_BLOCK", 2)
     monkeypatch.setattr(length_classes, "CALL_COST", 0)
-    # The one in the middle begins after as many tokens as follow it.
+    # The middle class begins after as many tokens as it has.
     packed = pack([np.arange(n) for n in (*[1] * 9, 3, 3, 9)], device=CPU)
     assert len(packed.length_classes) == 3
-    assert packed.pairs == sum(each**2 for each in packed.lengths)
-    lengths = [each.bounds.diff().tolist() for each in packed.length_classes]
-    assert [length for each in lengths for length in each] == packed.lengths
-    assert all(each.bounds[0] == 0 for each in packed.length_classes)
-    assert [each.longest for each in packed.length_classes] == list(map(max, lengths))
+    assert packed.pairs == sum(length**2 for length in packed.lengths)
+    lengths = [sequences.bounds.diff().tolist() for sequences in packed.length_classes]
+    assert list(chain.from_iterable(lengths)) == packed.lengths
+    assert all(sequences.bounds[0] == 0 for sequences in packed.length_classes)
+    assert [sequences.longest for sequences in packed.length_classes] == list(map(max, lengths))
     (whole,) = pack([np.arange(3)], device=CPU).length_classes
     assert whole.bounds.tolist() == [0, 3]
 
 
 @pytest.mark.parametrize(
-    ("lengths", "most_padding", "most_pairs", "groups"),
+    ("lengths", "max_padding", "max_pairs", "groups"),
     [
         ([3], 0.0, 0, [1]),
         ([3, 3, 3], 0.0, 1000, [3]),
@@ -184,10 +185,10 @@ def test_length_classes_have_bounds_from_zero(monkeypatch) -> None:
     ],
 )
 def test_group_for_padding_limits_padding_and_pairs(
-    lengths, most_padding, most_pairs, groups
+    lengths, max_padding, max_pairs, groups
 ) -> None:
-    found = list(group_for_padding(lengths, most_padding, most_pairs))
-    assert found == [slice(*each) for each in pairwise(accumulate(groups, initial=0))]
+    found = list(group_for_padding(lengths, max_padding, max_pairs))
+    assert found == [slice(*span) for span in pairwise(accumulate(groups, initial=0))]
 
 
 MANY_LENGTHS = st.lists(
@@ -195,35 +196,35 @@ MANY_LENGTHS = st.lists(
 )
 
 
-def started(lengths: list[int]) -> int:
-    """What a call starts for each head."""
+def launched_blocks(lengths: list[int]) -> int:
+    """Return the blocks of threads that a call launches for each head."""
     return len(lengths) * -(-max(lengths) // 128)
 
 
 def cost(lengths: list[int], classes: list[slice]) -> int:
-    return sum(256 + started(lengths[each]) for each in classes)
+    return sum(256 + launched_blocks(lengths[span]) for span in classes)
 
 
 @given(MANY_LENGTHS)
 def test_length_classes_cover_all_sequences_and_never_cost_more(lengths) -> None:
     lengths.sort()
     classes = divide_lengths(lengths)
-    places = np.concatenate([np.arange(len(lengths))[each] for each in classes])
-    assert places.tolist() == list(range(len(lengths)))
+    indices = np.concatenate([np.arange(len(lengths))[span] for span in classes])
+    assert indices.tolist() == list(range(len(lengths)))
     assert cost(lengths, classes) <= cost(lengths, [slice(0, len(lengths))])
 
 
 @pytest.mark.parametrize(
     ("lengths", "borders"),
     [
-        (sorted(20 + 7 * n % 480 for n in range(64)), [0, 64]),  # Usual ones are one class.
-        # The long one does not multiply the blocks of the others.
+        (sorted(20 + 7 * n % 480 for n in range(64)), [0, 64]),  # Usual lengths are one class.
+        # A long sequence does not multiply the blocks of the others.
         ([20] * 3000 + [8192], [0, 3000, 3001]),
         ([2] * 140_000, [0, 65_535, 131_070, 140_000]),  # No grid has more blocks.
     ],
 )
 def test_divide_lengths_finds_the_lowest_cost(lengths: list[int], borders: list[int]) -> None:
-    assert divide_lengths(lengths) == [slice(*each) for each in pairwise(borders)]
+    assert divide_lengths(lengths) == [slice(*span) for span in pairwise(borders)]
 
 
 FEW_TOKENS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=9)
@@ -233,24 +234,24 @@ def arrays(texts: list[list[int]]) -> list[np.ndarray]:
     return [np.array(text, np.int64) for text in texts]
 
 
-def beginnings(texts: list[list[int]]) -> list[tuple[int, ...]]:
-    """What each token's state depends on."""
-    return [tuple(text[: place + 1]) for text in texts for place in range(len(text))]
+def prefixes(texts: list[list[int]]) -> list[tuple[int, ...]]:
+    """Return the tokens that each token's state depends on."""
+    return [tuple(text[:stop]) for text in texts for stop in range(1, len(text) + 1)]
 
 
 @given(FEW_TOKENS)
 def test_shared_prefixes_are_computed_once_or_not_shared(texts) -> None:
-    all_of_them = beginnings(texts)
-    places = find_shared_prefixes(arrays(texts))
-    distinct = len(set(all_of_them))
-    if places is None:
-        assert distinct > 15 / 16 * len(all_of_them)
+    all_prefixes = prefixes(texts)
+    shared = find_shared_prefixes(arrays(texts))
+    distinct = len(set(all_prefixes))
+    if shared is None:
+        assert distinct > 15 / 16 * len(all_prefixes)
         return
-    rows, spread = places
-    assert len(rows) == distinct
-    assert [all_of_them[row] for row in rows[spread]] == all_of_them
+    unique, inverse = shared
+    assert len(unique) == distinct
+    assert [all_prefixes[token] for token in unique[inverse]] == all_prefixes
 
 
 def test_shared_prefixes_distinguish_large_and_small_ids() -> None:
-    rows, _ = find_shared_prefixes(arrays([[300_000, 1], [300_000, 2], [255, 1], [255, 2]]))
-    assert len(rows) == 6
+    unique, _ = find_shared_prefixes(arrays([[300_000, 1], [300_000, 2], [255, 1], [255, 2]]))
+    assert len(unique) == 6

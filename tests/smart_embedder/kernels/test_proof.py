@@ -1,4 +1,4 @@
-"""The start-up proof: paths that compute what they should are used, all others refused."""
+"""The proof at the start: correct paths are used, all others are refused."""
 
 import copy
 import math
@@ -41,7 +41,7 @@ def target(backend: Backend, dtype: torch.dtype = torch.float32, *, named: bool 
 
 
 def planted(error: Exception | None = None) -> Backend:
-    """Its gate is wrong, or raises an error."""
+    """Make a backend whose gate is wrong, or raises an error."""
 
     def gate(states, activation):
         if error is not None:
@@ -54,7 +54,7 @@ def planted(error: Exception | None = None) -> Backend:
 
 
 def with_faulty_attention(backend: Backend, **changes) -> Backend:
-    """Too large, or computed with other options where those are given."""
+    """Prefer an attention that returns 1.1 times the result, or computes with other options."""
 
     def attend(states, packed, **options):
         return sdpa(states, packed, **options | changes) * (1 if changes else 1.1)
@@ -63,10 +63,10 @@ def with_faulty_attention(backend: Backend, **changes) -> Backend:
 
 
 def backends() -> Iterator[tuple[Backend, torch.device, torch.dtype]]:
-    """Every one of this machine, with the kernels for each set of instructions."""
+    """Yield every backend of this machine, with the kernels for each instruction set."""
     for dtype in (torch.float32, torch.bfloat16):
         yield choose_backend(CPU, dtype), CPU, dtype
-        yield from ((native_backend(each, dtype), CPU, dtype) for each in LIBRARIES[1:])
+        yield from ((native_backend(native, dtype), CPU, dtype) for native in LIBRARIES[1:])
     if CAN_EMULATE:
         kernels = EmulatedKernels(torch.bfloat16)
         yield fused_backend(kernels, torch.bfloat16, torch_backend()), CPU, torch.bfloat16
@@ -83,7 +83,7 @@ def test_proof_holds_for_every_path_of_this_machine(shapes: Shapes, backend, dev
     if device == CPU and cpu_has_int8():
         operations = (*operations, *INT8_OPERATIONS)
     tried = Target(device, dtype, backend)
-    proofs = [proof for each in operations for proof in prove_paths(tried, shapes, each)]
+    proofs = [proof for name in operations for proof in prove_paths(tried, shapes, name)]
     assert [proof for proof in proofs if not proof.holds] == []
     assert {proof.operation for proof in proofs} == set(operations)
     proven = prove(tried, shapes, operations)
@@ -95,18 +95,18 @@ def test_proof_holds_for_every_path_of_this_machine(shapes: Shapes, backend, dev
     ("actual", "expected", "share"),
     [
         ([[1.0, 2.0]], [[1.0, 2.0]], 0.0),
-        ([[2.0, 4.0]], [[1.0, 2.0]], 1.0),  # Of what it should be, not of what it is.
+        ([[2.0, 4.0]], [[1.0, 2.0]], 1.0),  # Relative to the expected number, not the actual one.
         ([[-3.0, 4.0]], [[-4.0, 4.0]], 0.25),
-        ([[1.0], [5.0], [1.0]], [[1.0], [4.0], [2.0]], 0.5),  # The worst of several.
+        ([[1.0], [5.0], [1.0]], [[1.0], [4.0], [2.0]], 0.5),  # The largest of several.
         ([[1.0, math.nan]], [[1.0, 2.0]], math.inf),
         ([[1.0], [math.nan]], [[1.0], [2.0]], math.inf),
         ([[1.0]], [[1.0, 1.0]], math.inf),
     ],
 )
 def test_difference_is_relative_to_the_largest_expected_number(actual, expected, share) -> None:
-    made, right = ([torch.tensor(each) for each in both] for both in (actual, expected))
+    results, right = ([torch.tensor(row) for row in rows] for rows in (actual, expected))
     for tolerance in (1e9,) if math.isinf(share) else (share, share / 2):
-        proof = try_path("gate", "own", lambda: made, right, tolerance)
+        proof = try_path("gate", "own", lambda: results, right, tolerance)
         assert (proof.operation, proof.path) == ("gate", "own")
         assert proof.difference == pytest.approx(share)
         assert proof.holds == (share <= tolerance)
@@ -133,8 +133,8 @@ def test_faulty_path_is_refused_with_one_warning(error, reason, logged) -> None:
     assert (line["path"], line["used_instead"]) == ("planted", "torch")
     assert line["reason"] == refused.reason + logged
     states = torch.randn(5, 64)
-    assert torch.equal(*(each.gate(states, "silu") for each in (proven.backend, torch_backend())))
-    # That of other models stays as it was.
+    assert torch.equal(proven.backend.gate(states, "silu"), torch_backend().gate(states, "silu"))
+    # The backend of other models stays the same.
     assert backend.gate is before
 
 
@@ -142,7 +142,7 @@ def test_faulty_attention_stops_the_start_only_if_it_is_named() -> None:
     backend = with_faulty_attention(planted())
     with pytest.raises(StartupError, match="ATTENTION=planted does not compute"):
         prove(target(backend, named=True), QWEN, DECODER)
-    # Another operation of the same backend may still be replaced.
+    # Other operations of the backend may still be replaced.
     assert prove(target(planted(), named=True), QWEN, DECODER).paths["gate"] == "torch"
     proven = prove(target(backend), QWEN, DECODER)
     assert (proven.backend.attention, proven.paths["attention"]) == (sdpa, "sdpa")
@@ -167,7 +167,7 @@ def with_residual_left_out(right, layer):
 
 
 def without(field: str, fill: float):
-    """The operation, with one of the norm's parameters left out."""
+    """Make a fault that leaves one of the norm's parameters out."""
 
     def faulty(right, *states_and_norm):
         *states, norm = states_and_norm
@@ -206,7 +206,7 @@ def with_weights(field: str, fill: float):
 
 
 def in_16_bits(right, weights, dtype, activation=None):
-    """As instructions that add the products of pairs, which do not hold those of large weights."""
+    """Compute as instructions that sum pairs of products in 16 bits, which large weights exceed."""
     gemm = right(weights, dtype, activation)
 
     def faulty(rows):
@@ -220,7 +220,7 @@ def with_exchanged_halves(right, states, activation):
     return right(torch.cat(states.chunk(2, -1)[::-1], -1), activation)
 
 
-# Of each operation what a kernel may get wrong, and the model that shows it.
+# Faults that a kernel for each operation may have, and the shapes that show them.
 FAULTS = [
     ("linear", with_bias_left_out, M3),
     ("linear", with_activation_left_out, M3),
@@ -229,7 +229,11 @@ FAULTS = [
     ("embed", lambda right, rows, tables, norm: right(rows[::-1], tables, norm), M3),
     ("embed", lambda right, rows, tables, norm: right(rows, (tables[0],) * 2, norm), M3),
     ("embed", without("bias", 0), M3),
-    ("add_norm", lambda right, one, two, norm: right(one, torch.zeros_like(two), norm), M3),
+    (
+        "add_norm",
+        lambda right, states, residual, norm: right(states, torch.zeros_like(residual), norm),
+        M3,
+    ),
     ("add_norm", without("weight", 1), M3),
     ("add_norm", without("bias", 0), M3),
     ("rms_norm", without("weight", 1), QWEN),

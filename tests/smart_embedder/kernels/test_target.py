@@ -1,4 +1,4 @@
-"""Which backend and which attention are taken, and what is said where one cannot run."""
+"""The choice of backend and attention, and the messages for those that cannot run."""
 
 import platform
 import sys
@@ -23,7 +23,7 @@ CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 @pytest.fixture(autouse=True)
 def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compute capability of the GPU, that of an L4 where a test names none."""
+    """The GPU's compute capability, by default an L4's."""
     found = getattr(request, "param", (8, 9))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
     monkeypatch.setattr(choose, "load_kernels", lambda *_: None)
@@ -41,7 +41,7 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     indirect=["capability"],
 )
 def test_auto_takes_the_fastest_supported_path(monkeypatch, device, dtype, kind, attention) -> None:
-    monkeypatch.setattr(choose, "load_library", pytest.fail)  # It is for CPUs.
+    monkeypatch.setattr(choose, "load_library", pytest.fail)  # The library is for CPUs.
     chosen = choose_backend(device, dtype)
     assert (chosen.fastest("add_linear"), chosen.fastest("attention")) == (kind, attention)
 
@@ -52,10 +52,10 @@ def test_auto_takes_the_fastest_supported_path(monkeypatch, device, dtype, kind,
     indirect=["capability"],
 )
 def test_hopper_prefers_flash_attention_3_if_it_is_installed(monkeypatch, first) -> None:
-    there = ModuleType("flash_attn_interface")
-    there.__spec__ = ModuleSpec("flash_attn_interface", None)
-    there.flash_attn_varlen_func = lambda *_, **__: None
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", there)
+    package = ModuleType("flash_attn_interface")
+    package.__spec__ = ModuleSpec("flash_attn_interface", None)
+    package.flash_attn_varlen_func = lambda *_, **__: None
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", package)
     table = choose_backend(CUDA, torch.float16).table["attention"]
     assert next(iter(table)) == first
     assert "varlen" in table

@@ -1,4 +1,4 @@
-"""The threads of the kernels: who takes part in a region, and what becomes of them then."""
+"""The threads of the kernels: which of them enter a region, and what they do afterwards."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ import pytest
 from smart_embedder.kernels.build import library_path
 
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-# Nanoseconds of work for which any thread is woken.
+# Nanoseconds of work for which sleeping threads are woken.
 _LARGE = 10**9
 _PATIENCE = 30.0
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not library_path().exists(), reason="the kernels
 
 @pytest.fixture(scope="module")
 def library() -> ctypes.CDLL:
-    """The kernels, on a handle of their own."""
+    """A separate handle of the library."""
     library = ctypes.CDLL(str(library_path()))
     library.on_threads.argtypes = [ctypes.c_int, ctypes.c_long, _TASK, ctypes.c_void_p]
     library.set_watch.argtypes = [ctypes.c_long]
@@ -31,7 +31,7 @@ def library() -> ctypes.CDLL:
 
 
 def run(library: ctypes.CDLL, threads: int, task: Callable[[], None]) -> None:
-    """A region whose task is `task`; what it raises is raised here."""
+    """Run a region with this task; raise the first error that the task raises."""
     errors = []
 
     def guarded(_: object) -> None:
@@ -46,15 +46,15 @@ def run(library: ctypes.CDLL, threads: int, task: Callable[[], None]) -> None:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Return when it holds; fail where it never does."""
+    """Return when the condition holds; fail after 30 seconds."""
     until = time.monotonic() + _PATIENCE
     while not condition():
-        assert time.monotonic() < until, "it has not come true"
+        assert time.monotonic() < until, "the condition never held"
         os.sched_yield()
 
 
 def helper_of(library: ctypes.CDLL) -> int:
-    """The number that the system gives the second thread of the calling thread's team."""
+    """Return the system's id of the second thread in the calling thread's team."""
     caller, found, came = threading.get_native_id(), [], threading.Event()
 
     def task() -> None:
@@ -69,7 +69,7 @@ def helper_of(library: ctypes.CDLL) -> int:
 
 
 def of_thread(number: int, field: str) -> str:
-    """A field of what the system tells of a thread."""
+    """Read a field of a thread's status in /proc."""
     lines = Path(f"/proc/self/task/{number}/status").read_text().splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith(field))
 
@@ -89,11 +89,11 @@ def test_threads_do_each_part_of_the_work_once(library, threads: int) -> None:
 
 def test_region_uses_at_most_the_given_number_of_threads(library) -> None:
     helper_of(library)
-    for wanted in (4, 2, 1, 3):
+    for threads in (4, 2, 1, 3):
         seen = set()
         for _ in range(50):
-            run(library, wanted, lambda seen=seen: seen.add(threading.get_native_id()))
-        assert len(seen) <= wanted
+            run(library, threads, lambda seen=seen: seen.add(threading.get_native_id()))
+        assert len(seen) <= threads
 
 
 def test_region_waits_for_the_threads_that_entered(library) -> None:
@@ -104,7 +104,7 @@ def test_region_waits_for_the_threads_that_entered(library) -> None:
             assert came.wait(_PATIENCE)
         else:
             came.set()
-            # Long after the calling thread has closed the region and gone to sleep.
+            # Leave after the calling thread has closed the region and sleeps.
             wait_until(lambda: of_thread(caller, "State").startswith("S"))
             left.append(True)
 
@@ -112,7 +112,7 @@ def test_region_waits_for_the_threads_that_entered(library) -> None:
     assert left == [True]
 
 
-@pytest.mark.parametrize("watch", [200_000, 0], ids=["watching", "told not to watch"])
+@pytest.mark.parametrize("watch", [200_000, 0], ids=["watching", "not watching"])
 def test_thread_sleeps_if_no_region_follows(library, watch: int) -> None:
     library.set_watch(watch)
     try:
@@ -146,10 +146,10 @@ def test_concurrent_callers_have_separate_teams(library) -> None:
         together.wait()
 
     callers = [threading.Thread(target=call) for _ in range(4)]
-    for each in callers:
-        each.start()
-    for each in callers:
-        each.join()
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
     assert len(set(found)) == 4
 
 
