@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 
-from benchmarks.workload import QUERIES, draw_texts, turns
+from benchmarks.workload import QUERIES, alternate, draw_texts
 from tests.support.server import REPOSITORY, RunningServer, run_server
 from tools.table import markdown
 
@@ -124,7 +124,7 @@ def measure(
             servers[tree] = server
         cases = [(tree, load) for tree in servers for load in (QUIET, *loads)]
         latencies: dict[tuple[Path, str], list[float]] = {case: [] for case in cases}
-        for tree, load in turns(dict.fromkeys(cases, rounds)):
+        for tree, load in alternate(dict.fromkeys(cases, rounds)):
             with client_of(servers[tree].url, "lone") as client, run_load(load, servers[tree]):
                 latencies[tree, load] += measure_latency(client, seconds)
     return latencies
@@ -151,7 +151,7 @@ def main() -> None:
     add = parser.add_argument
     add("folder", type=Path, nargs="?", help="a checkpoint of bge-m3's shape (the demo)")
     add("--seconds", type=float, default=3, help="seconds of each measurement (%(default)g)")
-    add("--rounds", type=int, default=5, help="turns of each (%(default)s)")
+    add("--rounds", type=int, default=5, help="measurements of each case (%(default)s)")
     add("--cores", type=int, default=2, help="cores that all processes share (%(default)s)")
     add("--tree", type=Path, action="append", help="a checkout; may be repeated (this one)")
     add("--beside", nargs="+", choices=LOADS, default=[*LOADS], help="loads (%(default)s)")

@@ -1,6 +1,6 @@
-"""From what `benchmarks.engines` measured to tables, and to the picture of docs/throughput.md.
+"""Write the tables and the picture of docs/throughput.md from figures of `benchmarks.engines`.
 
-In the page only what stands between `<!-- figures: NAME -->` and `<!-- /figures -->` is replaced.
+In the page, only text between `<!-- figures: NAME -->` and `<!-- /figures -->` is replaced.
 """
 
 import re
@@ -19,7 +19,7 @@ from tools.table import markdown
 _PLACE = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 PRECISIONS = ("bfloat16", "int8", "float32")
 Figures = dict[str, Any]
-# What is divided by what.
+# Pairs of engines: the speed of the first is divided by that of the second.
 _RATIOS = [
     *((f"smart-embedder-{kind}", "flagembedding") for kind in PRECISIONS),
     *((f"smart-embedder-{kind}", f"openvino-{kind}") for kind in PRECISIONS),
@@ -40,68 +40,72 @@ _STYLE = (
 
 
 def with_tables(page: str, figures: Figures) -> str:
-    """The page with each table in its place."""
+    """Replace the tables of the page."""
     return _PLACE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]](figures)}\n\n{found[3]}", page)
 
 
 def outcomes_of(figures: Figures, limit: str = "") -> dict[str, Outcome]:
-    """The engines that were measured with a limit, by name."""
+    """Return the measured engines of an instruction limit by name."""
     known = figures["engines"].get(limit or figures["machine"]["instructions"], {})
-    return {name: found for name, raw in known.items() if (found := Outcome(**raw)).measured}
+    outcomes = {name: Outcome(**fields) for name, fields in known.items()}
+    return {name: outcome for name, outcome in outcomes.items() if outcome.measured}
 
 
 def headline(figures: Figures) -> str:
-    """What this engine does on this processor, in a sentence."""
-    found, (count, tokens, _) = outcomes_of(figures), figures["texts"]["mixed"]
+    """Describe this engine's speed on this processor in a sentence."""
+    outcomes, (count, tokens, _) = outcomes_of(figures), figures["texts"]["mixed"]
     parts = []
     for precision in PRECISIONS:
-        if ours := found.get(f"smart-embedder-{precision}"):
+        if ours := outcomes.get(f"smart-embedder-{precision}"):
             alone = median(figures, ours, "one-query")
             query = f", and a query alone takes {1000 * alone:.1f} ms" if alone else ""
             parts.append(f"in {precision} {count / ours.median('mixed'):.2f} texts a second{query}")
     machine = figures["machine"]
-    where = f"**{machine['processor']}, {machine['cores']}**, `{machine['instructions']}`:"
-    what = f"dense, sparse and ColBERT vectors of bge-m3 of texts of {tokens / count:.0f} tokens"
+    processor = f"**{machine['processor']}, {machine['cores']}**, `{machine['instructions']}`:"
+    work = f"dense, sparse and ColBERT vectors of bge-m3 of texts of {tokens / count:.0f} tokens"
     return "\n".join(
-        [f"{where} {what} on average:", *(f"{each};" for each in parts[:-1]), f"{parts[-1]}."]
+        [f"{processor} {work} on average:", *(f"{part};" for part in parts[:-1]), f"{parts[-1]}."]
     )
 
 
 def about(figures: Figures) -> str:
-    """When and with what versions the figures were measured."""
+    """Describe the date and the versions of the figures."""
     machine, versions = figures["machine"], {"PyTorch": figures["versions"]["torch"]}
     for outcome in outcomes_of(figures).values():
         if outcome.version:
             versions[outcome.contender.adapter.replace("_", "-")] = outcome.version
-    used = ", ".join(f"{name} {version}" for name, version in versions.items())
-    when = f"{figures['date']}, commit {figures['commit']}, {machine['system']}"
-    return f"Measured on {when}, with {used}."
+    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    run = f"{figures['date']}, commit {figures['commit']}, {machine['system']}"
+    return f"Measured on {run}, with {packages}."
 
 
 def median(figures: Figures, outcome: Outcome, workload: str) -> float | None:
-    """Seconds of a text; None where the engine was not given that workload."""
+    """Return the median seconds per text; None if the engine did not have the workload."""
     if workload not in outcome.rounds:
         return None
     if not WORKLOADS[workload].one_at_a_time:
         return outcome.median(workload) / int(figures["texts"][workload][0])
-    return statistics.median(each for seconds in outcome.rounds[workload] for each in seconds)
+    return statistics.median(call for seconds in outcome.rounds[workload] for call in seconds)
 
 
 def speed(figures: Figures, *, in_full: bool = True) -> str:
-    """A row of absolute figures for each engine, and why one has none.
+    """Format a row of absolute figures for each engine, and the reason why an engine has none.
 
-    In full it also has settings, rounds and the worst cosines.
+    `in_full` adds settings, rounds and the lowest cosines.
     """
-    alone = {name: WORKLOADS[name].one_at_a_time for name in figures["texts"]}
-    heads = [f"{name}, {'ms' if one else 'texts/s'}" for name, one in alone.items()]
+    is_latency = {name: WORKLOADS[name].one_at_a_time for name in figures["texts"]}
+    heads = [f"{name}, {'ms' if latency else 'texts/s'}" for name, latency in is_latency.items()]
     rows = []
     for outcome in outcomes_of(figures).values():
         cells = [outcome.name + (", dense only" if outcome.contender.dense_only else "")]
         if in_full:
             cells += [str(Setting(**next(iter(outcome.settings.values())))), str(outcome.turns)]
-        for name, one in alone.items():
-            took = median(figures, outcome, name)
-            cells.append("" if took is None else f"{1000 * took:.1f}" if one else f"{1 / took:.2f}")
+        for name, latency in is_latency.items():
+            seconds = median(figures, outcome, name)
+            if seconds is None:
+                cells.append("")
+            else:
+                cells.append(f"{1000 * seconds:.1f}" if latency else f"{1 / seconds:.2f}")
         cells.append(f"{outcome.peak_bytes / 2**20:,.0f}")
         for name in [*figures["texts"]][:2] if in_full else []:
             cosine = outcome.cosines.get(name, {}).get("dense")
@@ -109,7 +113,9 @@ def speed(figures: Figures, *, in_full: bool = True) -> str:
         rows.append(cells)
     known = figures["engines"].get(figures["machine"]["instructions"], {})
     failed = [
-        f"- {name} did not run: {raw['failure']}" for name, raw in known.items() if raw["failure"]
+        f"- {name} did not run: {fields['failure']}"
+        for name, fields in known.items()
+        if fields["failure"]
     ]
     heads = ["engine", *(["setting", "rounds"] if in_full else []), *heads, "peak MiB"]
     heads += [f"{name}, cosine" for name in [*figures["texts"]][:2]] if in_full else []
@@ -118,16 +124,16 @@ def speed(figures: Figures, *, in_full: bool = True) -> str:
 
 
 def ratios(figures: Figures) -> str:
-    """How many times as fast as each peer this engine is, for each limit of instructions."""
+    """Format the speed of this engine divided by each peer's, for each instruction limit."""
     rows = []
     for limit in figures["engines"]:
-        found = outcomes_of(figures, limit)
+        outcomes = outcomes_of(figures, limit)
         for ours, theirs in _RATIOS:
-            if not (ours in found and theirs in found):
+            if not (ours in outcomes and theirs in outcomes):
                 continue
             cells = []
             for workload in figures["texts"]:
-                one, other = (median(figures, found[name], workload) for name in (ours, theirs))
+                one, other = (median(figures, outcomes[name], workload) for name in (ours, theirs))
                 ratio = other / one if one and other else 0
                 cells.append(
                     "" if not ratio else f"{ratio:.2f}" if ratio >= 1 else f"**{ratio:.2f}**"
@@ -136,8 +142,8 @@ def ratios(figures: Figures) -> str:
     return markdown(["this engine", "divided by", "instructions", *figures["texts"]], rows)
 
 
-def started(figures: Figures) -> str:
-    """Medians of the seconds, and the highest peak, for each format."""
+def start(figures: Figures) -> str:
+    """Format the median seconds and the highest peak memory of each number format."""
     rows = []
     for precision, runs in figures["start"].items():
         seconds, peaks = zip(*runs, strict=True)
@@ -146,7 +152,7 @@ def started(figures: Figures) -> str:
 
 
 def load(figures: Figures) -> str:
-    """The rate of each scenario, by the number of clients."""
+    """Format the rate of each scenario by the number of clients."""
     rates: dict[str, dict[int, float]] = {}
     for row in figures["load"]:
         rates.setdefault(row["Scenario"], {})[row["Conc"]] = row["Req/s"]
@@ -155,13 +161,13 @@ def load(figures: Figures) -> str:
     return markdown(["requests/s of clients:", *map(str, counts)], rows)
 
 
-def beside(figures: Figures) -> str:
-    """How much longer a lone text takes beside each load."""
+def neighbours(figures: Figures) -> str:
+    """Format how much longer one text takes beside each load."""
     heads, rows = figures["neighbours"]
-    chosen = [place for place, head in enumerate(heads) if head == "beside" or "quiet" in head]
+    columns = [i for i, head in enumerate(heads) if head == "beside" or "quiet" in head]
     return markdown(
-        [heads[place] for place in chosen],
-        [[row[place] for place in chosen] for row in rows if row[0] != "nothing"],
+        [heads[column] for column in columns],
+        [[row[column] for column in columns] for row in rows if row[0] != "nothing"],
     )
 
 
@@ -170,14 +176,14 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "about": about,
     "speed": partial(speed, in_full=False),
     "ratios": ratios,
-    "start": started,
-    "neighbours": beside,
+    "start": start,
+    "neighbours": neighbours,
     "load": load,
 }
 
 
 def draw(figures: Figures, file: Path) -> None:
-    """Texts per second of each engine as a picture, the fastest first."""
+    """Draw the texts per second of each engine, the fastest first."""
     bars = []
     for outcome in outcomes_of(figures).values():
         name = outcome.name + "*" * outcome.contender.dense_only
@@ -186,12 +192,12 @@ def draw(figures: Figures, file: Path) -> None:
     count, tokens, _ = figures["texts"]["mixed"]
     title = f"Texts per second: mixed, {count} texts of {tokens} tokens"
     note = f"{figures['machine']['processor']}; {figures['date']}; * dense vectors only"
-    if bars:  # There are none where only limited engines have run.
+    if bars:  # There are none if only limited engines have run.
         draw_bars(title, note, sorted(bars, key=lambda bar: -bar[1]), file)
 
 
 def draw_bars(title: str, about: str, bars: Sequence[Bar], file: Path) -> Path:
-    """Bars from left to right as long as their figures, in the given order."""
+    """Draw horizontal bars in the given order."""
     height = _TOP + len(bars) * _STEP + 10
     scale = (_WIDTH - _LEFT - 90) / max(figure for _, figure, _ in bars)
     lines = [
@@ -200,8 +206,8 @@ def draw_bars(title: str, about: str, bars: Sequence[Bar], file: Path) -> Path:
         f'<text x="16" y="26" font-weight="600">{escape(title)}</text>',
         f'<text x="16" y="44">{escape(about)}</text>',
     ]
-    for place, (label, figure, stands_out) in enumerate(bars):
-        y, width = _TOP + place * _STEP, figure * scale
+    for index, (label, figure, stands_out) in enumerate(bars):
+        y, width = _TOP + index * _STEP, figure * scale
         size = f'x="{_LEFT}" y="{y}" width="{width:.1f}" height="20"'
         lines += [
             f'<text x="{_LEFT - 10}" y="{y + 15}" text-anchor="end">{escape(label)}</text>',

@@ -1,9 +1,9 @@
-"""One engine in a process of its own: a request comes in as JSON, and what was measured goes out.
+"""Measure one engine in its own process, which reads a request and writes figures, both as JSON.
 
     python -m benchmarks.worker < request
 
-`measured` asks for it: the engine is loaded once and makes each of the runs. Nothing but the answer
-goes to standard output, and an engine's own error ends the process.
+`measure` starts the process. It loads the engine once and makes all runs. Only the figures go to
+standard output; an error of the engine ends the process.
 """
 
 import importlib
@@ -24,11 +24,11 @@ import numpy as np
 from benchmarks.adapters import Setting, Vectors
 
 _ROOT = Path(__file__).parent.parent
-# No engine may reach for a model hub while it is measured.
+# Engines must not use a model hub while they are measured.
 _VARIABLES = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-# How libraries are kept from instructions that the processor has: oneDNN (in PyTorch and OpenVINO)
-# and PyTorch's own loops by what they document, and this engine by hiding them from it. OpenVINO's
-# other loops obey only from the release that reads OV_CPU_MAX_ISA, and MKL on Intel alone.
+# Variables that keep libraries from faster instructions: oneDNN (in PyTorch and OpenVINO),
+# PyTorch's own loops, OpenVINO's other loops (in releases that read OV_CPU_MAX_ISA) and MKL (on
+# Intel only). This engine gets the limit by `hide_instructions`.
 LIMITS = {
     "avx512_vnni": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI", "OV_CPU_MAX_ISA": "AVX512_CORE_VNNI"},
     "avx2": {
@@ -41,12 +41,12 @@ LIMITS = {
 
 
 class EngineFailureError(Exception):
-    """An engine could not start or answer; the text is one line for its row of the table."""
+    """An engine could not start or answer; the message is one line for the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Texts for one call, or `one_at_a_time`; the vectors go to the .npz file `save`."""
+    """Texts for one call, or `one_at_a_time`; the vectors are saved to the .npz file `save`."""
 
     texts: list[str]
     setting: Setting
@@ -56,13 +56,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Seconds of each call, and the process's peak of resident memory so far."""
+    """Seconds of each call, and the process's peak resident memory so far."""
 
     seconds: list[float]
     peak_bytes: int
 
 
-def measured(
+def measure(
     python: Path,
     adapter: str,
     folder: Path,
@@ -72,20 +72,18 @@ def measured(
     patience: float,
     limit: str = "",
 ) -> tuple[str, list[Encoded]]:
-    """The version of the engine's package and what came of each run, in a process that then ends.
+    """Measure the runs in a new process; return the version of the engine's package and figures.
 
-    `python` has the packages of the adapter, which loads the checkpoint in `folder`. With a
-    `limit`, of `LIMITS`, it uses no faster instructions than those. Raises `EngineFailureError`,
-    also where it takes longer than `patience` seconds.
+    `python` has the packages of the adapter, which loads the checkpoint in `folder`. `limit` is a
+    key of `LIMITS`. Raises `EngineFailureError`, also after `patience` seconds.
     """
-    asked = {"adapter": adapter, "folder": str(folder), "precision": precision}
-    given = json.dumps(asked | {"runs": [asdict(each) for each in runs]})
+    request = {"adapter": adapter, "folder": str(folder), "precision": precision}
     try:
         done = subprocess.run(
             [python, "-m", "benchmarks.worker"],
             cwd=_ROOT,
             env=os.environ | _VARIABLES | LIMITS.get(limit, {}),
-            input=given,
+            input=json.dumps(request | {"runs": [asdict(run) for run in runs]}),
             capture_output=True,
             text=True,
             errors="replace",
@@ -95,64 +93,63 @@ def measured(
     except subprocess.TimeoutExpired:
         raise EngineFailureError(f"no answer within {patience:.0f} s") from None
     if done.returncode < 0:
-        why = " (out of memory?)" if done.returncode == -9 else ""
-        raise EngineFailureError(f"ended by signal {-done.returncode}{why}")
+        guess = " (out of memory?)" if done.returncode == -9 else ""
+        raise EngineFailureError(f"ended by signal {-done.returncode}{guess}")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"ended with exit code {done.returncode}"]
         raise EngineFailureError(lines[-1][:200])
-    answer = json.loads(done.stdout)
-    return answer["version"], [Encoded(**each) for each in answer["runs"]]
+    output = json.loads(done.stdout)
+    return output["version"], [Encoded(**run) for run in output["runs"]]
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had resident."""
+    """Return the peak resident memory of this process."""
     status = Path("/proc/self/status")
     if status.exists():
-        # Not getrusage: on Linux its figure begins with that of the process that started this one.
+        # Not getrusage: on Linux it includes the peak of the parent process before exec.
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _run(adapter: Any, run: Run) -> Encoded:
     calls = [[text] for text in run.texts] if run.one_at_a_time else [run.texts]
-    seconds, answers = [], []
+    seconds, outputs = [], []
     for texts in calls:
-        began = time.perf_counter()
-        answers.append(adapter.encode(texts, run.setting))
-        seconds.append(time.perf_counter() - began)
+        started = time.perf_counter()
+        outputs.append(adapter.encode(texts, run.setting))
+        seconds.append(time.perf_counter() - started)
     peak = peak_bytes()
     if run.save:
-        found: list[Vectors] = [adapter.vectors(each) for each in answers]
-        arrays: dict[str, Any] = {"dense": np.concatenate([each.dense for each in found])}
-        # An engine without ColBERT leaves them out.
-        if colbert := [each.colbert for each in found if each.colbert is not None]:
+        vectors: list[Vectors] = [adapter.vectors(output) for output in outputs]
+        arrays: dict[str, Any] = {"dense": np.concatenate([part.dense for part in vectors])}
+        if colbert := [part.colbert for part in vectors if part.colbert is not None]:
             arrays["colbert"] = np.concatenate(colbert)
         np.savez(run.save, **arrays)
     return Encoded(seconds, peak)
 
 
 def main() -> None:
-    """Keep standard output for the answer; what libraries print goes to standard error."""
-    # Where memory runs out, the kernel is to end this process before any other.
+    """Measure one engine; redirect what libraries print to standard error."""
+    # If memory runs out, the kernel should end this process first.
     score = Path("/proc/self/oom_score_adj")
     if score.exists():
         score.write_text("1000")
-    # With Python's own handler of SIGINT, asyncio.Runner makes a text of every result (it asks the
-    # signal module for the handler, whose error names it), which is no work of the engine.
+    # With Python's own handler of SIGINT, asyncio.Runner would convert each result to text (for the
+    # error of the signal module), and that time would count as the engine's.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    answers = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    asked = json.load(sys.stdin)
-    module = importlib.import_module(f"benchmarks.adapters.{asked['adapter']}")
-    adapter = module.Adapter(Path(asked["folder"]), asked["precision"])
-    runs = [Run(**each | {"setting": Setting(**each["setting"])}) for each in asked["runs"]]
+    request = json.load(sys.stdin)
+    module = importlib.import_module(f"benchmarks.adapters.{request['adapter']}")
+    adapter = module.Adapter(Path(request["folder"]), request["precision"])
+    runs = [Run(**run | {"setting": Setting(**run["setting"])}) for run in request["runs"]]
     try:
         version = metadata.version(module.PACKAGE)
     except metadata.PackageNotFoundError:  # This project, which runs from its folder.
         version = ""
-    json.dump({"version": version, "runs": [asdict(_run(adapter, each)) for each in runs]}, answers)
-    answers.close()
-    # Some engines leave threads that never end.
+    json.dump({"version": version, "runs": [asdict(_run(adapter, run)) for run in runs]}, output)
+    output.close()
+    # Some engines have threads that never end.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Seeded workloads whose lengths are known in tokens, and turns on them."""
+"""Random texts of known lengths in tokens, and the order of rounds."""
 
 import math
 import random
@@ -27,11 +27,11 @@ PASSAGES = Lengths(20, 300)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Texts that engines are compared on.
+    """The texts of a comparison.
 
-    `largest_batch` is the most texts that a peer is tried with in one forward: with long documents
-    a second one in the batch only adds padding. With `one_at_a_time` each text waits for the one
-    before it, as a single user's queries do. Slow engines are spared `heavy` texts.
+    Peers are tried with batches of up to `largest_batch` texts: with long documents, a second one
+    only adds padding. With `one_at_a_time` each text is one call, as with the queries of a single
+    user. Slow engines skip `heavy` workloads.
     """
 
     lengths: Lengths
@@ -50,27 +50,27 @@ WORKLOADS = {
 
 
 def draw_texts(lengths: Lengths, count: int, seed: int = 0) -> list[str]:
-    """`count` texts for the tokenizer of `benchmarks.checkpoints`, where a word is one token."""
+    """Draw `count` texts for the tokenizer of `benchmarks.checkpoints`, where a word is a token."""
     rng = random.Random(seed)
     low, high = math.log(lengths.shortest), math.log(lengths.longest)
-    # The first syllable of a word is taken from the first third, for which the vocabulary holds
-    # every word of three syllables.
+    # The first syllable is from the first third, for which the vocabulary has all words of three
+    # syllables.
     firsts = SYLLABLES[: len(SYLLABLES) // 3]
     texts = []
     for _ in range(count):
-        # Two of the tokens are the special ones around the text.
+        # Two tokens are special.
         words = round(math.exp(rng.uniform(low, high))) - 2
         drawn = (rng.choice(firsts) + "".join(rng.choices(SYLLABLES, k=2)) for _ in range(words))
         texts.append(" ".join(drawn))
     return texts
 
 
-def turns(rounds: Mapping[Name, int]) -> Iterator[Name]:
-    """Names in the order A B C A B C, since a shared machine's speed drifts.
+def alternate(rounds: Mapping[Name, int]) -> Iterator[Name]:
+    """Yield names in the order A B C A B C, because the speed of a shared machine drifts.
 
-    One leaves when its rounds are over.
+    A name leaves the order after its number of rounds.
     """
     for number in range(max(rounds.values(), default=0)):
-        for name, wanted in rounds.items():
-            if number < wanted:
+        for name, limit in rounds.items():
+            if number < limit:
                 yield name

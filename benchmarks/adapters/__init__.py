@@ -1,8 +1,8 @@
-"""One module for each engine: how it is loaded, called at its best, and its answer read.
+"""One module for each engine: load it, call it in its fastest way, and read its output.
 
-A worker imports the one that it is asked for, inside an environment that has that engine's package.
-Each offers `PACKAGE`, the name of that package, and `Adapter(folder, precision)`, whose
-`encode(texts, setting)` is timed, and whose `vectors(answer)` makes `Vectors` of what it answers.
+A worker imports one of them, in an environment that has the engine's package. Each module has
+`PACKAGE`, the name of that package, and `Adapter(folder, precision)`: its `encode(texts, setting)`
+is timed, and its `vectors(output)` converts the output to `Vectors`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a user of the engine may choose: texts in a forward, and how its threads are used.
-
-    Without a `batch` the engine's own default holds.
-    """
+    """Options of an engine: texts in a forward (None: the default), and OpenVINO's hint."""
 
     batch: int | None = None
     hint: str = ""
@@ -31,17 +28,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What of an engine's answer is compared: `dense` [N, width] and `colbert` [tokens, width].
+    """The vectors to compare: `dense` [N, width] and `colbert` [tokens of all texts, width].
 
-    Both are unit length and in the order of the texts, whose ColBERT vectors lie end to end.
+    Both have unit length and the order of the texts.
     """
 
     dense: FloatArray
     colbert: FloatArray | None = None
 
 
-def by_length(texts: Sequence[str], batch: int) -> Iterator[list[int]]:
-    """Places of texts in batches of near-equal length, the longest first."""
-    places = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
-    for start in range(0, len(places), batch):
-        yield places[start : start + batch]
+def batch_by_length(texts: Sequence[str], batch: int) -> Iterator[list[int]]:
+    """Yield the indices of texts in batches of similar length, the longest first."""
+    indices = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+    for start in range(0, len(indices), batch):
+        yield indices[start : start + batch]

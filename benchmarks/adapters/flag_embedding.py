@@ -13,13 +13,13 @@ _DEFAULT_BATCH = 256
 
 
 class Adapter:
-    """It sorts by length itself, pads each batch, and runs the longest batch twice."""
+    """FlagEmbedding sorts by length itself, pads each batch, and runs the longest batch twice."""
 
     def __init__(self, folder: Path, _precision: str, device: str = "cpu") -> None:
         self._model = BGEM3FlagModel(str(folder), use_fp16=device != "cpu", devices=device)
 
     def encode(self, texts: list[str], setting: Setting, *, every_kind: bool = True) -> Any:
-        """Dense vectors, and with `every_kind` sparse and ColBERT ones, uncut."""
+        """Compute dense vectors and, with `every_kind`, sparse and ColBERT ones."""
         return self._model.encode(
             texts,
             batch_size=setting.batch or _DEFAULT_BATCH,
@@ -29,9 +29,9 @@ class Adapter:
             return_colbert_vecs=every_kind,
         )
 
-    def vectors(self, answer: Any) -> Vectors:
-        """The arrays of its dictionary, joined."""
+    def vectors(self, output: Any) -> Vectors:
+        """Convert its dictionary of arrays."""
         return Vectors(
-            dense=np.asarray(answer["dense_vecs"], np.float32),
-            colbert=np.concatenate(answer["colbert_vecs"]).astype(np.float32),
+            dense=np.asarray(output["dense_vecs"], np.float32),
+            colbert=np.concatenate(output["colbert_vecs"]).astype(np.float32),
         )

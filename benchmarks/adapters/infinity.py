@@ -1,4 +1,4 @@
-"""infinity-emb: dense vectors only, in an environment of its own (it wants an older NumPy)."""
+"""infinity-emb: dense vectors only, in its own environment because it needs an older NumPy."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ _DEFAULT_BATCH = 32
 
 
 class Adapter:
-    """It makes batches of at most the given size itself, from texts of near-equal length."""
+    """infinity batches texts of similar length itself, up to the given size."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         self._folder, self._precision = str(folder), precision
@@ -23,11 +23,11 @@ class Adapter:
         self._batch = 0
 
     def encode(self, texts: list[str], setting: Setting) -> Any:
-        """Dense vectors, a list of arrays."""
+        """Compute dense vectors, a list of arrays."""
         return self._runner.run(self._encode(texts, setting.batch or _DEFAULT_BATCH))
 
     async def _encode(self, texts: list[str], batch: int) -> Any:
-        # The size of its batches is fixed when it starts.
+        # The batch size is fixed at its start.
         if self._engine is None or self._batch != batch:
             if self._engine is not None:
                 await self._engine.astop()
@@ -46,6 +46,6 @@ class Adapter:
         vectors, _ = await self._engine.embed(texts)
         return vectors
 
-    def vectors(self, answer: Any) -> Vectors:
-        """One array."""
-        return Vectors(dense=np.array(answer, np.float32))
+    def vectors(self, output: Any) -> Vectors:
+        """Convert the list to one array."""
+        return Vectors(dense=np.array(output, np.float32))

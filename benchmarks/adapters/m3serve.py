@@ -7,58 +7,50 @@ from typing import Any
 import numpy as np
 from m3serve import Engine
 
-from benchmarks.adapters import Setting, Vectors, by_length
+from benchmarks.adapters import Setting, Vectors, batch_by_length
 
 PACKAGE = "m3serve"
 _PATIENCE = 7200.0
 
 
 class Adapter:
-    """With its defaults one call is one padded batch and attention is the plain one.
-
-    With a batch size, calls of that many texts of near-equal length are made at once, each a batch
-    of its own, with PyTorch's fused attention.
-    """
+    """Concurrent calls with texts of similar length are one padded batch each."""
 
     def __init__(self, folder: Path, _precision: str) -> None:
         self._folder = str(folder)
         self._runner = asyncio.Runner()
-        self._engines: dict[bool, Engine] = {}
+        self._engine: Engine | None = None
 
     def encode(self, texts: list[str], setting: Setting) -> Any:
-        """All three kinds as lists: (places of the texts, result) of each call."""
+        """Compute all three kinds: (indices of the texts, result) of each call."""
         return self._runner.run(self._encode(texts, setting))
 
     async def _encode(self, texts: list[str], setting: Setting) -> Any:
-        engine = await self._engine(tuned=setting.batch is not None)
-        groups = list(by_length(texts, setting.batch or len(texts)))
+        if self._engine is None:
+            options = {"max_batch_size": 1, "attn_implementation": "sdpa"}
+            self._engine = Engine(self._folder, device="cpu", **options)
+            await self._engine.start()
+        groups = list(batch_by_length(texts, setting.batch or len(texts)))
         calls = [
-            engine.embed(
-                [texts[place] for place in places],
+            self._engine.embed(
+                [texts[index] for index in indices],
                 return_sparse=True,
                 return_colbert=True,
                 timeout=_PATIENCE,
             )
-            for places in groups
+            for indices in groups
         ]
         return list(zip(groups, await asyncio.gather(*calls), strict=True))
 
-    async def _engine(self, *, tuned: bool) -> Engine:
-        if tuned not in self._engines:
-            options = {"max_batch_size": 1, "attn_implementation": "sdpa"} if tuned else {}
-            self._engines[tuned] = Engine(self._folder, device="cpu", **options)
-            await self._engines[tuned].start()
-        return self._engines[tuned]
-
-    def vectors(self, answer: Any) -> Vectors:
-        """Its lists, put back into the order of the texts."""
-        found = {
-            place: (result.dense[row], result.colbert_vecs[row])
-            for places, result in answer
-            for row, place in enumerate(places)
+    def vectors(self, output: Any) -> Vectors:
+        """Convert its lists, in the order of the texts."""
+        by_index = {
+            index: (result.dense[row], result.colbert_vecs[row])
+            for indices, result in output
+            for row, index in enumerate(indices)
         }
-        dense, colbert = zip(*(found[place] for place in sorted(found)), strict=True)
+        dense, colbert = zip(*(by_index[index] for index in sorted(by_index)), strict=True)
         return Vectors(
             dense=np.array(dense, np.float32),
-            colbert=np.concatenate([np.array(one, np.float32) for one in colbert]),
+            colbert=np.concatenate([np.array(rows, np.float32) for rows in colbert]),
         )

@@ -2,7 +2,7 @@
 
     python -m benchmarks.adapters.openvino_models FOLDER {float,int8}
 
-The model is kept beside the checkpoint, in FOLDER-openvino.
+The model is saved beside the checkpoint, in FOLDER-openvino.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from benchmarks.adapters.openvino import model_file
 from benchmarks.workload import MIXED, draw_texts
 
 _CALIBRATION_TEXTS, _CALIBRATION_TOKENS = 24, 256
-# No benchmark's texts are drawn with it: calibration sees none of what is measured.
+# Another seed than the benchmarks', so that calibration does not see the measured texts.
 _CALIBRATION_SEED = 7
 
 
@@ -37,7 +37,7 @@ class DenseSparseColbert(nn.Module):
         self.colbert = _head(folder / "colbert_linear.pt")
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Ids and mask [N, L]; what stands at padding is to be ignored."""
+        """Compute all outputs for ids and mask [N, L]; outputs at padding are to be ignored."""
         states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         sparse = torch.relu(self.sparse(states))[..., 0]
         colbert = normalize(self.colbert(states[:, 1:]), dim=-1)
@@ -53,7 +53,7 @@ def _head(file: Path) -> nn.Linear:
 
 
 def convert(folder: Path) -> openvino.Model:
-    """The checkpoint as a model for texts of any number and length."""
+    """Convert the checkpoint to a model for batches of any size and length."""
     ids = torch.randint(5, 1000, (2, 9))
     mask = torch.ones_like(ids)
     mask[1, 5:] = 0
@@ -63,15 +63,15 @@ def convert(folder: Path) -> openvino.Model:
 
 
 def quantize(folder: Path) -> openvino.Model:
-    """Weights and activations in 8 bits, with NNCF's recipe for transformers."""
+    """Quantize weights and activations to 8 bits with NNCF's preset for transformers."""
     if not model_file(folder, "float").exists():
-        make(folder, "float")
+        save_model(folder, "float")
     model = openvino.Core().read_model(model_file(folder, "float"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     texts = draw_texts(MIXED, _CALIBRATION_TEXTS, seed=_CALIBRATION_SEED)
     rows = [tokenizer.encode(text).ids[:_CALIBRATION_TOKENS] for text in texts]
     ids = [np.array([row], np.int64) for row in rows]
-    samples = [{"input_ids": each, "attention_mask": np.ones_like(each)} for each in ids]
+    samples = [{"input_ids": row, "attention_mask": np.ones_like(row)} for row in ids]
     return nncf.quantize(
         model,
         nncf.Dataset(samples),
@@ -81,8 +81,8 @@ def quantize(folder: Path) -> openvino.Model:
     )
 
 
-def make(folder: Path, kind: str) -> None:
-    """Save the model whole or not at all."""
+def save_model(folder: Path, kind: str) -> None:
+    """Save the model completely or not at all."""
     target = model_file(folder, kind).parent
     target.parent.mkdir(exist_ok=True)
     unfinished = Path(mkdtemp(prefix=".", dir=target.parent))
@@ -93,12 +93,12 @@ def make(folder: Path, kind: str) -> None:
 
 
 def main() -> None:
-    """Make the model that the command line names."""
+    """Save the model that the command line names."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("kind", choices=["float", "int8"])
     arguments = parser.parse_args()
-    make(arguments.folder, arguments.kind)
+    save_model(arguments.folder, arguments.kind)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ _DEFAULT_BATCH = 32
 
 
 class Adapter:
-    """It sorts by length itself and pads each batch; the pooling is what its folder names."""
+    """sentence-transformers sorts by length itself and pads each batch."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         self._model = SentenceTransformer(
@@ -22,13 +22,13 @@ class Adapter:
         )
 
     def encode(self, texts: list[str], setting: Setting) -> Any:
-        """Dense vectors [N, width]; as a tensor, because NumPy has no bfloat16."""
+        """Compute dense vectors [N, width], as a tensor because NumPy has no bfloat16."""
         batch = setting.batch or _DEFAULT_BATCH
         return self._model.encode(
             texts, batch_size=batch, show_progress_bar=False, convert_to_tensor=True
         )
 
-    def vectors(self, answer: Any) -> Vectors:
-        """In float32, made unit length again: bfloat16 rounds a norm too."""
-        dense = answer.float().numpy()
+    def vectors(self, output: Any) -> Vectors:
+        """Convert to float32 and normalise again, because bfloat16 rounds the norm, too."""
+        dense = output.float().numpy()
         return Vectors(dense=dense / np.linalg.norm(dense, axis=1, keepdims=True))

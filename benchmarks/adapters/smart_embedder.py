@@ -15,7 +15,7 @@ from smart_embedder.startup import limit_spins, load_models
 
 PACKAGE = "smart-embedder"
 _ALL = Outputs(dense=True, sparse=True, colbert=True)
-# Beginnings of what is hidden from the choice of kernels, by what oneDNN is limited to.
+# Prefixes of CPU features that are hidden from this engine, by oneDNN's limit.
 _HIDDEN = {
     "AVX512_CORE_VNNI": ("amx", "avx10", "avx512_bf16", "avx512_fp16"),
     "AVX2": ("amx", "avx10", "avx512", "avx_vnni"),
@@ -23,19 +23,17 @@ _HIDDEN = {
 
 
 def hide_instructions() -> None:
-    """From now on, PyTorch reports no instructions beyond ONEDNN_MAX_CPU_ISA."""
-    import torch  # noqa: PLC0415 - reads what `limit_spins` sets
+    """Let PyTorch report no CPU features beyond ONEDNN_MAX_CPU_ISA."""
+    import torch  # noqa: PLC0415 - reads variables that `limit_spins` sets
 
-    hidden, has = (
-        _HIDDEN.get(os.environ.get("ONEDNN_MAX_CPU_ISA", ""), ()),
-        torch.cpu.get_capabilities(),
-    )
-    left = {name: value for name, value in has.items() if not name.startswith(hidden)}
-    torch.cpu.get_capabilities = lambda: left  # type: ignore[assignment]
+    hidden = _HIDDEN.get(os.environ.get("ONEDNN_MAX_CPU_ISA", ""), ())
+    features = torch.cpu.get_capabilities()
+    visible = {name: value for name, value in features.items() if not name.startswith(hidden)}
+    torch.cpu.get_capabilities = lambda: visible  # type: ignore[assignment]
 
 
 class Adapter:
-    """All three kinds in one call; the engine makes its batches itself."""
+    """All three kinds in one call; the engine forms batches itself."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         limit_spins()
@@ -47,12 +45,12 @@ class Adapter:
         self._runner.run(self._engine.start())
 
     def encode(self, texts: list[str], _setting: Setting) -> EmbeddingResult:
-        """Dense, sparse and ColBERT vectors."""
+        """Compute dense, sparse and ColBERT vectors."""
         return self._runner.run(self._engine.embed(EmbedRequest(texts, _ALL)))
 
-    def vectors(self, answer: EmbeddingResult) -> Vectors:
-        """The engine's arrays, joined."""
+    def vectors(self, output: EmbeddingResult) -> Vectors:
+        """Join the arrays of the texts."""
         return Vectors(
-            dense=np.stack([e.dense for e in answer.embeddings if e.dense is not None]),
-            colbert=np.concatenate([e.colbert for e in answer.embeddings if e.colbert is not None]),
+            dense=np.stack([e.dense for e in output.embeddings if e.dense is not None]),
+            colbert=np.concatenate([e.colbert for e in output.embeddings if e.colbert is not None]),
         )

@@ -1,1 +1,1 @@
-"""What is measured on the day a GPU is there; `scripts/gpu_report.sh` runs all of it."""
+"""Measurements on a GPU; `scripts/gpu_report.sh` runs all of them."""

@@ -16,33 +16,33 @@ from packaging.utils import canonicalize_name
 
 _ROOT = Path(__file__).parents[2]
 _LOCKS = tuple(f"requirements/{name}.lock" for name in ("service", "verify", "dev"))
-# PyTorch's build for CUDA brings these, for its own version of CUDA.
+# Packages of PyTorch's build for CUDA, which the other machine has.
 _WITH_PYTORCH = "requirements/torch-gpu.lock"
-# pip takes each of them literally.
+# Minor versions of manylinux_2: pip does not accept older ones by itself.
 _GLIBC = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 
 
 def requirements(python: str, only: list[str]) -> Iterator[str]:
-    """Each package that the locks pin for that version of Python, as `name==version`."""
+    """Yield the packages of the locks for this version of Python, as `name==version`."""
     environment = {"python_version": python, "python_full_version": f"{python}.0"}
     names = {canonicalize_name(name) for name in only}
-    brought = {canonicalize_name(each.name) for each in _locked(_WITH_PYTORCH)}
+    excluded = {canonicalize_name(locked.name) for locked in _read_lock(_WITH_PYTORCH)}
     found: dict[str, str] = {}
-    for wanted in chain.from_iterable(map(_locked, _LOCKS)):
-        name = canonicalize_name(wanted.name)
-        needed = wanted.marker is None or wanted.marker.evaluate(environment)
-        if needed and name not in brought and (not names or name in names):
-            found[name] = f"{wanted.name}{wanted.specifier}"
+    for locked in chain.from_iterable(map(_read_lock, _LOCKS)):
+        name = canonicalize_name(locked.name)
+        applies = locked.marker is None or locked.marker.evaluate(environment)
+        if applies and name not in excluded and (not names or name in names):
+            found[name] = f"{locked.name}{locked.specifier}"
     yield from found.values()
 
 
-def _locked(lock: str) -> list[Requirement]:
+def _read_lock(lock: str) -> list[Requirement]:
     lines = re.findall(r"^[A-Za-z0-9].*", (_ROOT / lock).read_text("utf-8"), re.MULTILINE)
     return [Requirement(line.rstrip("\\ ")) for line in lines]
 
 
 def download(folder: Path, python: str, packages: list[str]) -> bool:
-    """Whether pip found a wheel of each of the packages."""
+    """Download wheels with pip; return whether there is one for each package."""
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in _GLIBC]
     options = ["--no-deps", "--only-binary=:all:", f"--python-version={python}", "--quiet"]
     pip = [sys.executable, "-m", "pip", "download", *options, "--implementation=cp", *platforms]
@@ -50,7 +50,7 @@ def download(folder: Path, python: str, packages: list[str]) -> bool:
 
 
 def main() -> int:
-    """Download all at once, or one by one where a package has no wheel for that version."""
+    """Download all packages at once, or one by one if one has no wheel; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("packages", nargs="*", help="only these")
@@ -60,7 +60,9 @@ def main() -> int:
     if download(arguments.folder, arguments.python, packages):
         return 0
     missing = [
-        each for each in packages if not download(arguments.folder, arguments.python, [each])
+        package
+        for package in packages
+        if not download(arguments.folder, arguments.python, [package])
     ]
     print("no wheels of:", *missing)
     return 1

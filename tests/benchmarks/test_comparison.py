@@ -1,4 +1,4 @@
-"""A whole comparison of what this environment has, on a tiny checkpoint."""
+"""Comparisons of the engines in this environment, on a tiny checkpoint."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import comparison as comparing
-from benchmarks.adapters import Setting, by_length
+from benchmarks.adapters import Setting, batch_by_length
 from benchmarks.comparison import (
     CATALOGUE,
     OWN,
@@ -16,10 +16,10 @@ from benchmarks.comparison import (
     Outcome,
     Plan,
     compare,
-    interpreter,
+    create_environment,
 )
 from benchmarks.worker import EngineFailureError
-from benchmarks.workload import WORKLOADS, turns
+from benchmarks.workload import WORKLOADS, alternate
 from tests.support.checkpoints import plain_corpus
 
 
@@ -35,7 +35,7 @@ def run(plan: Plan, *names: str) -> list[Outcome]:
     return outcomes
 
 
-def test_one_that_cannot_start_tells_why_and_others_run_at_the_fastest_setting_that_was_tried(
+def test_a_failed_engine_has_a_reason_and_others_run_with_the_fastest_setting(
     plan: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unreachable_index(_python: Path, requirements: Path) -> None:
@@ -51,17 +51,17 @@ def test_one_that_cannot_start_tells_why_and_others_run_at_the_fastest_setting_t
     assert outcome.measured
     assert seconds.keys() == {1, 4}
     assert seconds[outcome.settings["mixed"]["batch"]] == min(seconds.values())
-    # It is slow, and spared the documents.
+    # Slow engines skip the documents.
     assert outcome.rounds.keys() == {"mixed"}
 
 
-def test_an_interrupted_comparison_goes_on_with_the_turns_that_it_lacks(plan: Plan) -> None:
+def test_an_interrupted_comparison_continues_with_the_missing_turns(plan: Plan) -> None:
     plan, outcome = replace(plan, rounds=2), Outcome("smart-embedder-bfloat16")
-    kept: list[int] = []
+    saved: list[int] = []
 
     def stop_after_a_turn() -> None:
-        kept.append(outcome.turns)
-        if outcome.turns == len(kept) - 1 == 1:
+        saved.append(outcome.turns)
+        if outcome.turns == len(saved) - 1 == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -74,36 +74,34 @@ def test_an_interrupted_comparison_goes_on_with_the_turns_that_it_lacks(plan: Pl
     assert (outcome.rounds.keys(), outcome.failure) == (plan.texts.keys(), "")
 
 
-def test_an_environment_is_made_once_for_each_version_of_its_requirements(
+def test_an_environment_is_created_once_for_each_version_of_its_requirements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = []
     monkeypatch.setattr(comparing, "_install", lambda *arguments: installed.append(arguments))
-    python = interpreter("peers", tmp_path)
+    python = create_environment("peers", tmp_path)
     assert python.exists()
-    assert interpreter("peers", tmp_path) == python
+    assert create_environment("peers", tmp_path) == python
     (tmp_path / "peers" / "installed").write_text("of an older version")
-    interpreter("peers", tmp_path)
+    create_environment("peers", tmp_path)
     assert [requirements.name for _, requirements in installed] == ["peers.txt"] * 2
-    assert interpreter("own", tmp_path) == Path(sys.executable)
+    assert create_environment("own", tmp_path) == Path(sys.executable)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_engine_has_a_setting_for_every_workload(workload: str) -> None:
-    about = WORKLOADS[workload]
+    facts = WORKLOADS[workload]
     for contender in CATALOGUE.values():
         settings = contender.settings_for(workload, texts=4)
-        assert all((each.batch or 1) <= min(about.largest_batch, 4) for each in settings)
-        assert len(settings) == 1 if about.one_at_a_time else settings
+        assert all((setting.batch or 1) <= min(facts.largest_batch, 4) for setting in settings)
+        assert len(settings) == 1 if facts.one_at_a_time else settings
 
 
-def test_batches_hold_texts_of_near_equal_length_and_each_text_once() -> None:
+def test_batches_hold_texts_of_similar_length_and_each_text_once() -> None:
     texts = ["aa", "a" * 9, "a", "a" * 8, "aaa"]
-    assert list(by_length(texts, 2)) == [[1, 3], [4, 0], [2]]
-    settings = [str(each) for each in (Setting(), Setting(8, "throughput"))]
-    assert settings == ["default", "batch 8 throughput"]
+    assert list(batch_by_length(texts, 2)) == [[1, 3], [4, 0], [2]]
+    assert [str(Setting()), str(Setting(8, "throughput"))] == ["default", "batch 8 throughput"]
 
 
 def test_engines_alternate_and_leave_when_their_rounds_are_over() -> None:
-    order = [*turns({"a": 3, "b": 1, "c": 2})]
-    assert order == ["a", "b", "c", "a", "c", "a"]
+    assert [*alternate({"a": 3, "b": 1, "c": 2})] == ["a", "b", "c", "a", "c", "a"]

@@ -1,6 +1,7 @@
-"""From seconds and vectors to tables, pictures, and the page that has them."""
+"""Tables, pictures and the page of figures."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -8,9 +9,9 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from benchmarks import engines as running
+from benchmarks import engines as engines_module
 from benchmarks import page
-from benchmarks.comparison import Outcome, Plan, compare, worst_cosine
+from benchmarks.comparison import Outcome, Plan, compare, lowest_cosine
 
 EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -21,34 +22,34 @@ def outcome(name: str, *rounds: float, failure: str = "") -> Outcome:
     return Outcome(name, "1.0", SETTINGS, {"mixed": [[s] for s in rounds]}, 3 << 20, {}, failure)
 
 
-def cells(table: str, place: int = 0) -> dict[str, list[str]]:
-    """The other cells of each line, by the one in `place`."""
+def cells(table: str, column: int = 0) -> dict[str, list[str]]:
+    """The other cells of each line, by the cell in `column`."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    return {row[place]: row[:place] + row[place + 1 :] for row in rows if row}
+    return {row[column]: row[:column] + row[column + 1 :] for row in rows if row}
 
 
-def test_an_engine_whose_vectors_are_not_those_of_the_texts_has_no_figures(tmp_path: Path) -> None:
+def test_an_engine_with_too_few_vectors_fails(tmp_path: Path) -> None:
     engines = [outcome(name, 1) for name in ("flagembedding", "m3serve", "openvino-int8")]
     vectors = ([EAST, NORTH], [EAST], [EAST, EAST])
-    for each, dense in zip(engines, vectors, strict=True):
-        np.savez(tmp_path / f"mixed-{each.name}.npz", dense=np.array(dense, np.float32))
-    # No turn begins any more.
+    for engine, dense in zip(engines, vectors, strict=True):
+        np.savez(tmp_path / f"mixed-{engine.name}.npz", dense=np.array(dense, np.float32))
+    # No further turn begins.
     compare(Plan(tmp_path, {"mixed": ["a", "b"]}, 1, 1, tmp_path, until=0), engines)
-    assert [each.cosines for each in engines[::2]] == [
+    assert [engine.cosines for engine in engines[::2]] == [
         {"mixed": {"dense": 1}},
         {"mixed": {"dense": 0}},
     ]
     assert engines[1].failure == "its dense vectors are (1, 2) instead of (2, 2)"
 
 
-def test_the_worst_cosine_counts_and_a_missing_kind_has_none() -> None:
+def test_the_lowest_cosine_counts_and_a_missing_kind_has_none() -> None:
     one = {"dense": np.array([EAST, EAST], np.float32)}
     other = {"dense": np.array([EAST, NORTH], np.float32), "colbert": np.zeros((3, 2), np.float32)}
-    assert worst_cosine(one, other, "dense") == 0
-    assert worst_cosine(one, other, "colbert") is None
+    assert lowest_cosine(one, other, "dense") == 0
+    assert lowest_cosine(one, other, "colbert") is None
 
 
-def test_bars_are_as_long_as_their_figures(tmp_path: Path) -> None:
+def test_the_lengths_of_bars_are_proportional_to_the_figures(tmp_path: Path) -> None:
     file = page.draw_bars(
         "A & B", "about", [("fast", 8, True), ("slow*", 2, False)], tmp_path / "docs/a.svg"
     )
@@ -72,7 +73,8 @@ def figures() -> dict[str, Any]:
         "commit": "def",
         "versions": {"torch": "2"},
         "engines": {
-            limit: {each.name: vars_of(each) for each in some} for limit, some in by_limit.items()
+            limit: {outcome.name: asdict(outcome) for outcome in outcomes}
+            for limit, outcomes in by_limit.items()
         },
         "start": {"int8": [[3, 1000], [1, 1400], [2, 900]]},
         "neighbours": [["beside", "ms", "P50 to quiet"], [["nothing", 2, 1], ["bulk", 3, 1.5]]],
@@ -83,15 +85,11 @@ def figures() -> dict[str, Any]:
     }
 
 
-def vars_of(one: Outcome) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in Outcome.__slots__}
-
-
-def test_a_page_has_each_table_in_its_place_and_a_slower_engine_in_bold(figures) -> None:
-    places = "".join(
+def test_the_tables_of_a_page_are_replaced_and_ratios_below_1_are_bold(figures) -> None:
+    old = "".join(
         f"{name}\n<!-- figures: {name} -->\nold\n<!-- /figures -->\n" for name in page.TABLES
     )
-    written = page.with_tables(places, figures)
+    written = page.with_tables(old, figures)
     assert "old" not in written
     assert page.with_tables(written, figures) == written
     assert cells(page.speed(figures))["smart-embedder-int8"] == ["batch 4", "2", "4.00", "3", ""]
@@ -100,20 +98,25 @@ def test_a_page_has_each_table_in_its_place_and_a_slower_engine_in_bold(figures)
         "avx9": ["int8", "openvino-int8", "**0.40**"],
         "avx2": ["int8", "openvino-int8", "1.50"],
     }
-    assert cells(page.started(figures))["int8"] == ["2.00", "1,400"]
+    assert cells(page.start(figures))["int8"] == ["2.00", "1,400"]
     assert cells(page.load(figures)) == {"embed_full": ["5", "5"]}
-    assert cells(page.beside(figures)) == {"bulk": ["1.5"]}
+    assert cells(page.neighbours(figures)) == {"bulk": ["1.5"]}
     assert cells(page.TABLES["speed"](figures))["smart-embedder-int8"] == ["4.00", "3"]
 
 
-def test_figures_of_other_code_or_another_machine_are_not_mixed(figures) -> None:
+def test_figures_of_other_code_or_another_machine_are_not_reused(figures) -> None:
     machine, texts = figures["machine"], figures["texts"]
-    assert running.begun(machine, texts, figures) is figures
-    assert running.begun(machine | {"code": "xyz"}, texts, figures)["engines"] == {}
-    assert running.describe().keys() == machine.keys()
+    assert engines_module.reuse_figures(machine, texts, figures) is figures
+    assert engines_module.reuse_figures(machine | {"code": "xyz"}, texts, figures)["engines"] == {}
+    assert engines_module.describe_machine().keys() == machine.keys()
 
 
-def test_the_page_holds_the_figures_that_are_kept() -> None:
-    if running.FIGURES.exists():
-        written, kept = running.PAGE.read_text("utf-8"), json.loads(running.FIGURES.read_text())
-        assert page.with_tables(written, kept) == written, "run python -m benchmarks.engines --page"
+def test_the_page_has_the_saved_figures() -> None:
+    if engines_module.FIGURES.exists():
+        written, saved = (
+            engines_module.PAGE.read_text("utf-8"),
+            json.loads(engines_module.FIGURES.read_text()),
+        )
+        assert page.with_tables(written, saved) == written, (
+            "run python -m benchmarks.engines --page"
+        )

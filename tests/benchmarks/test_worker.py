@@ -1,4 +1,4 @@
-"""The worker, in a process of its own, with the engines that this environment has."""
+"""The worker process, with the engines in this environment."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from benchmarks import worker
 from benchmarks.adapters import Setting
 from benchmarks.adapters.smart_embedder import hide_instructions
-from benchmarks.comparison import worst_cosine
+from benchmarks.comparison import lowest_cosine
 from benchmarks.worker import LIMITS, Encoded, EngineFailureError, Run
 from smart_embedder.kernels.native import runnable_instruction_sets
 from tests.support.checkpoints import plain_corpus
@@ -18,7 +18,7 @@ from tests.support.checkpoints import plain_corpus
 TEXTS = plain_corpus(lines=5)
 
 
-def measured(
+def measure(
     folder: Path,
     runs: list[Run],
     adapter: str = "smart_embedder",
@@ -26,7 +26,7 @@ def measured(
     patience: float = 120,
 ) -> tuple[str, list[Encoded]]:
     engine = (Path(python), adapter, folder, "float32")
-    return worker.measured(*engine, runs, patience=patience)
+    return worker.measure(*engine, runs, patience=patience)
 
 
 def test_texts_have_the_same_vectors_one_at_a_time(tiny_m3: Path, tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_texts_have_the_same_vectors_one_at_a_time(tiny_m3: Path, tmp_path: Path
         Run(TEXTS, Setting(2), apart, str(files[name]))
         for name, apart in (("together", False), ("apart", True))
     ]
-    version, (together, apart) = measured(tiny_m3, runs)
+    version, (together, apart) = measure(tiny_m3, runs)
     assert version == ""
     assert [len(together.seconds), len(apart.seconds)] == [1, len(TEXTS)]
     assert min(together.seconds + apart.seconds) > 0
@@ -43,31 +43,31 @@ def test_texts_have_the_same_vectors_one_at_a_time(tiny_m3: Path, tmp_path: Path
     vectors = {name: dict(np.load(file)) for name, file in files.items()}
     assert vectors["together"]["dense"].shape == (5, 64)
     for kind in ("dense", "colbert"):
-        cosine = worst_cosine(vectors["together"], vectors["apart"], kind)
+        cosine = lowest_cosine(vectors["together"], vectors["apart"], kind)
         assert cosine == pytest.approx(1, abs=1e-5)
 
 
-def test_an_engine_that_cannot_be_imported_is_one_line(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_be_imported_is_an_error_of_one_line(tmp_path: Path) -> None:
     message = "ModuleNotFoundError: No module named 'm3serve'"
     with pytest.raises(EngineFailureError, match=message) as caught:
-        measured(tmp_path, [Run(TEXTS, Setting())], "m3serve")
+        measure(tmp_path, [Run(TEXTS, Setting())], "m3serve")
     assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_limited_engine_has_the_kernels_of_its_limit(limit: str, monkeypatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", LIMITS[limit]["ONEDNN_MAX_CPU_ISA"])
-    monkeypatch.setattr(torch.cpu, "get_capabilities", torch.cpu.get_capabilities)  # Given back.
-    every = [each.name for each in runnable_instruction_sets()]
+    monkeypatch.setattr(torch.cpu, "get_capabilities", torch.cpu.get_capabilities)  # Restored.
+    before = [instructions.name for instructions in runnable_instruction_sets()]
     hide_instructions()
     beyond = {"avx512_vnni": {"avx512_bf16"}, "avx2": {"avx512_bf16", "avx512_vnni", "avx_vnni"}}
-    left = [name for name in every if name not in beyond[limit]]
-    assert [each.name for each in runnable_instruction_sets()] == left
+    visible = [name for name in before if name not in beyond[limit]]
+    assert [instructions.name for instructions in runnable_instruction_sets()] == visible
 
 
-def test_a_worker_that_is_too_slow_is_given_up(tiny_m3: Path) -> None:
+def test_a_worker_that_is_too_slow_is_an_error(tiny_m3: Path) -> None:
     with pytest.raises(EngineFailureError, match="no answer within 0 s"):
-        measured(tiny_m3, [Run(TEXTS, Setting())], patience=0.01)
+        measure(tiny_m3, [Run(TEXTS, Setting())], patience=0.01)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_a_worker_that_is_too_slow_is_given_up(tiny_m3: Path) -> None:
         ("kill -KILL $$", r"ended by signal 9 \(out of memory\?\)"),
     ],
 )
-def test_a_process_that_ends_early_is_told_by_its_last_words(
+def test_a_worker_that_ends_early_is_an_error_with_its_last_line(
     tmp_path: Path, script: str, message: str
 ) -> None:
     program = tmp_path / "broken"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     with pytest.raises(EngineFailureError, match=message):
-        measured(tmp_path, [], python=str(program))
+        measure(tmp_path, [], python=str(program))

@@ -1,4 +1,4 @@
-"""Texts whose lengths are known, the same ones every time."""
+"""Random texts: their lengths in tokens, and the seed."""
 
 import pytest
 from tokenizers import Tokenizer
@@ -17,9 +17,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_text_has_as_many_tokens_as_its_workload_promises(
-    name: str, tokenizer: Tokenizer
-) -> None:
+def test_texts_have_the_lengths_of_their_workload(name: str, tokenizer: Tokenizer) -> None:
     lengths = WORKLOADS[name].lengths
     texts = draw_texts(lengths, 20)
     counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]

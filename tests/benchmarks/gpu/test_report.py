@@ -1,4 +1,4 @@
-"""The GPU report: a section that fails or never ends costs itself alone."""
+"""The GPU report: sections with time limits, tables and aims."""
 
 import sys
 from dataclasses import replace
@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.report import AIMS, Outcome, Section, compared, main, page, run, sections
+from benchmarks.gpu.report import (
+    AIMS,
+    Outcome,
+    Section,
+    compare_with_aims,
+    main,
+    render_page,
+    run,
+    sections,
+)
 from benchmarks.gpu.wheels import requirements
 
 pytestmark = pytest.mark.long
@@ -16,39 +25,39 @@ ENDLESS = "import time; print('began', flush=True); time.sleep(600)"
 
 
 @pytest.mark.parametrize(
-    ("code", "seconds", "status", "figures", "said"),
+    ("code", "seconds", "status", "figures", "texts"),
     [
         (FIGURES, 30, 0, {"name": "one"}, ""),
         ("raise SystemExit('no such device')", 30, 1, None, "**failed** (1)|no such device"),
         (ENDLESS, 2, None, None, "**not finished**|began"),
-        # What it has started ends with it, and would hold on to the pipe.
+        # Its child process is ended, too: otherwise it would keep the pipe open.
         ("import os; os.system('sleep 600')", 0.5, None, None, "**not finished**"),
     ],
 )
-def test_section_returns_the_figures_of_its_last_line_or_an_error(
-    code: str, seconds: float, status: int | None, figures: object, said: str
+def test_a_section_has_the_figures_of_its_last_line_or_its_output(
+    code: str, seconds: float, status: int | None, figures: object, texts: str
 ) -> None:
     section = Section("a section", [sys.executable, "-c", code], 5.0, {"NAME": "one"})
     outcome = run(section, seconds)
     assert (outcome.status, outcome.figures) == (status, figures)
-    assert all(each in page([outcome]) for each in said.split("|"))
-    # One without figures may print anything.
+    assert all(text in render_page([outcome]) for text in texts.split("|"))
+    # A section without figures may print anything.
     assert status != 0 or run(replace(section, figures=False), seconds).figures is None
 
 
-def test_device_tests_run_before_speed(tmp_path) -> None:
-    every = [*sections(tmp_path, "cuda", quick=False)]
-    names = [each.name for each in every]
+def test_device_tests_come_before_speed(tmp_path) -> None:
+    by_name = {section.name: section for section in sections(tmp_path, "cuda", quick=False)}
+    names = [*by_name]
     assert max(map(names.index, ("tests", "verify"))) < names.index("kernels embedder")
-    assert len(names) == len(set(names))
-    modules = {Path(each).name for each in every[names.index("tests")].command}
+    assert len(names) == len([*sections(tmp_path, "cuda", quick=False)])
+    modules = {Path(argument).name for argument in by_name["tests"].command}
     assert {"test_proof.py", "test_devices.py"} <= modules
 
 
 def test_figures_and_nested_records_are_tables() -> None:
     rows = [{"launch": "graphs", "switch_ms": 0.1}, {"launch": "eager", "switch_ms": 0.1}]
     figures = {"seconds": 0.5, "paths": {"linear": "a|b"}, "rates": rows}
-    shown = page([Outcome("engines", 1.0, 0, figures, "")])
+    shown = render_page([Outcome("engines", 1.0, 0, figures, "")])
     assert "## Engines\n" in shown
     assert "| seconds |" in shown
     assert "a\\|b" in shown
@@ -71,14 +80,14 @@ def test_figures_stand_beside_their_aims() -> None:
         Outcome("http_rate", 1.0, 0, {"tokens_per_second": 3e5}, ""),
         Outcome("float8", 1.0, 1, None, "no GPU"),
     ]
-    assert list(compared(outcomes)) == [
+    assert list(compare_with_aims(outcomes)) == [
         ("dense", 4e5, AIMS["dense"]),
         ("all kinds", 1e5, AIMS["all kinds"]),
         ("HTTP of dense", 0.75, AIMS["HTTP of dense"]),
         ("lone query, ms", 1.5, AIMS["lone query, ms"]),
     ]
-    assert "## Aims\n" in page(outcomes)
-    assert "## Aims" not in page([])
+    assert "## Aims\n" in render_page(outcomes)
+    assert "## Aims" not in render_page([])
 
 
 def test_float8_is_measured_on_a_gpu_only(tmp_path) -> None:
@@ -88,8 +97,8 @@ def test_float8_is_measured_on_a_gpu_only(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_requirements_have_each_package_once_and_no_pytorch(python: str) -> None:
-    names = [each.split("==")[0] for each in requirements(python, [])]
+def test_wheels_have_one_version_of_each_package_and_no_pytorch(python: str) -> None:
+    names = [requirement.split("==")[0] for requirement in requirements(python, [])]
     assert len(names) == len(set(names))
     assert {"numpy", "pytest", "transformers", "uvloop"} <= set(names)
     assert not {"torch", "cuda-bindings", "nvidia-cuda-nvrtc"} & set(names)
@@ -97,11 +106,11 @@ def test_requirements_have_each_package_once_and_no_pytorch(python: str) -> None
     assert only.startswith("flagembedding==")
 
 
-def test_unknown_section_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys) -> None:
+def test_an_unknown_section_is_an_error_before_anything_runs(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["report", str(tmp_path), "--device", "cpu", "--only", "tset"])
     with pytest.raises(SystemExit):
         main()
-    told = capsys.readouterr().err
-    assert "there is no section tset" in told
-    assert "verify" in told
+    message = capsys.readouterr().err
+    assert "there is no section tset" in message
+    assert "verify" in message
     assert not list(tmp_path.iterdir())
