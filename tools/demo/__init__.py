@@ -1,1 +1,1 @@
-"""The demo: a small real model, made into a checkpoint of bge-m3's shape without a model hub."""
+"""The demo: a checkpoint of bge-m3's shape from a small real model, without a model hub."""

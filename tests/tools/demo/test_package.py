@@ -1,4 +1,4 @@
-"""The model in the package makes the vectors that the package's engine makes, in every script."""
+"""The demo's vectors agree with those of the package's own engine, in many scripts."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TEXTS = [
     "La garantie couvre deux ans \u00e0 compter de l\u2019achat.",
     "\u4fdd\u8a3c\u671f\u9593\u306f\u8cfc\u5165\u65e5\u304b\u3089\u4e8c\u5e74\u9593\u3067\u3059\u3002",
     "\u0414\u0432\u0430 \u0433\u043e\u0434\u0430.",
-    # What is replaced, dropped and read as a space; a word that the vocabulary lacks.
+    # Characters that are replaced, dropped or read as a space, and an unknown word.
     "\uff26\uff55\uff4c\uff4c \ufb01ne \u2460\u2461\t\n two\u200blines \x07bell, \U0001f9ff",
 ]
 
@@ -31,5 +31,5 @@ def test_vectors_agree_with_the_packages_own_engine(demo_checkpoint: Path) -> No
         with torch.inference_mode():
             (states,) = model(input_ids=torch.tensor([ids])).last_hidden_state
         vector = states.mean(dim=0).numpy()
-        # The engine rounds what it multiplies to 8 bits.
+        # The engine computes in 8 bits.
         assert vector @ engine.query(text) / np.linalg.norm(vector) > 0.9998
