@@ -1,9 +1,9 @@
 """Measure a running Smart Embedder from outside: latency and throughput of its POST endpoints.
 
-A fixed number of workers each send a request, wait for the whole answer and send the next one
-(closed-loop load). Bodies are made before the clock starts and answers are read but not parsed, so
-that the client takes little of a machine it may share with the server. Latencies and rates count
-successful requests only. Exit code: 0, 1 when a request failed, 2 for bad arguments.
+A fixed number of workers send a request, read the whole response and send the next request
+(closed-loop load). Bodies are built before the measurement and responses are not parsed, so that
+the client needs little of a machine that it may share with the server. Latencies and rates count
+only successful requests. Exit code: 0, 1 if a request failed, 2 for bad arguments.
 """
 
 import argparse
@@ -44,12 +44,12 @@ Row = dict[str, str | float | None]
 
 
 class BenchmarkError(Exception):
-    """The run cannot go on; the text is one sentence for the user."""
+    """The run cannot continue; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     url: str
     token: str
@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one scenario: seconds of each success, and failures counted by kind."""
+    """The results of one scenario: seconds of each success, and failures counted by kind."""
 
     latencies: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
@@ -73,19 +73,18 @@ class Outcome:
 
 
 def make_bodies(scenario: str, plan: Plan) -> list[bytes]:
-    """Return the bodies of a scenario, those of the warm-up first; the same ones every run.
+    """Return the bodies of a scenario, those of the warm-up first, the same in each run.
 
-    No two texts are the same.
+    All texts differ.
     """
-    rng = random.Random(scenario)  # noqa: S311 (texts must repeat, not surprise)
+    rng = random.Random(scenario)  # noqa: S311 (texts must repeat)
 
     def words(fewest: int, most: int) -> str:
         return " ".join(rng.choices(WORDS, k=rng.randint(fewest, most)))
 
     bodies = []
     for number in range(plan.warmup + plan.requests):
-        # A text is a sentence.
-        texts = [f"{number}.{place} {words(5, 30)}" for place in range(plan.batch_size)]
+        texts = [f"{number}.{index} {words(5, 30)}" for index in range(plan.batch_size)]
         full = scenario == "embed_full"
         body: dict[str, object] = {"sentences": texts, "return_dense": True}
         body |= {"return_sparse": full, "return_colbert": full}
@@ -96,7 +95,7 @@ def make_bodies(scenario: str, plan: Plan) -> list[bytes]:
 
 
 async def send(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
-    """Send one request and note its latency, or what kind of failure it was."""
+    """Send one request and note its latency, or the kind of failure."""
     start = time.perf_counter()
     try:
         async with session.post(url, data=body) as response:
@@ -110,7 +109,7 @@ async def send(session: aiohttp.ClientSession, url: str, body: bytes, outcome: O
         return
     try:
         code = orjson.loads(content)["code"]
-    except (ValueError, TypeError, KeyError):  # No error of the service's.
+    except (ValueError, TypeError, KeyError):  # Not an error of the service.
         code = ""
     outcome.failures[f"{response.status} {code}".rstrip()] += 1
 
@@ -118,7 +117,7 @@ async def send(session: aiohttp.ClientSession, url: str, body: bytes, outcome: O
 async def run_load(
     session: aiohttp.ClientSession, name: str, plan: Plan, bodies: Sequence[bytes], label: str
 ) -> Outcome:
-    """Send all bodies with `plan.concurrency` workers that take turns on them."""
+    """Send all bodies with `plan.concurrency` workers."""
     outcome = Outcome()
     remaining = iter(bodies)
     url = plan.url + PATHS[name]
@@ -136,7 +135,7 @@ async def run_load(
 
 
 async def run(plan: Plan) -> dict[str, Outcome]:
-    """Run every scenario of the plan in turn, with a pause between them."""
+    """Run the scenarios of the plan one after the other, with pauses between them."""
     outcomes: dict[str, Outcome] = {}
     headers = {"Content-Type": "application/json"}
     if plan.token:
@@ -151,8 +150,8 @@ async def run(plan: Plan) -> dict[str, Outcome]:
             async with session.get(plan.url + "/health") as response:
                 await response.read()
         except (aiohttp.ClientError, OSError) as error:
-            answers = f"No server answers at {plan.url} ({type(error).__name__})"
-            raise BenchmarkError(f"{answers}; is it running?") from None
+            message = f"No server answers at {plan.url} ({type(error).__name__})"
+            raise BenchmarkError(f"{message}; is it running?") from None
         for name in plan.scenarios:
             if outcomes and plan.sleep_between:
                 await asyncio.sleep(plan.sleep_between)
@@ -164,7 +163,7 @@ async def run(plan: Plan) -> dict[str, Outcome]:
 
 
 def figures(name: str, plan: Plan, outcome: Outcome) -> Row:
-    """Return the row of one scenario; latencies in milliseconds, None where nothing succeeded."""
+    """Return the row of one scenario; latencies in milliseconds, None if all requests failed."""
     ok = len(outcome.latencies)
     row: Row = {
         "Scenario": name,
@@ -185,7 +184,7 @@ def figures(name: str, plan: Plan, outcome: Outcome) -> Row:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """Lay the rows out under their column names, text left and numbers right."""
+    """Format the rows under their column names, text aligned left and numbers right."""
     lines = [list(rows[0]), *([format_cell(cell) for cell in row.values()] for row in rows)]
     first, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -194,14 +193,14 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def format_cell(cell: str | float | None) -> str:
-    """Two decimals for measured numbers; a dash for what could not be measured."""
+    """Format measured numbers with two decimals, and None as a dash."""
     if cell is None:
         return "-"
     return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
 
 
 def report(plan: Plan, outcomes: dict[str, Outcome]) -> None:
-    """Print the table and the failures; write the JSON file if one was asked for."""
+    """Print the table and the failures; write the JSON file if requested."""
     rows = [figures(name, plan, outcome) for name, outcome in outcomes.items()]
     print(format_table(rows))
     print("Wall in seconds, latencies in ms. Units are sentences or passages.")
@@ -243,7 +242,7 @@ def seconds(text: str) -> float:
 
 
 def base_url(text: str) -> str:
-    """Argparse type: an http or https address, its closing slash removed; bad ports raise."""
+    """Argparse type: an http or https address, without a slash at its end; bad ports raise."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
@@ -268,15 +267,15 @@ def read_plan() -> Plan:
     )
     add = parser.add_argument
     add("--url", type=base_url, default="http://localhost:8000", help="address of the server")
-    add("--token", type=str.strip, help="the access token, if the server asks for one (API_TOKEN)")
-    add("--concurrency", type=at_least(1), default=8, help="requests under way at any moment")
+    add("--token", type=str.strip, help="the access token, if the server requires one (API_TOKEN)")
+    add("--concurrency", type=at_least(1), default=8, help="concurrent requests")
     add("--requests", type=at_least(1), default=100, help="measured requests in each scenario")
     add("--batch-size", type=at_least(1), default=4, help="sentences or passages in a request")
     add("--warmup", type=at_least(0), default=5, help="requests before the measured ones")
     add("--timeout", type=seconds, default=60.0, help="seconds until a request counts as failed")
     help_ = "the largest --batch-size that is allowed; 0 allows any"
     add("--max-batch-size", type=at_least(0), default=128, help=help_)
-    help_ = "what to measure, separated by commas"
+    help_ = "comma-separated scenarios"
     add("--scenarios", type=scenario_names, default=",".join(PATHS), help=help_)
     add("--sleep-between", type=seconds, default=0.0, help="seconds of pause between scenarios")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
@@ -294,7 +293,7 @@ def read_plan() -> Plan:
 
 
 def main() -> int:
-    """Run what the command line asks for and return the exit code."""
+    """Run the benchmark of the command line and return the exit code."""
     plan = read_plan()
     try:
         outcomes = asyncio.run(run(plan))

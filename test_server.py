@@ -1,4 +1,4 @@
-"""The command of version 1, `python test_server.py --url URL --token TOKEN`: now tools.smoke."""
+"""Run `python -m tools.smoke` under the command of version 1: `python test_server.py --url URL`."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Programs for whoever changes the service: `python -m scripts.NAME`."""
+"""Programs for developers of the service: `python -m scripts.NAME`."""

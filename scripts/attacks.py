@@ -1,9 +1,9 @@
-"""What does a neighbour see of an attack, and how much memory does it take?
+"""Measure what attacks cost other clients, and how much memory they take.
 
     python -m scripts.attacks --only "64 bodies"
 
-Starts the service with a tiny model and the default limits, and shows of each attack the statuses,
-the longest /health meanwhile and the memory at the peak. The tests run the same attacks.
+Starts the service with a tiny model and the default limits. Prints for each attack the statuses,
+the longest /health during the attack and the peak memory. The tests run the same attacks.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from tests.support.server import run_server
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the attacks whose name holds `--only`, and print a row of each."""
+    """Run the attacks whose name contains `--only`, and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="a part of the attacks' names")
+    parser.add_argument("--only", default="", help="run only attacks whose name contains this text")
     only = parser.parse_args(arguments).only
     print(f"{'Attack':30} {'/health ms':>10} {'Peak MiB':>9} {'Allowed':>8}  Statuses")
     failed = False

@@ -1,8 +1,8 @@
-"""What mkdocs needs besides its settings: pages and files from outside docs/, and a check.
+"""Hooks of mkdocs for pages and files outside docs/, and a check of the built site.
 
     python scripts/docs_site.py SITE
 
-fails where a page of the built site would load something from elsewhere.
+fails if a page of the built site would load something from another server.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = ("SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")
-# A browser fetches what these name as soon as it shows the page; an <a> only when it is followed.
+# Attributes whose address a browser loads with the page.
 _LOADS = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 _NO_LOAD = {"canonical", "prev", "next"}
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s]+)\)")
@@ -21,8 +21,8 @@ _SKIP = re.compile(r"^<!-- (skip|/?settings): .*-->\n?", re.MULTILINE)
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Add the pages that lie beside docs/, where GitHub and pip look for them."""
-    from mkdocs.structure.files import File  # noqa: PLC0415 - only mkdocs' own environment has it
+    """Add the pages in the root folder, where GitHub expects them."""
+    from mkdocs.structure.files import File  # noqa: PLC0415 - only in mkdocs' environment
 
     for name in OUTSIDE:
         content = (ROOT / name).read_text("utf-8").replace("](docs/", "](")
@@ -31,7 +31,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Let links lead to pages of the site, and name the files of the repository that are none."""
+    """Point links to pages of the site; replace links to other files by their names."""
     return _LINK.sub(_relink, _SKIP.sub("", markdown))
 
 
@@ -46,14 +46,14 @@ def _relink(found: re.Match[str]) -> str:
 
 
 class _Loads(HTMLParser):
-    """Collects what a page loads from elsewhere."""
+    """Collects the addresses that a page loads from other servers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.foreign: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Look at the attributes by which a tag loads something."""
+        """Check the attributes with which a tag loads something."""
         if tag == "link" and dict(attrs).get("rel") in _NO_LOAD:
             return
         self.foreign += [
@@ -64,7 +64,7 @@ class _Loads(HTMLParser):
 
 
 def foreign_loads(site: Path) -> list[str]:
-    """Everything that the pages and style sheets of a built site load from elsewhere."""
+    """List the addresses that the pages and style sheets of a site load from other servers."""
     found: list[str] = []
     for page in sorted(site.rglob("*.html")):
         parser = _Loads()
@@ -81,4 +81,4 @@ if __name__ == "__main__":
     if not any(site.glob("*.html")):
         sys.exit(f"{site} has no pages")
     if foreign := foreign_loads(site):
-        sys.exit("\n".join(["The site would load from elsewhere:", *foreign]))
+        sys.exit("\n".join(["The site would load from other servers:", *foreign]))

@@ -1,7 +1,7 @@
-"""Writes requirements/torch-cpu.lock: the hashes of torch's wheels on PyTorch's index for CPUs.
+"""Write requirements/torch-cpu.lock: the hashes of torch's wheels on PyTorch's index for CPUs.
 
-uv would lock one wheel's local version (`+cpu`) for all platforms, and macOS has none. Called by
-scripts/lock.sh. Where the index is out of reach, the file stays if it is of the wanted version.
+uv would lock the local version (`+cpu`) of one wheel for all platforms, but macOS has none.
+scripts/lock.sh runs this. If the index cannot be reached, a file of the same version stays.
 """
 
 import re
@@ -23,26 +23,25 @@ _LINK = re.compile(r'href="[^"]*?([^"/]+\.whl)#sha256=([0-9a-f]{64})"')
 
 
 def main() -> int:
-    """Write the lock; 1 where it cannot be brought to the version of the requirements."""
+    """Write the lock; return 1 if the index cannot be reached and the version has changed."""
     requirements = REQUIREMENTS.read_text("utf-8")
     (version,) = set(re.findall(r"(?m)^torch==([0-9.]+)", requirements))
     try:
         with urllib.request.urlopen(f"{INDEX}/torch/", timeout=30) as answer:
             page = answer.read().decode()
     except OSError as error:
-        print(f"PyTorch's index is out of reach ({error}).", file=sys.stderr)
+        print(f"PyTorch's index cannot be reached ({error}).", file=sys.stderr)
         return 0 if f"\ntorch=={version} " in LOCK.read_text("utf-8") else 1
     LOCK.write_text(lock_of(page, version), "utf-8")
     return 0
 
 
 def lock_of(page: str, version: str) -> str:
-    """The lock of one version's wheels, as the index page lists them; raises where it has none."""
-    # Of that version, its `+cpu` build included, and of a Python of ours.
-    wanted = re.compile(rf"torch-{re.escape(version)}(?:\+cpu)?-cp3(\d+)-.*")
-    found = ((wanted.fullmatch(unquote(name)), digest) for name, digest in _LINK.findall(page))
+    """Build the lock from the index page; raise `ValueError` if it lacks the version."""
+    wheel = re.compile(rf"torch-{re.escape(version)}(?:\+cpu)?-cp3(\d+)-.*")
+    matches = ((wheel.fullmatch(unquote(name)), digest) for name, digest in _LINK.findall(page))
     digests = sorted(
-        {digest for is_it, digest in found if is_it and int(is_it[1]) >= OLDEST_PYTHON}
+        {digest for match, digest in matches if match and int(match[1]) >= OLDEST_PYTHON}
     )
     if not digests:
         raise ValueError(f"PyTorch's index has no torch {version}")

@@ -1,4 +1,4 @@
-"""Writes the table of docs/monitoring.md from the registry of the service.
+"""Write the tables of docs/monitoring.md from the metrics' descriptions.
 
 python -m scripts.metrics_docs
 """
@@ -11,23 +11,23 @@ from app.http_metrics import EMBEDDING_ENDPOINT, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "monitoring.md"
 START, END = "<!-- metrics -->\n", "\n<!-- /metrics -->"
-# Of the process and not of the service; on Linux alone.
+# Metrics of the Python process, which exist only on Linux.
 _PROCESS = "process_"
 
 
-def table() -> str:
-    """Every metric of the service, with its labels and what it counts."""
-    rows: defaultdict[str, list[str]] = defaultdict(list)
-    for kind, row in _rows():
-        rows[kind].append(row)
+def tables() -> str:
+    """Render a table of the metrics of each type, with labels and descriptions."""
+    by_type: defaultdict[str, list[str]] = defaultdict(list)
+    for type_, row in _rows():
+        by_type[type_].append(row)
     return "".join(
-        f"\n| {kind} | meaning |\n|---|---|\n" + "".join(each) for kind, each in rows.items()
+        f"\n| {type_} | meaning |\n|---|---|\n" + "".join(rows) for type_, rows in by_type.items()
     )
 
 
 def _rows() -> Iterator[tuple[str, str]]:
-    """The kind of each metric, and its row."""
-    # Those of a service with a model, whose series exist with their labels.
+    """Yield the type of each metric and its row."""
+    # With a model, so that its series exist with their labels.
     metrics = Metrics()
     metrics.embedding_endpoint(EMBEDDING_ENDPOINT)
     metrics.watch_model("model", ["ready"], lambda: "ready")
@@ -43,10 +43,10 @@ def _rows() -> Iterator[tuple[str, str]]:
 
 
 def with_table(page: str) -> str:
-    """The page with the table in its place."""
+    """Replace the tables of the page."""
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)
-    return f"{before}{START}{table()}{END}{after}"
+    return f"{before}{START}{tables()}{END}{after}"
 
 
 if __name__ == "__main__":

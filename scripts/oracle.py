@@ -1,19 +1,19 @@
-"""Is every answer right that the description knows, and is it the same under mixed traffic?
+"""Check all responses of the API against transformers, alone and under mixed traffic.
 
     python -m scripts.oracle --seconds 60 --dtype float32
 
-The first part asks servers for every operation of their /openapi.json with every option, value and
-format, and compares the answers with transformers' on the same checkpoints, or expects a refusal.
-It fails where something of the description has no rule that says what is true.
+The part `description` sends each operation of /openapi.json with all options, values and formats,
+and compares the responses with transformers on the same checkpoints, or expects an error. It fails
+if something in the description has no rule for the correct response.
 
-The second part is a minute of traffic for each configuration of models. It asks every request once
-on an idle server, then sends them in random order from 24 clients, with malformed ones and clients
-that leave in between. It fails where an answer is wrong, refused or lost. Of models that the
-service calls reproducible every number must be the same to the last bit.
+The part `traffic` runs for a minute for each configuration of models. It sends each request once to
+an idle server, then all in random order from 24 clients, mixed with malformed requests and clients
+that leave. It fails if a response is wrong, refused or lost. For models that the service calls
+reproducible all numbers must be equal to the last bit.
 
-The third part, `--parts bits`, asks the engine in this process, which is faster: it embeds and
-scores texts alone, and then again and again beside others, and compares all bytes. With
-ONEDNN_MAX_CPU_ISA=AVX2 (or AVX512_CORE_VNNI) no kernels for faster instructions are used.
+The part `bits` calls the engine in this process, which is faster: it embeds and scores texts alone,
+then many times in batches, and compares all bytes. With ONEDNN_MAX_CPU_ISA=AVX2 (or
+AVX512_CORE_VNNI) the engine uses no kernels for faster instructions.
 """
 
 import argparse
@@ -46,9 +46,9 @@ from tests.oracle.described import without_rule
 from tests.oracle.traffic import Traffic, ask_idle
 from tests.support.server import RunningServer, run_server
 
-MOST_SHOWN = 20
+MAX_SHOWN = 20
 MODELS = ("bge", "qwen", "late-interaction", "several")
-# They have models that are refused in int8.
+# Their models are refused in int8.
 _NOT_IN_INT8 = ("qwen", "several")
 _PARTS = ("description", "traffic", "bits")
 _COLUMNS = "Models            Sent  Equal Refused  Left  Lost Wrong   Texts Unasked  Difference"
@@ -60,58 +60,58 @@ async def observe(
     configuration: Configuration,
     options: argparse.Namespace,
 ) -> Traffic:
-    """Ask the idle server, then the one under load, which may be the same."""
+    """Send all requests to the idle server, then run traffic on `server`, which may be the same."""
     cases = configuration.draw_cases(options.seed, options.distinct)
     expected = await ask_idle(idle, cases)
-    exact = all(each["info"]["reproducible"] for each in served(idle))
+    exact = all(model["info"]["reproducible"] for model in loaded_models(idle))
     tolerance = 0.0 if exact else TOLERANCES[options.dtype]
     traffic = Traffic(server, cases, expected, Comparison(tolerance))
-    ends = time.monotonic() + options.seconds
-    await traffic.run(iter(lambda: time.monotonic() < ends, False))
+    end = time.monotonic() + options.seconds
+    await traffic.run(iter(lambda: time.monotonic() < end, False))
     return traffic
 
 
-def served(server: RunningServer) -> list[dict[str, Any]]:
-    """The models of a server that are loaded, as it tells them."""
+def loaded_models(server: RunningServer) -> list[dict[str, Any]]:
+    """Return the loaded models in the server's /health."""
     models: list[dict[str, Any]] = server.get("/health").json()["served_models"]
-    return [each for each in models if each["info"] is not None]
+    return [model for model in models if model["info"] is not None]
 
 
-def row(name: str, traffic: Traffic) -> str:
-    """One line of the table."""
-    tally, found = traffic.tally, traffic.comparison
-    equal = tally.answered - len(found.wrong)
+def format_row(name: str, traffic: Traffic) -> str:
+    """Format one line of the table."""
+    tally, comparison = traffic.tally, traffic.comparison
+    equal = tally.answered - len(comparison.wrong)
     outcomes = f"{tally.sent:6}{equal:7}{tally.refused:8}{tally.left:6}{tally.lost:6}"
-    texts = f"{len(found.wrong):6}{found.texts:8}{found.unasked:8}"
-    return f"{name:16}{outcomes}{texts}{found.largest:12.1e}  {found.farthest}"
+    texts = f"{len(comparison.wrong):6}{comparison.texts:8}{comparison.unasked:8}"
+    return f"{name:16}{outcomes}{texts}{comparison.largest:12.1e}  {comparison.farthest}"
 
 
-def run_described(scratch: Path) -> bool:
-    """Whether every answer was the one that transformers gives, and everything has a rule."""
+def check_description(scratch: Path) -> bool:
+    """Return whether all responses agree with transformers, and everything has a rule."""
     # Other processes use the cores, and forwards are small.
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    held = True
+    passed = True
     print("Models            Asked Answers Refused Wrong  Seconds")
     for name, (settings, load) in described_servers(scratch).items():
         with run_server(scratch, **settings | {"DTYPE": "float32"}) as server:
             description, served = server.get("/openapi.json").json(), load()
-            missing, began = without_rule(description), time.monotonic()
+            missing, started = without_rule(description), time.monotonic()
             with server.client() as client:
                 outcome = ask_everything(client, description, served)
-        seconds, answers = time.monotonic() - began, outcome.answers.total()
-        asked, wrong = answers + outcome.refusals + len(outcome.wrong), len(outcome.wrong)
-        counts = f"{asked:6}{answers:8}{outcome.refusals:8}{wrong:6}{seconds:9.0f}"
+        seconds, answers = time.monotonic() - started, outcome.answers.total()
+        sent, wrong = answers + outcome.refusals + len(outcome.wrong), len(outcome.wrong)
+        counts = f"{sent:6}{answers:8}{outcome.refusals:8}{wrong:6}{seconds:9.0f}"
         print(f"{name:17}{counts}", flush=True)
-        for fault in (*missing, *outcome.wrong[:MOST_SHOWN]):
+        for fault in (*missing, *outcome.wrong[:MAX_SHOWN]):
             print(f"  {fault}")
-        held = held and not missing and not outcome.wrong
-    return held
+        passed = passed and not missing and not outcome.wrong
+    return passed
 
 
-def run_traffic(options: argparse.Namespace, scratch: Path) -> bool:
-    """Whether every configuration held."""
-    held = True
+def check_traffic(options: argparse.Namespace, scratch: Path) -> bool:
+    """Return whether all responses of all configurations were correct."""
+    passed = True
     print(_COLUMNS)
     for name, configuration in configurations(save_checkpoints(scratch)).items():
         if name not in options.models:
@@ -122,21 +122,21 @@ def run_traffic(options: argparse.Namespace, scratch: Path) -> bool:
             if further := configuration.only_under_load:
                 server = stack.enter_context(run_server(scratch, **settings | further))
             traffic = asyncio.run(observe(idle, server, configuration, options))
-        print(row(name, traffic), flush=True)
-        for fault in traffic.comparison.wrong[:MOST_SHOWN]:
+        print(format_row(name, traffic), flush=True)
+        for fault in traffic.comparison.wrong[:MAX_SHOWN]:
             print(f"  {fault}")
-        held = held and not traffic.comparison.wrong and not traffic.tally.lost
-    return held
+        passed = passed and not traffic.comparison.wrong and not traffic.tally.lost
+    return passed
 
 
-def run_bits(options: argparse.Namespace, scratch: Path) -> bool:
-    """Whether no bit of any answer depended on what was beside it."""
+def check_bits(options: argparse.Namespace, scratch: Path) -> bool:
+    """Return whether all results are bit-identical alone and in batches."""
     hide_instructions()
-    made = save_checkpoints(scratch / "bits")
-    pairs: list[tuple[Path, Path | str]] = [(made.m3, made.reranker), (made.qwen, made.qwen)]
+    saved = save_checkpoints(scratch / "bits")
+    pairs: list[tuple[Path, Path | str]] = [(saved.m3, saved.reranker), (saved.qwen, saved.qwen)]
     if options.folder is not None:
         pairs = [(options.folder, LATE_INTERACTION)]
-    held = True
+    passed = True
     print(f"{'Models':79}   Answers  Differing  Seconds")
     for embedding, reranker in pairs:
         settings = EngineSettings(
@@ -148,37 +148,36 @@ def run_bits(options: argparse.Namespace, scratch: Path) -> bool:
 
         async def compare(settings: EngineSettings = settings) -> Bits:
             async with EngineCore(settings, load_models) as engine:
-                if not all(each.info and each.info.reproducible for each in engine.statuses):
+                if not all(status.info and status.info.reproducible for status in engine.statuses):
                     raise SystemExit(f"{settings.embedding_model} is not reproducible here")
                 return await Bits.measure(engine, options.distinct, options.words, options.answers)
 
-        began, found = time.monotonic(), asyncio.run(compare())
-        named, seconds = f"{embedding.name}, {options.dtype}", time.monotonic() - began
-        print(f"{named:79}{found.answers:10}{sum(found.differing.values()):11}{seconds:9.0f}")
-        if found.differing:
-            print(f"  {found.differing}")
-        held = held and not found.differing
-    return held
+        started, bits = time.monotonic(), asyncio.run(compare())
+        name, seconds = f"{embedding.name}, {options.dtype}", time.monotonic() - started
+        print(f"{name:79}{bits.answers:10}{sum(bits.differing.values()):11}{seconds:9.0f}")
+        if bits.differing:
+            print(f"  {bits.differing}")
+        passed = passed and not bits.differing
+    return passed
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line; int8 only where it runs, and without the models that are refused in it."""
+    """Parse the command line; for int8, leave out the models that are refused in it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="what is done (all)")
+    add("--parts", nargs="+", choices=_PARTS, default=_PARTS, help="parts to run (all)")
     help_ = "seconds of traffic for each server (%(default)g)"
     add("--seconds", type=float, default=60, help=help_)
     dtypes, help_ = sorted(TOLERANCES), "the number format, as DTYPE (%(default)s)"
     add("--dtype", choices=dtypes, default="float32", help=help_)
-    help_ = "the models that are served, one set after the other (all)"
-    add("--models", nargs="+", default=MODELS, help=help_)
-    add("--folder", type=Path, help="of a model for the bits, in place of small random ones")
-    help_ = "vectors and scores that are compared for the bits (%(default)s)"
+    add("--models", nargs="+", default=MODELS, help="configurations for traffic (all)")
+    add("--folder", type=Path, help="model for bits, instead of small random ones")
+    help_ = "number of vectors and scores to compare in bits (%(default)s)"
     add("--answers", type=int, default=100_000, help=help_)
-    add("--words", type=int, default=200, help="the most of a text there (%(default)s)")
-    help_ = "the number of different requests, or of texts for the bits (%(default)s)"
+    add("--words", type=int, default=200, help="maximum words of a text in bits (%(default)s)")
+    help_ = "number of different requests in traffic, or texts in bits (%(default)s)"
     add("--distinct", type=int, default=150, help=help_)
-    add("--seed", type=int, default=5, help="the seed of what is random (%(default)s)")
+    add("--seed", type=int, default=5, help="random seed (%(default)s)")
     options = parser.parse_args()
     if options.dtype == "int8":
         if not cpu_has_int8():
@@ -188,13 +187,15 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run it; 1 where an answer was wrong, refused without a reason, or lost."""
+    """Run the parts; return 1 if a response was wrong, refused or lost."""
     options = parse_options()
     with tempfile.TemporaryDirectory() as scratch:
-        described = "description" not in options.parts or run_described(Path(scratch))
-        under_load = "traffic" not in options.parts or run_traffic(options, Path(scratch))
-        same_bits = "bits" not in options.parts or run_bits(options, Path(scratch))
-    return 0 if described and under_load and same_bits else 1
+        passed = [
+            "description" not in options.parts or check_description(Path(scratch)),
+            "traffic" not in options.parts or check_traffic(options, Path(scratch)),
+            "bits" not in options.parts or check_bits(options, Path(scratch)),
+        ]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Writes .env.example and the tables of docs/configuration.md from the declared settings.
+"""Write .env.example and the tables of docs/configuration.md from the declared settings.
 
     python -m scripts.settings_docs
 
-In docs/configuration.md only what stands between `<!-- settings: TITLE -->` and
-`<!-- /settings -->` is replaced, by the table of the section with that title.
+In docs/configuration.md, only text between `<!-- settings: TITLE -->` and `<!-- /settings -->` is
+replaced, by the table of the section with that title.
 """
 
 import re

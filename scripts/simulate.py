@@ -1,13 +1,13 @@
-"""The engine in virtual time, with faults and hostile clients: does it break a law?
+"""Simulate the engine in virtual time, with faults and hostile clients, and check its laws.
 
-    python -m scripts.simulate --steps 100000000        two processes; prints what breaks a law
+    python -m scripts.simulate --steps 100000000        two processes; prints broken laws
     python -m scripts.simulate --seed 4711              repeats one run
-    python -m scripts.simulate --faults                 does the auditor find what is planted?
+    python -m scripts.simulate --faults                 checks that planted faults are found
 
-A step is one callback of the event loop. The simulation is in tests/simulation, and `LAWS` of its
-auditor are the laws. For a seed that breaks one, the fewest steps of its clients that still do are
-searched. With `--faults`, each fault of tests/simulation/faults.toml is planted in a copy of the
-tree, which is then simulated until a law is broken, for `--steps` steps at most.
+A step is one callback of the event loop. The simulation is in tests/simulation, and its auditor's
+`LAWS` are the laws. For a seed that breaks a law, the smallest number of client steps that still
+breaks it is searched. With `--faults`, each fault of tests/simulation/faults.toml is planted in a
+copy of the tree, which is then simulated until a law is broken, for at most `--steps` steps.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from tests.simulation.scenario import Report, run
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = tomllib.loads((ROOT / "tests/simulation/faults.toml").read_text("utf-8"))
-MOST_STEPS_OF_A_SEED = 6_000
-# In the steps of one task of a process.
+MAX_STEPS_OF_A_SEED = 6_000
+# Seeds of one task of a process.
 CHUNK = 200
 MILLION = 1_000_000
 
@@ -40,34 +40,34 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10 * MILLION)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="repeat this run alone")
-    parser.add_argument("--steps-of-a-seed", type=int, default=MOST_STEPS_OF_A_SEED)
+    parser.add_argument("--steps-of-a-seed", type=int, default=MAX_STEPS_OF_A_SEED)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--faults", nargs="*", metavar="NAME", help="plant these, or all")
     parser.add_argument("--until-broken", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.faults is not None:
-        return plant(options.faults, options.steps, options.processes)
+        return plant_faults(options.faults, options.steps, options.processes)
     if options.seed is not None:
-        print(shown(run(options.seed, options.steps_of_a_seed)))
+        print(format_report(run(options.seed, options.steps_of_a_seed)))
         return 0
     if options.until_broken:
-        return until_broken(options.first, options.steps)
+        return simulate_until_broken(options.first, options.steps)
     return simulate(options.first, options.steps, options.processes, options.steps_of_a_seed)
 
 
-def shown(report: Report) -> str:
-    """A run in a line or two."""
-    what = ", ".join(f"{count} {name}" for name, count in sorted(report.tally.items()))
+def format_report(report: Report) -> str:
+    """Format a run in a line or two."""
+    tally = ", ".join(f"{count} {name}" for name, count in sorted(report.tally.items()))
     end = "no law broken" if report.broken is None else f"BROKEN: {report.broken}"
-    return f"seed {report.seed}: {report.steps} steps, {report.seconds:.0f} s; {what}; {end}"
+    return f"seed {report.seed}: {report.steps} steps, {report.seconds:.0f} s; {tally}; {end}"
 
 
-def simulate(first: int, steps: int, processes: int, most: int) -> int:
-    """Run seed after seed until there were so many steps."""
-    began, done, broken, printed = time.monotonic(), 0, 0, 0
+def simulate(first: int, steps: int, processes: int, max_steps: int) -> int:
+    """Run seed after seed, each with at most `max_steps`, for this number of steps in all."""
+    started, done, broken, printed = time.monotonic(), 0, 0, 0
     chunks = itertools.count(first, CHUNK)
     with ProcessPoolExecutor(processes) as pool:
-        running = {pool.submit(_run_all, next(chunks), most) for _ in range(processes)}
+        running = {pool.submit(_run_chunk, next(chunks), max_steps) for _ in range(processes)}
         while running:
             finished = next(as_completed(running))
             running.remove(finished)
@@ -76,52 +76,52 @@ def simulate(first: int, steps: int, processes: int, most: int) -> int:
             for line in found:
                 print(line, flush=True)
             if done < steps:
-                running.add(pool.submit(_run_all, next(chunks), most))
+                running.add(pool.submit(_run_chunk, next(chunks), max_steps))
             if done // MILLION > printed:
                 printed = done // MILLION
-                rate = done / (time.monotonic() - began)
+                rate = done / (time.monotonic() - started)
                 print(f"{done:,} steps, {rate:,.0f} a second, {broken} broken", flush=True)
     print(f"{done:,} steps from seed {first} on, {broken} seeds that break a law")
     return int(broken > 0)
 
 
-def _run_all(first: int, most: int) -> tuple[int, list[str]]:
+def _run_chunk(first: int, max_steps: int) -> tuple[int, list[str]]:
     steps, found = 0, []
     for seed in range(first, first + CHUNK):
-        report = run(seed, most)
+        report = run(seed, max_steps)
         steps += report.steps
         if report.broken is not None:
-            found.append(f"{shown(report)}\n    fewest steps: {shrunk(seed, most)}")
+            found.append(f"{format_report(report)}\n    fewest steps: {shrink(seed, max_steps)}")
     return steps, found
 
 
-def shrunk(seed: int, most: int) -> str:
-    """The fewest steps of clients, by halves, with which the seed still breaks a law."""
+def shrink(seed: int, max_steps: int) -> str:
+    """Find, by halving, the smallest number of steps with which the seed still breaks a law."""
     report = None
-    while most > 10:
-        smaller = run(seed, most // 2)
+    while max_steps > 10:
+        smaller = run(seed, max_steps // 2)
         if smaller.broken is None:
             break
-        report, most = smaller, most // 2
-    return f"--steps-of-a-seed {most}" + ("" if report is None else f" ({report.broken})")
+        report, max_steps = smaller, max_steps // 2
+    return f"--steps-of-a-seed {max_steps}" + ("" if report is None else f" ({report.broken})")
 
 
-def until_broken(first: int, most: int) -> int:
-    """Print, as JSON, the first law that is broken and after how many steps."""
+def simulate_until_broken(first: int, max_steps: int) -> int:
+    """Print, as JSON, the first broken law and the number of steps until then."""
     steps, found = 0, {}
     for seed in itertools.count(first):
-        report = run(seed, MOST_STEPS_OF_A_SEED)
+        report = run(seed, MAX_STEPS_OF_A_SEED)
         steps += report.steps
         if report.broken is not None:
             found = {"seed": seed, "law": report.broken.law, "detail": str(report.broken)}
-        if found or steps > most:
+        if found or steps > max_steps:
             break
     print(json.dumps(found | {"steps": steps}))
     return 0
 
 
-def plant(names: list[str], steps: int, processes: int) -> int:
-    """Plant one fault after the other; print the law that finds it, as a table."""
+def plant_faults(names: list[str], steps: int, processes: int) -> int:
+    """Plant one fault after the other; print a table of the laws that find them."""
     names = names or sorted(FAULTS)
     found = 0
     print("| fault | found by the law | after steps | seed |\n|---|---|---|---|")
@@ -136,17 +136,17 @@ def plant(names: list[str], steps: int, processes: int) -> int:
 
 
 def with_fault(name: str) -> str:
-    """The file of a fault, with the fault."""
+    """Return the text of the fault's file, with the fault."""
     source: str = (ROOT / FAULTS[name]["file"]).read_text("utf-8")
     for old, new in zip(FAULTS[name]["old"], FAULTS[name]["new"], strict=True):
         if source.count(old) != 1:
-            raise ValueError(f"{name}: this does not stand in {FAULTS[name]['file']} once: {old}")
+            raise ValueError(f"{name}: {FAULTS[name]['file']} must have this text once: {old}")
         source = source.replace(old, new)
     return source
 
 
 def look_for(name: str, steps: int) -> dict[str, int | str]:
-    """Plant a fault, and simulate until a law is broken; its name, the seed and the steps."""
+    """Plant a fault and simulate until a law is broken; return the law, the seed and the steps."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", "ui", "csrc")

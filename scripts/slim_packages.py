@@ -1,7 +1,7 @@
-"""`python slim_packages.py FOLDER`: take from installed packages what no image needs.
+"""`python slim_packages.py FOLDER`: remove files from installed packages that no image needs.
 
-These are headers, tests, and the symbols of libraries, which only debuggers read: 385 of 1,016 MB
-on a CPU. What was slimmed before is not touched: it lies in an earlier layer.
+Removes headers, tests, and the symbols of libraries, which only debuggers read: 385 of 1,016 MB on
+a CPU. Files without symbols stay unchanged, because they may be in an earlier layer.
 """
 
 import shutil
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 NEEDLESS = ("torch/include", "torch/test", "nvidia/*/include", "tests")
-NEEDED_PROGRAM = "torch_shm_manager"  # torch looks for it when it is imported.
+NEEDED_PROGRAM = "torch_shm_manager"  # torch expects it at its import.
 _ELF64 = b"\x7fELF\x02\x01"
 
 
@@ -28,9 +28,9 @@ def slim(folder: Path) -> None:
 
 
 def drop_symbols(library: Path) -> None:
-    """Cut off what follows the last segment: the section table, which no loader reads, too.
+    """Truncate a 64-bit little-endian ELF file after its last segment; leave other files alone.
 
-    A 64-bit little-endian ELF file; any other stays as it is.
+    That removes the section table, too, which no loader reads.
     """
     with library.open("rb") as file:
         header = bytearray(file.read(64))
@@ -43,7 +43,7 @@ def drop_symbols(library: Path) -> None:
         file.seek(segments_at)
         # The offset and the size of each segment in the file.
         segments = [struct.unpack_from("<8xQ16xQ", file.read(size)) for _ in range(count)]
-    # Where the section table begins, the number of its entries, and which has their names.
+    # Clear the offset of the section table, its number of entries and the index of their names.
     header[40:48], header[60:64] = bytes(8), bytes(4)
     with library.open("r+b") as file:
         file.write(header)

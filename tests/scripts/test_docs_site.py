@@ -1,4 +1,4 @@
-"""The site of the documentation: what mkdocs' own strict mode does not find."""
+"""The site of the documentation: links, and files from other servers."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from scripts.docs_site import foreign_loads, on_page_markdown
         ("a.css", "a{b:url(c.woff)} d{e:url('https://f.example/g')}", "https://f.example/g"),
     ],
 )
-def test_what_a_page_loads_from_elsewhere_is_found(
+def test_files_that_a_page_loads_from_other_servers_are_found(
     tmp_path: Path, name: str, content: str, foreign: str | None
 ) -> None:
     (tmp_path / name).write_text(content)
@@ -37,6 +37,6 @@ def test_what_a_page_loads_from_elsewhere_is_found(
         ('<!-- skip: next "needs Docker" -->\ntext', "text"),
     ],
 )
-def test_links_lead_to_pages_and_files_that_are_none_are_named(link: str, expected: str) -> None:
-    """A link to nothing stays as it is, so that mkdocs reports it."""
+def test_links_lead_to_pages_and_other_files_are_named(link: str, expected: str) -> None:
+    """A broken link stays as it is, so that mkdocs reports it."""
     assert on_page_markdown(link) == expected

@@ -1,4 +1,4 @@
-"""Scripts name test files and folders, which move."""
+"""The test files and folders that scripts name exist."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,6 @@ SCRIPTS = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), ROOT / "run_t
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_every_test_that_a_script_names_is_there(script: Path) -> None:
-    named = re.findall(r"(?<![-\w/.])tests/[\w/*-]+(?:\.(?:py|json|toml))?", script.read_text())
-    assert [each for each in named if not [*ROOT.glob(each.rstrip("/"))]] == []
+def test_every_test_that_a_script_names_exists(script: Path) -> None:
+    paths = re.findall(r"(?<![-\w/.])tests/[\w/*-]+(?:\.(?:py|json|toml))?", script.read_text())
+    assert [path for path in paths if not [*ROOT.glob(path.rstrip("/"))]] == []

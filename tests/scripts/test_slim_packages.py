@@ -1,4 +1,4 @@
-"""What images leave out of installed packages."""
+"""Files that images leave out of installed packages."""
 
 import ctypes
 import shutil
@@ -11,7 +11,7 @@ import pytest
 from scripts.slim_packages import slim
 
 
-def test_a_library_without_symbols_does_the_same_and_is_not_touched_again(tmp_path: Path) -> None:
+def test_a_library_without_symbols_works_and_is_not_changed_again(tmp_path: Path) -> None:
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
         pytest.skip("there is no compiler for Linux")
@@ -34,10 +34,10 @@ def test_a_library_without_symbols_does_the_same_and_is_not_touched_again(tmp_pa
     assert (library.read_bytes(), library.stat().st_mtime_ns) == (slimmed, changed)
 
 
-def test_headers_tests_and_programs_go_and_the_rest_stays(tmp_path: Path) -> None:
+def test_headers_tests_and_programs_are_removed_and_the_rest_stays(tmp_path: Path) -> None:
     kept = ["torch/bin/torch_shm_manager", "torch/testing/a.py", "other/include/a.h", "b/c.so"]
-    gone = ["torch/bin/test_api", "torch/include/a.h", "torch/test/a", "x/tests/test_x.py"]
-    for name in [*kept, *gone, "nvidia/nvrtc/include/a.h"]:
+    removed = ["torch/bin/test_api", "torch/include/a.h", "torch/test/a", "x/tests/test_x.py"]
+    for name in [*kept, *removed, "nvidia/nvrtc/include/a.h"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("no ELF")
     slim(tmp_path)
