@@ -1,4 +1,4 @@
-"""POST /embeddings/ and its options, with those of reranking. The numbers are the oracle's."""
+"""POST /embeddings/ and its options; the oracle checks the numbers."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def embed(client, *sentences: str, **options) -> dict:
     return answered(client, "/embeddings/", sentences=sentences, **options)
 
 
-def test_the_answer_has_exactly_the_fields_of_the_contract_and_all_kinds(client) -> None:
+def test_a_response_has_exactly_the_documented_fields_and_all_kinds(client) -> None:
     answer = embed(client, "hybrid search")
     names = ["model_name", "dense_model_name", "sparse_model_name", "colbert_model_name"]
     rest = ["vector_space", "processing_time_ms", "warnings", "usage", "timings_ms"]
@@ -44,15 +44,15 @@ def test_the_answer_has_exactly_the_fields_of_the_contract_and_all_kinds(client)
     assert [len(vector) for vector in embeddings["colbert"]] == [64] * rows
 
 
-def test_a_kind_not_asked_for_is_null(client) -> None:
+def test_a_kind_that_is_not_requested_is_null(client) -> None:
     for kind in KINDS:
-        wanted = {f"return_{other}": other == kind for other in KINDS}
-        embeddings = embed(client, "search", **wanted)["data"][0]["embeddings"]
+        options = {f"return_{other}": other == kind for other in KINDS}
+        embeddings = embed(client, "search", **options)["data"][0]["embeddings"]
         assert list(embeddings) == list(KINDS)
         assert [other for other in KINDS if embeddings[other] is not None] == [kind]
 
 
-def test_an_over_long_text_is_embedded_and_reported(client) -> None:
+def test_truncation_of_a_long_text_is_a_warning(client) -> None:
     answer = embed(client, "short", "search " * 9000, return_colbert=False)
     (warning,) = answer["warnings"]
     assert (warning["code"], warning["severity"]) == ("input_truncated", "warning")
@@ -67,7 +67,7 @@ def test_an_over_long_text_is_embedded_and_reported(client) -> None:
     assert "9002 tokens" in warning["message"]
 
 
-def test_a_large_answer_has_no_length_and_all_that_was_counted(client) -> None:
+def test_a_large_response_has_no_content_length_and_all_vectors(client) -> None:
     texts = [f"search {i} " + "vector " * 300 for i in range(24)]
     uncompressed = {"Accept-Encoding": "identity"}
     response = client.post("/embeddings/", json={"sentences": texts}, headers=uncompressed)
@@ -86,7 +86,7 @@ PROMPTS = {"query": "Instruct: search\nQuery:", "document": "", "code": "code "}
 
 @pytest.fixture(scope="module")
 def qwen(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory):
-    """Qwen with prompts for dense vectors, and a cross-encoder; short limits."""
+    """A client of a service with Qwen with prompts, a cross-encoder and short limits."""
     folder = tmp_path_factory.mktemp("options")
     dense = shutil.copytree(tiny_qwen, folder / "tiny-qwen")
     configuration = json.dumps({"prompts": PROMPTS, "default_prompt_name": None})
@@ -106,8 +106,8 @@ def dense_of(answer: dict) -> list[np.ndarray]:
     return [np.float32(item["embeddings"]["dense"]) for item in answer["data"]]
 
 
-def assert_close(ours, theirs) -> None:
-    for one, other in zip(ours, theirs, strict=True):
+def assert_close(actual, expected) -> None:
+    for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
@@ -120,17 +120,17 @@ def assert_close(ours, theirs) -> None:
         ({"prompt": "to find: "}, "to find: "),
     ],
 )
-def test_a_prompt_is_what_the_client_could_have_written_itself(qwen, option, prompt) -> None:
+def test_a_prompt_is_put_before_each_text_for_dense_vectors(qwen, option, prompt) -> None:
     texts = ["hybrid search", "music", ""]
-    asked = embed(qwen, *texts, **option)
+    prompted = embed(qwen, *texts, **option)
     written = embed(qwen, *(prompt + text for text in texts))
-    assert_close(dense_of(asked), dense_of(written))
-    for item, plain in zip(asked["data"], embed(qwen, *texts)["data"], strict=True):
+    assert_close(dense_of(prompted), dense_of(written))
+    for item, plain in zip(prompted["data"], embed(qwen, *texts)["data"], strict=True):
         for kind in ("sparse", "colbert"):
             assert item["embeddings"][kind] == plain["embeddings"][kind]
 
 
-def test_dimensions_are_the_first_ones_at_unit_length_and_the_whole_vector_is_raw(qwen) -> None:
+def test_dimensions_are_the_first_ones_normalised_and_the_whole_vector_is_raw(qwen) -> None:
     (raw,) = dense_of(embed(qwen, "hybrid search"))
     assert np.linalg.norm(raw) > 2
     (unit,) = dense_of(embed(qwen, "hybrid search", normalize_dense=True))
@@ -138,7 +138,7 @@ def test_dimensions_are_the_first_ones_at_unit_length_and_the_whole_vector_is_ra
     assert_close([unit, cut], [raw / np.linalg.norm(raw), raw[:32] / np.linalg.norm(raw[:32])])
 
 
-def test_a_text_cut_from_the_left_is_its_end_behind_its_prompt(qwen) -> None:
+def test_truncation_from_the_left_keeps_the_end_of_the_text_and_the_prompt(qwen) -> None:
     words = ["search", "vector", "history"] * 40
     answer = embed(qwen, " ".join(words), truncation_side="left")
     by_model = {warning["details"]["max_tokens"]: warning for warning in answer["warnings"]}
@@ -149,13 +149,13 @@ def test_a_text_cut_from_the_left_is_its_end_behind_its_prompt(qwen) -> None:
     assert by_model[40]["message"].endswith("tiny-m3 read the last 40.")
     tail = embed(qwen, " ".join(words[-38:]))
     assert_close(
-        *(np.float32(each["data"][0]["embeddings"]["colbert"])[None] for each in (answer, tail))
+        *(np.float32(side["data"][0]["embeddings"]["colbert"])[None] for side in (answer, tail))
     )
     prompted = embed(qwen, " ".join(words), truncation_side="left", input_type="query")
     assert not np.allclose(dense_of(prompted)[0], dense_of(answer)[0], atol=1e-3)
 
 
-def test_tokens_stand_beside_weights_and_rows(client, tiny_m3) -> None:
+def test_return_tokens_adds_the_tokens_of_weights_and_rows(client, tiny_m3) -> None:
     vocabulary = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
     text = "hybrid search search of things"
     (item,) = embed(client, text, return_tokens=True)["data"]
@@ -173,7 +173,7 @@ def test_tokens_stand_beside_weights_and_rows(client, tiny_m3) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        # What the models' engine refuses: tests/smart_embedder/pipelines/test_embedding.py.
+        # The engine's errors: tests/smart_embedder/pipelines/test_embedding.py.
         ({"dimensions": 65}, "dimensions is 65, and a vector of tiny-m3 has 64: leave"),
         ({"input_type": "classification"}, "14 characters: send 'query' or 'document'"),
         ({"colbert_pool_factor": 1}, "colbert_pool_factor is out of range: send at leas"),
@@ -189,13 +189,13 @@ def test_tokens_stand_beside_weights_and_rows(client, tiny_m3) -> None:
     ],
     ids=str,
 )
-def test_an_option_that_cannot_be_followed_is_422_and_says_so(client, options, message) -> None:
+def test_an_invalid_option_is_422_with_a_reason(client, options, message) -> None:
     response = client.post("/embeddings/", json={"sentences": ["a"]} | options)
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
     assert message in response.json()["detail"]
 
 
-def test_base64_is_of_json_alone(client) -> None:
+def test_base64_with_safetensors_is_422(client) -> None:
     body = {"sentences": ["a"], "encoding": "base64"}
     response = client.post("/embeddings/", json=body, headers={"Accept": SAFETENSORS})
     assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
@@ -214,13 +214,13 @@ def test_base64_is_of_json_alone(client) -> None:
     ],
     ids=str,
 )
-def test_options_that_go_together_are_followed(client, accept, options) -> None:
+def test_compatible_options_are_accepted(client, accept, options) -> None:
     body = {"sentences": ["a"]} | options
     response = client.post("/embeddings/", json=body, headers={"Accept": accept})
     assert (response.status_code, response.headers["content-type"]) == (200, accept)
 
 
-def test_a_text_or_passage_that_may_not_be_cut_is_named(client, qwen) -> None:
+def test_without_truncation_a_long_text_or_passage_is_422_and_named(client, qwen) -> None:
     body = {"sentences": ["short", "search " * 45], "truncate": False}
     response = qwen.post("/embeddings/", json=body | {"return_dense": False})
     assert (response.status_code, response.json()["code"]) == (422, "text_too_long")
@@ -237,7 +237,7 @@ def test_a_text_or_passage_that_may_not_be_cut_is_named(client, qwen) -> None:
     assert answered(client, "/rerank", **body)["warnings"] == []
 
 
-def test_passages_are_cut_from_the_side_that_is_asked_for(qwen) -> None:
+def test_truncation_cuts_passages_at_the_requested_side(qwen) -> None:
     words = ["search", "vector", "history", "music"] * 20
     body = {"query": "hybrid", "passages": [" ".join(words), "music"]}
     answer = answered(qwen, "/rerank", **body, truncation_side="left")
@@ -248,10 +248,10 @@ def test_passages_are_cut_from_the_side_that_is_asked_for(qwen) -> None:
     expected = answered(qwen, "/rerank", **body | {"passages": [" ".join(words[-kept:]), "music"]})
     assert expected["warnings"] == []
     for field in ("index", "score"):
-        assert_close(*([each[field] for each in side["results"]] for side in (answer, expected)))
+        assert_close(*([item[field] for item in side["results"]] for side in (answer, expected)))
 
 
-def test_a_text_of_five_megabytes_is_reported_with_a_lower_bound(client) -> None:
+def test_truncation_of_a_text_of_five_megabytes_has_a_lower_bound(client) -> None:
     answer = embed(client, "search vector " * 400_000, return_colbert=False, return_sparse=False)
     (warning,) = answer["warnings"]
     details = warning["details"]

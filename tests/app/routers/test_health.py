@@ -1,4 +1,4 @@
-"""/health is true from start to end, /metrics has every name, /stats agrees, docs are at hand."""
+"""/health, /metrics, /stats, /docs, and the index at /."""
 
 import re
 import sys
@@ -93,28 +93,28 @@ def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
     assert {"backpressure", "rate_limit", "auth"} <= reasons
 
 
-# Names of dashboards made for the service's forerunner, which stay as they are.
+# Names from version 1, which its dashboards use.
 SHARED_NAMES = re.compile("(embedding|rerank|gpu_memory|process)_")
 
 
-def test_what_no_other_service_counts_has_the_services_own_prefix() -> None:
+def test_new_metrics_have_the_prefix_embedder() -> None:
     names = {family.name for family in Metrics().registry.collect()}
-    own = {name for name in names if not SHARED_NAMES.match(name)}
-    assert own
-    assert all(name.startswith("embedder_") for name in own)
+    new = {name for name in names if not SHARED_NAMES.match(name)}
+    assert new
+    assert all(name.startswith("embedder_") for name in new)
     listed = {*COUNTERS, *HISTOGRAMS, *GAUGES, "embedding_server_info"}
     shared = {name.removesuffix("_total").removesuffix("_info") for name in listed}
-    assert {name for name in names - own if not name.startswith("process_")} <= shared
-    if sys.platform == "linux":  # Which alone tells these of a process.
+    assert {name for name in names - new if not name.startswith("process_")} <= shared
+    if sys.platform == "linux":  # Other systems have no metrics of processes.
         ((_, used),) = series(Metrics().render().decode())["process_resident_memory_bytes"]
         assert used > 0
 
 
 def total(found, name: str, **labels: str) -> float:
-    return sum(v for own, v in found[name] if labels.items() <= own.items())
+    return sum(v for series_labels, v in found[name] if labels.items() <= series_labels.items())
 
 
-def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path) -> None:
+def test_metrics_count_requests_and_stats_agree(tiny_m3: Path) -> None:
     with serving(embedding_model=str(tiny_m3)) as client:
         for _ in range(3):
             client.post("/embeddings/", json={"sentences": ["a", "b"]})
@@ -143,12 +143,12 @@ def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["/docs", "/docs/", "/redoc", "/redoc/"])
-def test_a_docs_page_loads_everything_from_this_server(client, page: str) -> None:
+def test_docs_pages_load_all_files_from_this_server(client, page: str) -> None:
     html = client.get(page).text
     addresses = re.findall(r"""(?:src|href)=["']([^"']+)["']""", html)
     assert addresses
     for address in addresses:
-        # Relative, so that a proxy may serve it below any path.
+        # Relative, so that a proxy can serve it below any path.
         assert not address.startswith("/"), address
         assert client.get(urljoin(page, address)).status_code == 200, address
     assert "https://" not in html
@@ -162,7 +162,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("ui", [True, False])
-async def test_a_browser_is_sent_to_the_page_where_there_is_one(ui: bool) -> None:
+async def test_the_index_redirects_browsers_to_the_page_if_ui_is_on(ui: bool) -> None:
     app = create_app(Settings(api_token=None, ui=ui, trusted_proxies="192.0.2.1"))
     transport = ASGITransport(app, client=("192.0.2.1", 1))
     async with AsyncClient(transport=transport, base_url="http://service") as client:
@@ -180,8 +180,8 @@ async def test_a_browser_is_sent_to_the_page_where_there_is_one(ui: bool) -> Non
             assert paths.get("page") == (f"{prefix}/ui" if ui else None)
 
 
-async def test_a_tokens_file_that_cannot_be_read_shows_in_the_metrics(tmp_path: Path) -> None:
-    """Also while nobody shows a token: the file is read whenever the metrics are."""
+async def test_metrics_show_a_tokens_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """The file is read for /metrics, too, even if no client sends a token."""
     file = tmp_path / "tokens"
     file.write_text("alice:one\n")
     app = create_app(Settings(api_token=None, api_tokens_file=file))
@@ -221,7 +221,7 @@ class Dense(FakeModel):
         (None, "late-interaction", ("100", "none", "100", "none")),
     ],
 )
-def test_the_lengths_of_a_server_are_those_of_its_models(dense, reranker, expected) -> None:
+def test_server_info_has_the_lengths_of_the_models(dense, reranker, expected) -> None:
     lengths = {"bge_rerank": 11, "qwen_rerank": 12, "qwen_embed": 13}
     settings = {f"{kind}_max_length": length for kind, length in lengths.items()}
     late = reranker == "late-interaction"
@@ -229,11 +229,11 @@ def test_the_lengths_of_a_server_are_those_of_its_models(dense, reranker, expect
     models = models if late else replace(models, reranker=reranker)
     labels = describe_server(Settings(embedding_model="/models/private/mine", **settings), models)
     names = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
-    assert tuple(labels[f"{each}_max_length"] for each in names) == expected
+    assert tuple(labels[f"{name}_max_length"] for name in names) == expected
     assert (labels["model"], labels["gpu_available"], labels["device"]) == ("mine", "false", "cpu")
 
 
-def test_a_warm_service_is_healthy_and_describes_itself(client, tiny_m3) -> None:
+def test_health_of_a_warm_service_is_200_with_a_description(client, tiny_m3) -> None:
     response = client.get("/health")
     assert client.get("/health/live").status_code == 200
     assert client.get("/health/ready").json() == response.json()
@@ -251,8 +251,8 @@ def test_a_warm_service_is_healthy_and_describes_itself(client, tiny_m3) -> None
     assert health["gpu"]["available"] is False
 
 
-def test_the_port_answers_while_the_model_is_loading(tiny_m3: Path, tmp_path: Path) -> None:
-    """Asked as soon as the port is bound, /health says 503 "loading", and embedding is refused."""
+def test_health_is_503_while_the_models_are_loading(tiny_m3: Path, tmp_path: Path) -> None:
+    """Embedding requests are 503, too, from the moment the port is bound."""
     settings = {"EMBEDDING_MODEL": str(tiny_m3)}
     with run_server(tmp_path, healthy=False, **settings) as server, server.client() as client:
         health = client.get("/health")

@@ -1,4 +1,4 @@
-"""The page's files: what is served, to whom, and with which headers."""
+"""The files of the page at /ui: their headers, caching and access."""
 
 import gzip
 import re
@@ -13,31 +13,31 @@ from tests.support.server import REPOSITORY
 
 FOLDER = REPOSITORY / "app" / "ui"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
-MOST_BYTES = 80_000
+MAX_BYTES = 80_000
 
 
-def test_each_file_has_its_type_and_the_strict_headers_and_all_are_small_as_they_are_sent(client):
-    kinds = {".html": "html", ".css": "css", ".js": "javascript", ".svg": "svg"}
-    sent = 0
+def test_files_have_their_type_and_security_headers_and_are_small(client):
+    types = {".html": "html", ".css": "css", ".js": "javascript", ".svg": "svg"}
+    total = 0
     for name in FILES:
         path, content = f"/ui/{name}", (FOLDER / name).read_bytes()
         with client.stream("GET", path, headers={"Accept-Encoding": "gzip"}) as answer:
             packed = b"".join(answer.iter_raw())
         assert (answer.headers["content-encoding"], gzip.decompress(packed)) == ("gzip", content)
-        sent += len(packed)
-        # Who reads no gzip gets the files as they are.
+        total += len(packed)
+        # Clients without gzip get the files uncompressed.
         answer = client.get(path, headers={"Accept-Encoding": "gzip;q=0, identity"})
         assert (answer.status_code, answer.content) == (200, content)
         assert "content-encoding" not in answer.headers
         assert answer.headers["vary"] == "Accept-Encoding"
-        assert kinds[Path(name).suffix] in answer.headers["content-type"]
+        assert types[Path(name).suffix] in answer.headers["content-type"]
         policy = answer.headers["content-security-policy"].split("; ")
         assert "default-src 'none'" in policy
         assert {"frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'"} <= set(policy)
         assert all(part.endswith(("'none'", "-src 'self'")) for part in policy)
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["referrer-policy"] == "no-referrer"
-    assert sent < MOST_BYTES
+    assert total < MAX_BYTES
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/"])
@@ -53,7 +53,7 @@ def test_the_page_is_at_ui_and_its_links_are_relative(client, path: str) -> None
     assert (head.status_code, head.content) == (200, b"")
 
 
-def test_a_browser_keeps_what_has_not_changed(client) -> None:
+def test_a_file_with_the_same_etag_is_304(client) -> None:
     first = client.get("/ui/main.js")
     again = client.get("/ui/main.js", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
@@ -62,7 +62,7 @@ def test_a_browser_keeps_what_has_not_changed(client) -> None:
     assert changed.status_code == 200
 
 
-def test_no_other_file_is_served_and_none_is_written_to(client) -> None:
+def test_other_files_are_404_and_post_is_405(client) -> None:
     for path in (
         *("/ui/nowhere.js", "/ui/../main.py", "/ui/%2e%2e/main.py", "/ui/..%2fmain.py"),
         *("/ui/core/../../main.py", "/ui//etc/passwd", "/ui/%2fetc%2fpasswd", "/ui/core"),
@@ -72,14 +72,14 @@ def test_no_other_file_is_served_and_none_is_written_to(client) -> None:
     assert client.post("/ui", json={}).status_code == 405
 
 
-async def test_the_files_ask_for_no_token_and_all_else_does_and_none_is_counted() -> None:
+async def test_only_the_files_of_the_page_need_no_token_and_none_is_counted() -> None:
     settings = {"api_token": "secret", "protect_metrics": True}
     async with served(loaded(FakeModel()), **settings) as (service, client):
         for name in ("", *FILES):
             assert (await client.get(f"/ui/{name}")).status_code == 200
         for path in ("/ui/../stats", "/uix", "/stats", "/metrics", "/ui%2f..%2fstats"):
             answer = await client.get(path)
-            # The client's own library may have resolved the dots.
+            # The HTTP library may have resolved the dots.
             assert answer.status_code in {401, 404}, path
             assert "uptime" not in answer.text
         assert service.metrics.total(service.metrics.embedding_requests) == 0

@@ -1,4 +1,4 @@
-"""POST /rerank: every reranker, warnings, and bad input."""
+"""POST /rerank: all kinds of rerankers, warnings, and invalid input."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
 
 @pytest.fixture(scope="module")
 def qwen_client(tiny_m3: Path, tiny_qwen: Path):
-    """Of a service with a Qwen dense model and a Qwen reranker beside bge-m3."""
+    """A client of a service with bge-m3, a Qwen dense model and a Qwen reranker."""
     with serving(
         embedding_model=f"{tiny_m3}/",
         dense_embedding_model=f"{tiny_qwen}//",
@@ -43,7 +43,7 @@ def assert_sorted(answer: dict, passages: list[str]) -> None:
     assert all(item["passage"] == passages[item["index"]] for item in answer["results"])
 
 
-def test_late_interaction_answers_with_the_fields_of_the_contract(client, tiny_m3) -> None:
+def test_late_interaction_has_the_documented_fields(client, tiny_m3) -> None:
     answer = post(client, query="hybrid search", passages=PASSAGES)
     rest = ["vector_space", "processing_time_ms", "warnings", "usage", "timings_ms"]
     assert list(answer) == ["results", "model_name", *rest]
@@ -58,7 +58,7 @@ def test_late_interaction_answers_with_the_fields_of_the_contract(client, tiny_m
     assert all(item["score"] == item["parts"]["dense"] for item in answer["results"])
 
 
-def test_the_cross_encoders_logits_and_their_sigmoid(bge_client, tiny_reranker) -> None:
+def test_a_cross_encoder_returns_logits_or_their_sigmoid(bge_client, tiny_reranker) -> None:
     """That its numbers are the engine's is shown in test_several_models.py."""
     raw = post(bge_client, query="hybrid search", passages=PASSAGES)
     assert raw["model_name"] == tiny_reranker.name
@@ -70,7 +70,7 @@ def test_the_cross_encoders_logits_and_their_sigmoid(bge_client, tiny_reranker) 
     )
 
 
-def test_qwens_probability_of_yes_is_the_same_normalised_or_not(qwen_client) -> None:
+def test_qwen_returns_the_probability_of_yes_normalised_or_not(qwen_client) -> None:
     forwards = "rerank_inference_duration_seconds_count"
     before = metric(qwen_client, forwards)
     raw = post(qwen_client, query="hybrid search", passages=PASSAGES)
@@ -80,12 +80,14 @@ def test_qwens_probability_of_yes_is_the_same_normalised_or_not(qwen_client) -> 
     assert all(0 < score < 1 for score in by_index(raw))
     normal = post(qwen_client, query="hybrid search", passages=PASSAGES, normalize=True)
     assert by_index(normal) == pytest.approx(by_index(raw), abs=1e-6)
-    told = post(qwen_client, query="hybrid search", passages=PASSAGES, instruction="Find bread")
-    assert by_index(told) != by_index(normal)
+    instructed = post(
+        qwen_client, query="hybrid search", passages=PASSAGES, instruction="Find bread"
+    )
+    assert by_index(instructed) != by_index(normal)
 
 
 @pytest.mark.parametrize(
-    ("service", "option", "value", "reads_it"),
+    ("service", "option", "value", "is_used"),
     [
         ("client", "weights", {"dense": 2}, True),
         ("client", "instruction", "x", False),
@@ -95,21 +97,21 @@ def test_qwens_probability_of_yes_is_the_same_normalised_or_not(qwen_client) -> 
         ("bge_client", "instruction", "", False),
     ],
 )
-def test_an_option_without_effect_is_refused_and_not_ignored(
-    request: pytest.FixtureRequest, service: str, option: str, value: object, reads_it: bool
+def test_an_option_without_effect_is_422(
+    request: pytest.FixtureRequest, service: str, option: str, value: object, is_used: bool
 ) -> None:
     """Null counts as not sent."""
     client, body = request.getfixturevalue(service), {"query": "search", "passages": ["a"]}
     assert post(client, **body, **{option: None})["results"]
     answer = client.post("/rerank", json=body | {option: value})
-    assert answer.status_code == (200 if reads_it else 422)
-    if not reads_it:
+    assert answer.status_code == (200 if is_used else 422)
+    if not is_used:
         assert answer.json()["code"] == "invalid_request"
-        told = f"The option {option} has no effect with the reranker tiny-"
-        assert answer.json()["detail"].startswith(told)
+        message = f"The option {option} has no effect with the reranker tiny-"
+        assert answer.json()["detail"].startswith(message)
 
 
-def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
+def test_a_response_has_dense_of_qwen_and_sparse_and_colbert_of_bge(
     qwen_client, client, tiny_m3, tiny_qwen
 ) -> None:
     texts = ["hybrid search", "vector " * 100, ""]
@@ -120,12 +122,12 @@ def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
     (warning,) = answer["warnings"]
     assert (warning["details"]["model"], warning["details"]["max_tokens"]) == (tiny_qwen.name, 50)
     assert warning["target"]["pointer"] == "/sentences/1"
-    of_bge = answered(client, "/embeddings/", sentences=texts)["data"]
-    for item, other in zip(answer["data"], of_bge, strict=True):
-        made, bge = item["embeddings"], other["embeddings"]
-        np.testing.assert_allclose(made["colbert"], bge["colbert"], rtol=0, atol=1e-5)
-        assert made["sparse"].keys() == bge["sparse"].keys()
-        assert not np.allclose(made["dense"], bge["dense"], atol=1e-3)
+    bge_only = answered(client, "/embeddings/", sentences=texts)["data"]
+    for item, other in zip(answer["data"], bge_only, strict=True):
+        both, bge = item["embeddings"], other["embeddings"]
+        np.testing.assert_allclose(both["colbert"], bge["colbert"], rtol=0, atol=1e-5)
+        assert both["sparse"].keys() == bge["sparse"].keys()
+        assert not np.allclose(both["dense"], bge["dense"], atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -135,23 +137,23 @@ def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
         *((["sparse", "colbert"], [True, False]), (["dense", "sparse"], [True, True])),
     ],
 )
-def test_a_model_gets_only_the_work_that_it_is_needed_for(
+def test_a_model_computes_only_the_requested_kinds(
     qwen_client, tiny_m3, tiny_qwen, kinds, used
 ) -> None:
     def tokens() -> list[float]:
         series, names = "embedder_tokens_processed_total", (tiny_m3.name, tiny_qwen.name)
-        return [metric(qwen_client, series, model=each) for each in names]
+        return [metric(qwen_client, series, model=name) for name in names]
 
     before = tokens()
-    wanted = {f"return_{kind}": kind in kinds for kind in ("dense", "sparse", "colbert")}
-    answered(qwen_client, "/embeddings/", sentences=["search"], **wanted)
+    options = {f"return_{kind}": kind in kinds for kind in ("dense", "sparse", "colbert")}
+    answered(qwen_client, "/embeddings/", sentences=["search"], **options)
     assert [now > then for now, then in zip(tokens(), before, strict=True)] == used
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code", "said"),
+    ("body", "status", "code", "message"),
     [
-        # More of what is said of each field: test_error_responses.py.
+        # More errors of fields: test_error_responses.py.
         ({"query": " \t\n"}, 400, "empty_input", "The query is blank"),
         ({"query": "", "passages": []}, 400, "empty_input", "The query is blank"),
         ({"passages": []}, 400, "empty_input", "The list passages is empty"),
@@ -163,13 +165,13 @@ def test_a_model_gets_only_the_work_that_it_is_needed_for(
     ],
     ids=lambda case: str(case)[:40],
 )
-def test_bad_input_gets_a_clear_error(client, body, status, code, said) -> None:
+def test_invalid_input_is_an_error_with_a_reason(client, body, status, code, message) -> None:
     response = client.post("/rerank", json={"query": "a", "passages": ["a"]} | body)
     assert (response.status_code, response.json()["code"]) == (status, code)
-    assert said in response.json()["detail"]
+    assert message in response.json()["detail"]
 
 
-def test_a_thousand_passages_are_scored_and_one_of_megabytes_is_truncated(bge_client) -> None:
+def test_truncation_of_a_passage_of_megabytes_among_a_thousand(bge_client) -> None:
     passages = [*corpus(1023, seed=11), "vector " * 750_000]
     answer = post(bge_client, query="hybrid search", passages=passages)
     assert_sorted(answer, passages)
@@ -178,7 +180,7 @@ def test_a_thousand_passages_are_scored_and_one_of_megabytes_is_truncated(bge_cl
     assert warning["details"]["lower_bound"] is True
 
 
-def test_switched_off_it_is_503_and_names_the_setting(tiny_m3: Path) -> None:
+def test_without_a_reranker_it_is_503_and_the_error_names_the_setting(tiny_m3: Path) -> None:
     with serving(embedding_model=str(tiny_m3), reranker_model="none") as client:
         body = {"query": "a", "passages": ["b"], "instruction": "which no reranker reads"}
         response = client.post("/rerank", json=body)
@@ -188,12 +190,12 @@ def test_switched_off_it_is_503_and_names_the_setting(tiny_m3: Path) -> None:
         assert client.get("/health").json()["reranker_model"] == "none"
 
 
-def test_no_path_of_the_machine_is_in_any_answer(qwen_client, tiny_m3, tiny_qwen) -> None:
-    long, wanted = "vector " * 100, {"return_colbert": False}
-    embedded = qwen_client.post("/embeddings/", json={"sentences": [long]} | wanted)
+def test_no_response_has_a_path_of_the_machine(qwen_client, tiny_m3, tiny_qwen) -> None:
+    long, options = "vector " * 100, {"return_colbert": False}
+    embedded = qwen_client.post("/embeddings/", json={"sentences": [long]} | options)
     reranked = qwen_client.post("/rerank", json={"query": long * 4, "passages": [long * 5]})
     assert embedded.json()["warnings"]
-    codes = [each["code"] for each in reranked.json()["warnings"]]
+    codes = [warning["code"] for warning in reranked.json()["warnings"]]
     assert codes == ["query_truncated", "passage_truncated"]
     refused = qwen_client.post("/rerank", json={"query": "a", "passages": "b"})
     pages = ("/", "/health", "/health/live", "/stats", "/metrics", "/openapi.json", "/docs")
