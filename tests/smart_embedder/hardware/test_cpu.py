@@ -1,4 +1,4 @@
-"""How many threads a batch is worth under a quota, how workers share the cores, and memory."""
+"""Threads of a forward under a CPU quota, the workers' shares of the cores, and large pages."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ from smart_embedder.hardware.cpu import (
     share_cpus,
 )
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone binds threads")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds threads")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_lower_thread_priority_changes_only_the_calling_thread() -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Makes a machine of nodes such as `0-3,8`, with the threads that PyTorch would use."""
+    """Return a function that simulates a machine with memory nodes such as `0-3,8`."""
 
     def make(*nodes: str, threads: int, cores: dict[int, int], usable: int) -> None:
         for number, cpus in enumerate(nodes):
@@ -129,18 +129,18 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("nodes", "threads", "cores", "cpus", "on_nodes", "threads_each"),
     [
-        # Each node has a worker of its own.
+        # Each node has one worker.
         (("0-3", "4-7"), 8, {}, [[0, 1, 2, 3], [4, 5, 6, 7]], [0, 1], 4),
         (("0-2,6", "3-5,7"), 8, {}, [[0, 1, 2, 6], [3, 4, 5, 7]], [0, 1], 4),
         # Several workers divide a node.
         (("0-3", "4-7"), 8, {}, [[0, 1], [2, 3], [4, 5], [6, 7]], [0, 0, 1, 1], 2),
-        # The two threads of a core stay together; PyTorch uses one thread for each core.
+        # The two CPUs of a core stay together; PyTorch uses one thread for each core.
         (("0-3",), 2, {0: 0, 1: 1, 2: 0, 3: 1}, [[0, 2], [1, 3]], [0, 0], 1),
         # A quota leaves fewer threads than CPUs.
         (("0-15",), 5, {}, [[*range(8)], [*range(8, 16)]], [0, 0], 2),
-        # A node with memory alone has no worker.
+        # A node without CPUs has no worker.
         (("0,1", ""), 2, {}, [[0], [1]], [0, 0], 1),
-        # Where the system shows no nodes there is one.
+        # A system that shows no nodes has one.
         ((), 4, {}, [[0, 1], [2, 3]], [0, 0], 2),
     ],
 )
@@ -194,7 +194,7 @@ def test_bind_thread_changes_only_the_calling_thread() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_cat_in_large_pages_equals_torch_cat(dtype: torch.dtype, dim: int) -> None:
     parts = torch.rand(7, 9, 3).to(dtype).split([2, 1, 4] if dim == 0 else [4, 4, 1], dim)
-    joined = cat_in_large_pages((each.clone() for each in parts), 7 if dim == 0 else 9, dim)
+    joined = cat_in_large_pages((part.clone() for part in parts), 7 if dim == 0 else 9, dim)
     assert torch.equal(joined, torch.cat(parts, dim))
     assert joined.is_contiguous()
 
@@ -209,10 +209,10 @@ def test_large_pages_copies_are_separate_and_aligned(shapes: list[tuple[int, int
         original = torch.full(shape, number, dtype=torch.int8).t()
         copies.append(memory.copy(original))
         assert copies[-1].shape == original.shape
-    for number, each in enumerate(copies):
-        assert each.is_contiguous()
-        assert each.data_ptr() % 64 == 0
-        assert bool((each == number).all())
+    for number, copy in enumerate(copies):
+        assert copy.is_contiguous()
+        assert copy.data_ptr() % 64 == 0
+        assert bool((copy == number).all())
 
 
 @linux_only
@@ -221,8 +221,8 @@ def test_large_pages_are_freed_with_their_last_copy() -> None:
         return psutil.Process().memory_info().vms
 
     memory = LargePages()
-    copies = [memory.copy(torch.zeros(2**20)) for _ in range(40)]  # Of 160 MiB.
+    copies = [memory.copy(torch.zeros(2**20)) for _ in range(40)]  # 160 MiB in all.
     before = mapped()
     copies.clear()
-    # All but the stretch that further copies would lie in.
+    # The stretch for further copies stays.
     assert before - mapped() > 140 * 2**20

@@ -1,6 +1,6 @@
-"""Which device and which number format are taken, what is said where one cannot be; its memory.
+"""The choice of device and dtype, the messages for those that cannot be used, and memory.
 
-Only PyTorch's own answers are replaced: no machine that runs these tests has so old a driver.
+PyTorch's functions are replaced, since no machine that runs these tests has so old a driver.
 """
 
 import platform
@@ -69,7 +69,7 @@ FLOAT8 = "DTYPE=float8 needs .*, and the models run on"
         ("float32", False, CPU, None, torch.float32),
         ("float16", False, CPU, None, "DTYPE=float16 is for GPUs; on a CPU use bfloat16"),
         ("int8", False, CUDA, None, "DTYPE=int8 is for CPUs, and the models run on cuda"),
-        # The rest of a model in float8 is in bfloat16.
+        # With float8 everything except matrix products is in bfloat16.
         ("float8", False, CUDA, (8, 9), torch.bfloat16),
         ("float8", False, CUDA, (9, 0), torch.bfloat16),
         ("float8", False, CUDA, (8, 6), f"{FLOAT8} cuda"),
@@ -92,7 +92,7 @@ TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)"
 def test_driver_too_old_stops_the_start_or_is_logged(
     monkeypatch: pytest.MonkeyPatch, build: str | None
 ) -> None:
-    """Where PyTorch's build is for CPUs no GPU was expected, and nothing is said of one."""
+    """With PyTorch's build for CPUs no GPU was expected, and nothing is logged."""
 
     def init() -> None:
         raise RuntimeError(f"{TOO_OLD}. Please update your GPU driver by downloading a new version")
@@ -115,7 +115,7 @@ def test_driver_too_old_stops_the_start_or_is_logged(
 
 @pytest.fixture
 def seen_gpu(monkeypatch):
-    """A GPU of a given compute capability, and what PyTorch was built for."""
+    """Return a function that simulates a GPU and the architectures that PyTorch was built for."""
 
     def see(capability: tuple[int, int], built: list[str]) -> None:
         for name, value in {
@@ -136,9 +136,9 @@ CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"
 @pytest.mark.parametrize(
     ("capability", "built", "runs"),
     [
-        *((each, CUDA_13, True) for each in ((7, 5), (8, 9), (12, 1))),
-        ((9, 4), ["gfx942"], True),  # A build that names other architectures is taken at its word.
-        *((each, CUDA_13, False) for each in ((7, 0), (6, 1))),
+        *((capability, CUDA_13, True) for capability in ((7, 5), (8, 9), (12, 1))),
+        ((9, 4), ["gfx942"], True),  # A build for architectures of other makers is trusted.
+        *((capability, CUDA_13, False) for capability in ((7, 0), (6, 1))),
         ((10, 0), ["sm_75", "sm_90"], False),
     ],
 )
@@ -186,8 +186,8 @@ def test_describe_device_names_the_hardware(seen_gpu, monkeypatch) -> None:
     seen_gpu((9, 0), CUDA_13)
     monkeypatch.setattr(device, "available_threads", lambda: 7)
     arm = {"architecture": "aarch64"}
-    for told, name in (({"cpu_name": "EPYC"} | arm, "EPYC"), (arm, "aarch64"), ({}, "CPU")):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda told=told: told)
+    for found, name in (({"cpu_name": "EPYC"} | arm, "EPYC"), (arm, "aarch64"), ({}, "CPU")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
         assert device.describe_device(CPU) == f"{name}, 7 threads"
     assert device.describe_device(CUDA) == "Some GPU"
 
@@ -219,7 +219,7 @@ def test_gpu_memory_is_read_and_freed(monkeypatch) -> None:
 
 @pytest.fixture
 def in_groups(tmp_path: Path, monkeypatch):
-    """Puts the process into control groups with a limit and statistics each."""
+    """Return a function that puts the process into control groups with limits and statistics."""
 
     def put(version: int, groups: dict[str, tuple[str, str]]) -> None:
         root, name = tmp_path / "memory", "memory.limit_in_bytes"
@@ -240,7 +240,7 @@ def in_groups(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize(
     ("version", "groups", "expected"),
     [
-        # What cannot be taken back counts.
+        # Memory that the system cannot reclaim counts.
         (
             2,
             {
@@ -249,7 +249,7 @@ def in_groups(tmp_path: Path, monkeypatch):
             },
             (723, 1000),
         ),
-        # The other version has other names, and a number for no limit.
+        # Version 1 has other names, and a large number for no limit.
         (
             1,
             {
@@ -258,7 +258,7 @@ def in_groups(tmp_path: Path, monkeypatch):
             },
             (406, 1000),
         ),
-        # Of a group and those above, the one that has least left.
+        # The group or parent with the least memory left counts.
         (2, {"service/one": ("1000", "anon 1"), "service": ("500", "anon 300")}, (300, 500)),
         (2, {"service/one": ("1000", "anon 1"), "service": ("9000", "anon 8900")}, (8900, 9000)),
         (2, {}, None),
@@ -293,22 +293,22 @@ print(measure_peak_growth(lambda: np.ones(1 << 26, np.uint8)), measure_peak_grow
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a peak")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports a peak")
 def test_peak_growth_includes_memory_freed_before_the_end() -> None:
-    """In a process of its own: another thread of this one may free memory meanwhile."""
+    """In a separate process, since other threads of this one may free memory meanwhile."""
     done = run_script(GROWN)
     assert not done.returncode, done.stderr
     grown, idle = map(int, done.stdout.split())
-    # The system counts pages of each thread for itself at first.
+    # The system first counts pages for each thread separately.
     assert 0.9 * (1 << 26) < grown < 1.3 * (1 << 26)
     assert idle < 0.3 * (1 << 26)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "runs", "shortest_of_them"),
+    ("seconds", "runs", "fastest"),
     [([0.1, 0.02, 0.05], 3, 0.02), ([0.05, 0.2, 0.01], 2, 0.05), ([0.2, 0.1], 1, 0.2)],
 )
-def test_time_fastest_run_repeats_long_runs_less(seconds, runs, shortest_of_them) -> None:
+def test_time_fastest_run_repeats_long_runs_less(seconds, runs, fastest) -> None:
     at, done = 0.0, []
 
     def run() -> None:
@@ -316,7 +316,7 @@ def test_time_fastest_run_repeats_long_runs_less(seconds, runs, shortest_of_them
         at += seconds[len(done)]
         done.append(at)
 
-    assert device.time_fastest_run(run, lambda: at) == pytest.approx(shortest_of_them)
+    assert device.time_fastest_run(run, lambda: at) == pytest.approx(fastest)
     assert len(done) == runs
 
 
@@ -324,8 +324,8 @@ def test_time_fastest_run_repeats_long_runs_less(seconds, runs, shortest_of_them
     ("where", "broken", "error", "warnings"),
     [
         (CUDA, False, None, ["CUDA driver error: operation not supported"]),
-        (CUDA, True, "not supported", []),  # Not even without them.
-        (CPU, True, None, []),  # It has no such segments.
+        (CUDA, True, "not supported", []),  # The allocation fails without such segments, too.
+        (CPU, True, None, []),  # A CPU has no such segments.
     ],
 )
 def test_expandable_segments_are_turned_off_if_they_fail(

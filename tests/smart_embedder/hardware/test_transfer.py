@@ -1,4 +1,4 @@
-"""Results on the host: as they were on the device, and which of them are numbers."""
+"""Results on the host equal those on the device, and rows that are not finite are marked."""
 
 import math
 
@@ -22,7 +22,7 @@ from tests.support.simulated_streams import ARRIVED
             (torch.tensor([[1.0, 2.0], [value, 3.0], [0.0, 0.0]]), [True, False, True])
             for value in (math.nan, math.inf, -math.inf)
         ),
-        (torch.tensor([[math.inf, -math.inf]]), [False]),  # They do not cancel out.
+        (torch.tensor([[math.inf, -math.inf]]), [False]),  # Infinities do not cancel out.
     ],
 )
 def test_copies_keep_order_and_mark_rows_that_are_not_finite(rows, finite) -> None:
@@ -35,12 +35,12 @@ def test_copies_keep_order_and_mark_rows_that_are_not_finite(rows, finite) -> No
 
 
 def test_copies_from_a_gpu_reuse_pinned_buffers() -> None:
-    """Two batches are in flight, and the next copies make NaN of what still lies in a buffer."""
+    """Two batches are in flight; a copy that overwrites an unread buffer would make it NaN."""
     rows = [torch.empty(3, 5, dtype=torch.float16), torch.empty(7), torch.empty(2, 2, 9)]
     kept: list[HostRows] = []
     with simulated_cuda() as cuda:
-        on_device = [DeviceRows.of(each.to("cuda:0")) for each in rows]
-        sizes = sum(each.values.nbytes + each.check.nbytes for each in on_device)
+        on_device = [DeviceRows.of(tensor.to("cuda:0")) for tensor in rows]
+        sizes = sum(result.values.nbytes + result.check.nbytes for result in on_device)
         for _ in range(3):
             before, blocks = cuda.bytes_to_host, cuda.pinned_blocks
             with cuda.forward():
@@ -48,14 +48,14 @@ def test_copies_from_a_gpu_reuse_pinned_buffers() -> None:
             assert cuda.bytes_to_host - before == 2 * sizes
             for collect in both:
                 kept += collect()
-        # The first ones made them, the others found them.
+        # The first batches allocated the buffers, the others reused them.
         assert cuda.pinned_blocks == blocks
         start_copies(on_device, tokens=10_000)
-    for ours, each in zip(kept, rows * 6, strict=True):
-        assert ours.values.shape == each.shape
-        assert ours.values.dtype == np.float32
-        assert (ours.values == ARRIVED).all()
-        assert ours.finite.shape == each.shape[: max(1, each.dim() - 1)]
+    for copied, tensor in zip(kept, rows * 6, strict=True):
+        assert copied.values.shape == tensor.shape
+        assert copied.values.dtype == np.float32
+        assert (copied.values == ARRIVED).all()
+        assert copied.finite.shape == tensor.shape[: max(1, tensor.dim() - 1)]
 
 
 def test_take_buffer_reuses_large_enough_buffers(
@@ -71,28 +71,32 @@ def test_take_buffer_reuses_large_enough_buffers(
     free.append(small)
     assert transfer.take_buffer(free, 2**20) is small
     free.append(small)
-    assert len(transfer.take_buffer(free, 2**22)) == 2**22  # The small one is replaced.
+    assert len(transfer.take_buffer(free, 2**22)) == 2**22  # The small buffer is replaced.
     assert not free
-    given = [torch.empty(2**20) for _ in range(3)]
-    free.extend(given)
-    assert [*map(id, free)] == [*map(id, given[1:])]
+    buffers = [torch.empty(2**20) for _ in range(3)]
+    free.extend(buffers)
+    assert [*map(id, free)] == [*map(id, buffers[1:])]
 
 
 @pytest.mark.parametrize(("tokens", "sleeps"), [(16, False), (1024, False), (1025, True)])
 def test_copies_of_a_short_forward_poll_and_others_sleep(monkeypatch, tokens, sleeps) -> None:
     with simulated_cuda():
         make, events = torch.cuda.Event, []
-        monkeypatch.setattr(torch.cuda, "Event", lambda **how: events.append(how) or make(**how))
+        monkeypatch.setattr(
+            torch.cuda, "Event", lambda **options: events.append(options) or make(**options)
+        )
         start_copies([DeviceRows.of(torch.rand(3).to("cuda:0"))], tokens)()
     assert events == [{"blocking": sleeps}]
 
 
 def test_copies_in_a_buffer_are_aligned() -> None:
-    """The simulated device itself raises where two of them overlap."""
+    """The simulated device raises an error if two copies overlap."""
     tensors = [torch.rand(3), torch.rand(2, 16), torch.rand(1).half(), torch.rand(64).bfloat16()]
     with simulated_cuda() as cuda:
-        collect = start_copies([DeviceRows.of(each.to("cuda:0")) for each in tensors], tokens=64)
-        starts = [each.target.data_ptr() for each in cuda._under_way]
+        collect = start_copies(
+            [DeviceRows.of(tensor.to("cuda:0")) for tensor in tensors], tokens=64
+        )
+        starts = [copy.target.data_ptr() for copy in cuda._under_way]
         assert len(starts) == 2 * len(tensors)
         assert {start % 64 for start in starts} == {0}
         collect()

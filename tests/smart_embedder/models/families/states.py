@@ -1,4 +1,4 @@
-"""The states of a checkpoint's tokens, on the CPU, in any format and with any attention."""
+"""The states of a checkpoint's tokens on the CPU, in any dtype and with any attention."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def target(
 
 
 def load(folder: Path, how: Target) -> Backbone:
-    """The encoder or decoder in a folder; a tokenizer is read for 8 bits alone."""
+    """Load the encoder or decoder in a folder; read its tokenizer only for 8 bits."""
     is_decoder = "qwen3" in (folder / "config.json").read_text()
     read = TextTokenizer.from_folder if is_decoder else load_tokenizer
     texts = encode_calibration(read(folder, 8192)) if how.quantized else ()
@@ -32,17 +32,17 @@ def load(folder: Path, how: Target) -> Backbone:
 
 
 def random_sequences(lengths: tuple[int, ...], vocabulary: int = 120) -> list[np.ndarray]:
-    """0 and 1 are padding tokens, which a text may spell out."""
+    """Draw token ids, among them 0 and 1, which are padding tokens that a text may contain."""
     rng = np.random.default_rng(0)
     return [rng.integers(0, vocabulary, length) for length in lengths]
 
 
 @torch.inference_mode()
 def states_of(folder: Path, how: Target, sequences: list[np.ndarray]) -> torch.Tensor:
-    """The states of each text, one text after the other."""
+    """Return the states of all texts, in the order of the texts."""
     backbone = load(folder, how)
     packed = backbone.pack(sequences)
     states = backbone.forward(packed)
     assert states.dtype == backbone.dtype == how.dtype
-    places = [slice(*packed.offsets[index : index + 2]) for index in packed.unpack_order]
-    return torch.cat([states[place] for place in places])
+    spans = [slice(*packed.offsets[index : index + 2]) for index in packed.unpack_order]
+    return torch.cat([states[span] for span in spans])

@@ -1,4 +1,4 @@
-"""Encoders of many families, by transformers' modules, against sentence-transformers."""
+"""Encoders of many families by transformers' modules, compared with sentence-transformers."""
 
 import asyncio
 import re
@@ -81,7 +81,7 @@ def test_wrong_packed_attention_is_refused_and_padding_used(
     (warning,) = logs
     assert (warning["event"], warning["path"]) == ("path_refused", "packed")
     assert warning["used_instead"] == model.info.paths["batch"] == "padded"
-    assert [each.path for each in model.info.refused] == ["packed"]
+    assert [path.path for path in model.info.refused] == ["packed"]
     assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
 
 
@@ -140,13 +140,13 @@ def test_padded_groups_fit_the_memory_of_attention(t5: Path, float32_target, mon
 
     model = load(t5, float32_target)
     monkeypatch.setattr(T5EncoderModel, "forward", counted)
-    # Three times the scores of four heads in float32, and the mask's byte: 49 for each pair.
+    # 49 bytes for each pair: three times the scores of four heads in float32, and a byte of mask.
     monkeypatch.setattr(transformers_module, "_GROUP_BYTES", 49 * 2 * 120**2)
     ids = [np.full(length, 9) for length in (100, 110, 120, 120, 40, 40, 40)]
     together = model.forward(ids, DENSE)
     assert rows == [(3, 40), (2, 110), (2, 120)]
-    for each, own in zip(together, ids, strict=True):
-        assert_close(each.dense, model.forward([own], DENSE)[0].dense)
+    for embedding, sequence in zip(together, ids, strict=True):
+        assert_close(embedding.dense, model.forward([sequence], DENSE)[0].dense)
 
 
 async def test_text_whose_attention_does_not_fit_the_memory_is_refused(
@@ -172,7 +172,7 @@ async def test_text_whose_attention_does_not_fit_the_memory_is_refused(
 
 
 def test_random_model_is_refused(tokenizer, tmp_path, float32_target) -> None:
-    """Reformer draws its hashes anew unless a seed is given."""
+    """Reformer draws new hashes at each forward unless it has a seed."""
     config = ReformerConfig(
         vocab_size=700, hidden_size=WIDTH, attention_head_size=16, num_attention_heads=4,
         attn_layers=["lsh"], axial_pos_embds=False, feed_forward_size=96, num_buckets=8,
@@ -199,8 +199,8 @@ def test_checkpoint_code_is_never_run(known, tokenizer, tmp_path, float32_target
         with capture_logs() as logs:
             model = load(folder, float32_target)
         assert_close(embed(model, TEXTS), reference_vectors(plain, TEXTS))
-        ignored = [each for each in logs if each["event"] == "checkpoint_code_ignored"]
-        assert [(each["model"], each["log_level"]) for each in ignored] == [("code", "warning")]
+        ignored = [line for line in logs if line["event"] == "checkpoint_code_ignored"]
+        assert [(line["model"], line["log_level"]) for line in ignored] == [("code", "warning")]
     else:
         with pytest.raises(StartupError, match="needs code of its own .* is never run"):
             load(folder, float32_target)
@@ -236,7 +236,7 @@ def lose_a_tensor(folder: Path) -> None:
 
 
 def store_bytes(folder: Path) -> None:
-    """As in a quantized checkpoint, whose scales transformers would not ask for."""
+    """Store a tensor as a quantized checkpoint does; transformers would not read its scales."""
     with changed_weights(folder) as weights:
         name = next(name for name in weights if "q_proj" in name)
         weights[name] = (weights[name] * 100).to(torch.int8)
@@ -292,10 +292,10 @@ def test_unusable_checkpoint_is_refused_in_one_sentence(
 )
 def test_attend_packed_takes_a_familys_options(module, options, expected) -> None:
     states = torch.arange(3 * 2 * 5 * 4.0).view(3, 1, 2, 5, 4)
-    asked = []
+    calls = []
 
     def attend(states, _, *, scale, causal, window=None):
-        asked.append((scale, causal, window))
+        calls.append((scale, causal, window))
         query, key, value = states
         return query + 2 * key + 3 * value
 
@@ -303,7 +303,7 @@ def test_attend_packed_takes_a_familys_options(module, options, expected) -> Non
     attended, weights = attend_packed(
         SimpleNamespace(**module), *states, None, packed_attention=packed, **options
     )
-    assert asked == [expected]
+    assert calls == [expected]
     assert weights is None
     assert torch.equal(attended[0], states[0, 0] + 2 * states[1, 0] + 3 * states[2, 0])
 

@@ -1,6 +1,6 @@
-"""The backbone of every family: rows, threads, preemption by short forwards, and CUDA graphs.
+"""The backbone of all families: rows, threads, preemption by short forwards, and CUDA graphs.
 
-The graphs are launched on a simulated device: what is launched, copied and waited for.
+The graphs run on a simulated device that records launches, copies and waits.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 
 EVERY = Outputs(dense=True, sparse=True, colbert=True)
 BUCKETS = (Bucket(32, 4, 32), Bucket(64, 8, 64))
-# Beside the graph: the copies of ids, positions and lengths, with what fills these up, and those of
+# Launches beside the graph: copies of ids, positions and lengths, with their padding, and copies of
 # states and heads.
 WITH_GRAPH = 6
 
 
 class FakeTransformer:
-    """What a backbone asks a transformer for, and no numbers."""
+    """A transformer that computes nothing."""
 
     shares_prefixes = capturable = False
     rounds_up, window = True, None
@@ -57,9 +57,9 @@ class FakeTransformer:
 def backbone_of(device: str = "cpu", dtype: torch.dtype = torch.float32, **options) -> Backbone:
     transformer = FakeTransformer()
     vars(transformer).update(options)
-    how = Target(torch.device(device), dtype, torch_backend())
+    target = Target(torch.device(device), dtype, torch_backend())
     sizes = {"hidden_size": 4, "max_length": 70, "parameters": 100}
-    return Backbone(transformer, how, **sizes, positions=PositionScheme(), configuration="none")
+    return Backbone(transformer, target, **sizes, positions=PositionScheme(), configuration="none")
 
 
 @pytest.mark.parametrize(("tokens", "multiple"), [(1, 1), (32, 1), (33, 8), (512, 8), (513, 32)])
@@ -134,17 +134,17 @@ def model(
 
 def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:
     outputs = [Outputs(dense=True)] * len(sequences)
-    return np.stack([each.dense for each in model.launch(sequences, outputs)()])
+    return np.stack([embedding.dense for embedding in model.launch(sequences, outputs)()])
 
 
 @pytest.mark.parametrize("end", ["first", "last"])
 @torch.inference_mode()
 def test_last_layer_computes_only_the_tokens_that_are_read(model: EmbeddingModel, end: End) -> None:
     rng = np.random.default_rng(0)
-    begins_alike = rng.integers(5, 100, 40)
+    prefix = rng.integers(5, 100, 40)
     texts = [rng.integers(5, 100, length) for length in (7, 1, 120, 60, 7)]
-    texts += [np.concatenate((begins_alike, tail)) for tail in (texts[0], texts[2], texts[1])]
-    texts *= 5  # More than are few, and a number that is rounded up.
+    texts += [np.concatenate((prefix, tail)) for tail in (texts[0], texts[2], texts[1])]
+    texts *= 5  # Enough tokens that the last layer leaves some out, and not a round number.
     backbone = model._backbone
     packed = backbone.pack(texts)
     whole, same = backbone.forward_of(packed, None)
@@ -153,8 +153,8 @@ def test_last_layer_computes_only_the_tokens_that_are_read(model: EmbeddingModel
     assert alone.lengths == [1] * len(packed.lengths)
     assert len(states) == -(-len(alone.lengths) // 8) * 8
     read = packed.offsets[:-1] if end == "first" else packed.offsets[1:] - 1
-    for each, whole_of in ((states, whole), (alone.input_ids[0], packed.input_ids[0])):
-        found, expected = each[: len(texts)].float(), whole_of[read][: len(texts)].float()
+    for selected, every in ((states, whole), (alone.input_ids[0], packed.input_ids[0])):
+        found, expected = selected[: len(texts)].float(), every[read][: len(texts)].float()
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     pool = {"first": first, "last": last}[end]
     torch.testing.assert_close(pool(states, alone), pool(whole, packed), rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The encoder's config.json: what is read, what is left out, and what makes no sense."""
+"""The encoder's config.json: values, defaults, and values that cannot be used."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_bert_defaults_are_those_of_transformers(model_type, theirs, tmp_path: P
     assert ours.activation == theirs.hidden_act
     assert ours.epsilon == theirs.layer_norm_eps
     assert ours.padding in {None, theirs.pad_token_id}
-    # Those of the products.
+    # The weights of the products alone.
     assert ours.parameters == 2 * (4 * 32 * 32 + 2 * 32 * 64)
 
 

@@ -1,4 +1,4 @@
-"""Products in float8, by PyTorch's own operator: on a CPU it computes what it does on a GPU."""
+"""Products in float8 by PyTorch's operator, which computes the same on a CPU as on a GPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ DENSE = Outputs(dense=True)
 
 @pytest.fixture
 def backend() -> Backend:
-    """That of a GPU, but for its attention."""
+    """A GPU's backend, except its attention."""
     product = cuda_backend(torch.device("cuda"), torch.float32).float8_product
     return torch_backend().prefer(CUDA, float8_product=product)
 
@@ -40,18 +40,18 @@ def target(backend: Backend, dtype: torch.dtype = torch.bfloat16) -> Target:
 def test_float8_vectors_are_near_bfloat16_alone_and_in_a_batch(
     name: str, backend: Backend, request: pytest.FixtureRequest
 ) -> None:
-    folder, made = request.getfixturevalue(name), []
+    folder, vectors = request.getfixturevalue(name), []
     for float8 in (True, False):
-        how = replace(target(backend), float8=float8)
-        model = load_embedder(name, folder, 512, how)
+        changed = replace(target(backend), float8=float8)
+        model = load_embedder(name, folder, 512, changed)
         sequences = [text.ids for text in model.tokenize(varied_texts(6))]
-        together = np.stack([each.dense for each in model.forward(sequences, DENSE)])
+        together = np.stack([embedding.dense for embedding in model.forward(sequences, DENSE)])
         assert model.info.dtype == ("float8" if float8 else "bfloat16")
         assert (model.info.paths.get("float8_product") == CUDA) == float8
         alone = np.stack([model.forward([ids], DENSE)[0].dense for ids in sequences])
         np.testing.assert_allclose(alone, together, rtol=0, atol=4e-3)
-        made.append(torch.from_numpy(together))
-    assert 0.98 < functional.cosine_similarity(*made).min() < 1 - 1e-5
+        vectors.append(torch.from_numpy(together))
+    assert 0.98 < functional.cosine_similarity(*vectors).min() < 1 - 1e-5
 
 
 def test_float8_is_refused_on_a_device_that_multiplies_wrongly(tiny_m3: Path) -> None:

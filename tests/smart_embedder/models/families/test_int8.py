@@ -1,4 +1,4 @@
-"""The encoder in 8 bits, and each of its products, against float32, for any checkpoint."""
+"""Encoders and decoders in 8 bits, and their products, compared with float32."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +30,7 @@ from tests.support.native import ACTIVATIONS
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 FAMILIES = ("xlm-roberta", "roberta", "bert")
-# In bfloat16, which is what runs beside int8 where the processor has it.
+# In bfloat16, which runs beside int8 if the processor has it.
 BACKEND = choose_backend(CPU, torch.bfloat16)
 SHAPES = [(64, 192), (35, 7), (1024, 256)]
 
@@ -60,7 +60,7 @@ LENGTHS = (5, 17, 5, 1, 44, 3, 100)
         ("bert", {"hidden_act": "relu"}, (9, 30)),
         # Calibration texts are cut to the positions.
         ("roberta", {"max_position_embeddings": 50}, (48, 3)),
-        # A width that no kernel takes.
+        # A width that no kernel supports.
         ("bert", {"hidden_size": 66, "num_attention_heads": 2}, (9, 30)),
     ],
 )
@@ -77,7 +77,7 @@ def test_int8_encoder_states_are_near_float32(
 def random_layer(width: int, out: int) -> nn.Linear:
     torch.manual_seed(width + out)
     layer = nn.Linear(width, out)
-    # Channels of very different size, as real ones are.
+    # Channels of very different size, as in trained models.
     layer.weight.data *= torch.rand(out, 1) * 10
     return layer
 
@@ -101,7 +101,7 @@ def test_int8_products_of_states_of_any_range(width, out, dtype, activation) -> 
     actual = product(states.to(dtype))
     assert actual.dtype == dtype
     expected = torch.cat([ACTIVATIONS[activation](layer(states)) for layer in layers], 1)
-    # Not row by row: where all channels of one are near 0, rounding is all there is to compare.
+    # Not row by row: rows whose channels are all near 0 would only compare rounding errors.
     assert (actual.float() - expected).norm() < 0.02 * expected.norm()
     if activation is None:
         states = (states + torch.randn(50, 1)) * torch.logspace(-3, 3, 50)[:, None]
@@ -128,7 +128,7 @@ def test_int8_large_channels_do_not_blur_the_others(channels: int) -> None:
     states[:, :channels] *= 100
     layer.weight.data[:, :channels] /= 100
     assert worst_cosine(quantized([layer], states)(states), layer(states)) > 0.999
-    # In a few rows only, as in the first and the last token of every text of trained models.
+    # Large in a few rows only, as for the first and last token of a text in trained models.
     layer, states = random_layer(384, 256), torch.randn(60, 384)
     states[::20, 7] = 40
     assert worst_cosine(quantized([layer], states)(states), layer(states)) > 0.9998
@@ -139,19 +139,19 @@ def test_int8_large_channels_do_not_blur_the_others(channels: int) -> None:
 def test_int8_decoder_states_are_near_float32(dtype, tiny_qwen: Path) -> None:
     with capture_logs() as logs:
         exact = load(tiny_qwen, target())
-        ours = load(tiny_qwen, target(dtype, "auto", quantized=True))
+        quantized_model = load(tiny_qwen, target(dtype, "auto", quantized=True))
     assert not logs
-    assert ours.target.describe("tiny").dtype == "int8"
-    # Some begin alike, and what they share is computed once.
+    assert quantized_model.target.describe("tiny").dtype == "int8"
+    # Some sequences share a prefix, which is computed once.
     sequences = [ids % 600 + 3 for ids in random_sequences(LENGTHS, 1200)]
     sequences += [np.concatenate([sequences[-1], ids]) for ids in sequences[:3]]
-    packed = ours.pack(sequences)
+    packed = quantized_model.pack(sequences)
     assert packed.sharing is not None
-    states = ours.forward(packed)
+    states = quantized_model.forward(packed)
     expected = exact.forward(packed)
     cosines = functional.cosine_similarity(states.float(), expected)[: packed.real_tokens]
     assert cosines.min() > 0.99
-    for place, ids in zip(packed.unpack_order, sequences, strict=True):
-        alone = ours.forward(ours.pack([ids]))[: len(ids)]
-        start, stop = packed.offsets[place], packed.offsets[place + 1]
+    for index, ids in zip(packed.unpack_order, sequences, strict=True):
+        alone = quantized_model.forward(quantized_model.pack([ids]))[: len(ids)]
+        start, stop = packed.offsets[index], packed.offsets[index + 1]
         assert torch.equal(alone, states[start:stop])

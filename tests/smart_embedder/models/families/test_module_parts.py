@@ -1,4 +1,4 @@
-"""Parts of transformers' modules by the backend: as transformers computes them, and in 8 bits."""
+"""Parts of transformers' modules that the backend computes, exactly and in 8 bits."""
 
 import random
 from typing import Any
@@ -35,7 +35,7 @@ from tests.support.wordpiece import change
 
 needs_int8 = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 INT8 = target(torch.bfloat16, "auto", quantized=True)
-# Of the packed ones, the padded and those of one length at a time some with unlike parts.
+# Families with different parts, of each layout: packed, padded, one length at a time.
 QUANTIZED = ["modernbert", "embedding-gemma", "qwen2-causal", "mpnet", "t5", "convbert"]
 
 
@@ -65,7 +65,7 @@ def test_int8_vectors_of_a_family_are_near_float32(family, tokenizer, tmp_path) 
 
 
 def random_config(draw: random.Random) -> transformers.PretrainedConfig:
-    """One of a family whose attention, norms and gates are replaced, of any sizes and options."""
+    """Draw a configuration of a family whose attention, norms and gates are replaced."""
     heads, width = draw.choice([1, 2, 4]), draw.choice([16, 24, 32])
     layers = draw.randint(1, 4)
     sizes: dict[str, Any] = {
@@ -73,7 +73,7 @@ def random_config(draw: random.Random) -> transformers.PretrainedConfig:
         "hidden_size": 64,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": draw.choice([each for each in (1, 2, 4) if heads % each == 0]),
+        "num_key_value_heads": draw.choice([count for count in (1, 2, 4) if heads % count == 0]),
         "head_dim": width,
         "intermediate_size": draw.choice([50, 64, 96, 128]),
         "max_position_embeddings": 300,
@@ -87,10 +87,10 @@ def random_config(draw: random.Random) -> transformers.PretrainedConfig:
     match draw.choice(["ModernBert", "Gemma3Text", "EuroBert", "Qwen3"]):
         case "ModernBert":
             heads = draw.choice([1, 2, 4, 8])
-            own = {"num_attention_heads": heads, "head_dim": 64 // heads}
+            head_sizes = {"num_attention_heads": heads, "head_dim": 64 // heads}
             del sizes["num_key_value_heads"]
             return transformers.ModernBertConfig(
-                **sizes | own,
+                **sizes | head_sizes,
                 layer_types=windows["layer_types"], local_attention=draw.choice([8, 30, 200]),
                 hidden_activation=activation, norm_bias=draw.random() < 0.5,
                 bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3,
@@ -110,7 +110,7 @@ def random_config(draw: random.Random) -> transformers.PretrainedConfig:
             return transformers.Qwen3Config(**sizes, hidden_act=activation)
 
 
-# Of the first 24 those that differ most in family, activation, windows, heads and biases.
+# The seeds below 24 whose configurations differ most in family, activation, windows, heads, biases.
 @pytest.mark.parametrize("seed", [1, 5, 12, 15, 17, 22])
 def test_replaced_parts_of_random_configurations_match_transformers(
     seed, tokenizer, tmp_path
@@ -136,7 +136,7 @@ def module_of(family: str, **changes: Any) -> nn.Module:
 
 
 def named_parts(module: nn.Module, dtype: torch.dtype = torch.float32) -> set[str]:
-    """The class names of the parts of a module of transformers that can be replaced."""
+    """Return the class names of a module's parts that can be replaced."""
     found = find_parts(module, dtype, packed=True)
     return {type(getattr(part.parent, part.name)).__name__ for part in found}
 
@@ -148,10 +148,10 @@ def test_find_parts_recognises_parts_by_their_layers() -> None:
     assert named_parts(module_of("embedding-gemma")) == {
         "Gemma3Attention", "Gemma3MLP", "Gemma3RMSNorm", "Gemma3RotaryEmbedding",
     }  # fmt: skip
-    # Its activation is none that is known here, so that its products are replaced alone.
+    # With an unknown activation only the products are replaced.
     without_gate = {"GteAttention", "GteRotaryEmbedding", "LayerNorm", "Linear"}
     assert named_parts(module_of("gte", hidden_act="mish")) == without_gate
-    # Float16 has no norm that changes nothing, so that heads are not rotated in it.
+    # Attention needs a norm that changes nothing, which float16 does not have.
     assert named_parts(module_of("gte"), torch.float16) == {"GteMLP", "LayerNorm", "Linear"}
 
 
@@ -177,7 +177,7 @@ def test_wrong_replaced_parts_are_refused(tokenizer, tmp_path) -> None:
     (warning,) = logs
     assert (warning["event"], warning["operation"]) == ("path_refused", "modules")
     assert (warning["path"], warning["used_instead"]) == ("backend", "transformers")
-    assert [each.operation for each in model.info.refused] == ["modules"]
+    assert [path.operation for path in model.info.refused] == ["modules"]
     assert model.info.paths.keys() == {"attention", "batch"}
     assert model.info.paths["batch"] == "packed"
     assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
@@ -234,5 +234,5 @@ def test_int8_product_that_calibration_never_reaches_is_logged(
 def test_module_is_capturable_if_the_attention_supports_its_window() -> None:
     module, packed = module_of("modernbert"), transformers_module.PACKED
     for attention, capturable in ((sdpa, False), (varlen, True), (None, False)):
-        made = transformers_module.ModuleTransformer(module, packed, attention)
-        assert made.capturable == capturable
+        transformer = transformers_module.ModuleTransformer(module, packed, attention)
+        assert transformer.capturable == capturable

@@ -1,4 +1,4 @@
-"""The decoder's config.json: what is read, what is left out, and what cannot be computed."""
+"""The decoder's config.json: values, defaults, and values that cannot be used."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_qwen3_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     assert ours.epsilon == theirs.rms_norm_eps
     assert ours.theta == theirs.rope_parameters["rope_theta"]
     assert ours.tied == theirs.tie_word_embeddings
-    # Those of the products.
+    # The weights of the products alone.
     assert ours.parameters == 2 * 32 * (2 * 4 * 128 + 2 * 2 * 128 + 3 * 64)
 
 

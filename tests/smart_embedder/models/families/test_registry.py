@@ -1,4 +1,4 @@
-"""Transformers with layers of this service's own: their states against transformers' modules."""
+"""States of the families implemented here compared with those of transformers' modules."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +25,7 @@ ATTENTIONS = ["sdpa", "matmul", "eager", *["native"] * (load_library() is not No
 
 @torch.inference_mode()
 def padded_states(folder: Path, sequences: list[np.ndarray]) -> torch.Tensor:
-    """transformers' own forward over one padded batch, attention computed eagerly."""
+    """Run transformers' forward on one padded batch, with eager attention."""
     model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     rows = [torch.from_numpy(ids) for ids in sequences]
     padding = model.config.pad_token_id or 0
@@ -57,7 +57,7 @@ FORWARDS = [
             {"num_key_value_heads": 1, "head_dim": 6},
             {"num_hidden_layers": 1, "rms_norm_eps": 0.1},
             {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
-            {"kind": "ForCausalLM"},  # With a vocabulary's head.
+            {"kind": "ForCausalLM"},  # With a language model's head.
         )
     ),
 ]
@@ -100,20 +100,20 @@ def test_shared_prefixes_have_the_states_of_each_text_alone(attention: str, tmp_
     texts = [query, *(np.concatenate((query, tail)) for tail in tails), query[:14:-1]]
     packed = backbone.pack(texts)
     assert packed.sharing is not None
-    # Rounded up, as the row is.
+    # The number of computed tokens is rounded up, too.
     assert len(packed.sharing.unique) == 40 + 9 + 1 + 70 + 30 + 25 + 1
     states = backbone.forward(packed)
-    for place, ids in zip(packed.unpack_order, texts, strict=True):
+    for index, ids in zip(packed.unpack_order, texts, strict=True):
         alone = backbone.pack([ids])
         assert alone.sharing is None
         torch.testing.assert_close(
-            states[packed.offsets[place] : packed.offsets[place + 1]],
+            states[packed.offsets[index] : packed.offsets[index + 1]],
             backbone.forward(alone)[: len(ids)],
             **({"rtol": 0.05, "atol": 0.05} if half else {"rtol": 0, "atol": 1e-5}),
         )
 
 
-@pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
+@pytest.mark.skipif(not MAPS.exists(), reason="the system does not list mapped files")
 @pytest.mark.parametrize("how", [target(), target(torch.bfloat16)], ids=["float32", "bfloat16"])
 @torch.inference_mode()
 def test_weight_files_are_closed_and_may_be_overwritten(
@@ -125,7 +125,7 @@ def test_weight_files_are_closed_and_may_be_overwritten(
     packed = backbone.pack(random_sequences(LENGTHS))
     before = backbone.forward(packed)
     assert str(folder) not in MAPS.read_text()
-    assert str(path) not in {each.path for each in psutil.Process().open_files()}
+    assert str(path) not in {file.path for file in psutil.Process().open_files()}
     with path.open("r+b") as file:
         file.write(bytes(path.stat().st_size))
         file.truncate(100)
