@@ -1,13 +1,12 @@
 """The choice of the device, unusable GPUs, and the settings for usable ones."""
 
 import ctypes
-import shutil
 from pathlib import Path
 
 import pytest
 
 from launcher.gpu import LIBRARY, choose_flavour, device_variables, tune_reranker
-from tests.launcher.checkout import QWEN, Checkout, add_program
+from tests.launcher.checkout import QWEN, Checkout, add_program, told
 from tests.support.nvidia_driver import install_driver
 
 
@@ -102,15 +101,22 @@ def test_an_unusable_driver_is_reported_before_the_download_and_auto_uses_the_cp
     assert '"DEVICE": "cpu"' in result.stdout
 
 
-def test_with_a_driver_and_a_gpu_the_app_is_started_on_it(
+def test_with_a_driver_and_a_gpu_the_app_is_started_on_it_in_an_environment_of_its_own(
     tmp_path: Path, started: Checkout
 ) -> None:
     """The allocator and the reranker's limits of .env stay."""
-    shutil.rmtree(started.file(".venv"))
+    first, second = started.file(".venv"), started.file(".venv-gpu")
     driver = install_driver(tmp_path, 13_010, gpus=2)
-    found = started.told("local gpu", DEVICE="cpu", **driver)
-    assert (found["DEVICE"], found["prefix"]) == ("cuda", str(started.file(".venv")))
+    python = str(first / "bin" / "python")
+    made = started.start("local gpu", DEVICE="cpu", PYTHON=python, **driver)
+    assert "installs into .venv-gpu" in made.stdout
+    found = told(made)
+    assert (found["DEVICE"], found["prefix"]) == ("cuda", str(second))
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    for flavour, variables, folder in (("cpu", {}, first), ("gpu", {"DEVICE": "mps"}, second)):
+        again = started.start(f"local {flavour}", **variables)
+        assert told(again)["prefix"] == str(folder)
+        assert "Installing" not in again.stdout
     lines = ["DEVICE=cuda:1", "PYTORCH_CUDA_ALLOC_CONF=backend:native", "QWEN_RERANK_BATCH_SIZE=2"]
     lines += [f"RERANKER_MODEL={QWEN['RERANKER_MODEL']}"]
     started.file(".env").write_text("\n".join(lines))
