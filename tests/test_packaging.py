@@ -16,6 +16,8 @@ from packaging.version import Version
 
 from smart_embedder import __version__
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[1]
 SERVICE = ("app", "smart_embedder", "tools", "pyproject.toml", "README.md", "LICENSE")
 CLIENT = ("pyproject.toml", "README.md", "src")

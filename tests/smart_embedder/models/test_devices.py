@@ -175,8 +175,10 @@ def test_mps_has_every_operator_of_a_forward(name: str, request: pytest.FixtureR
     assert device.called
 
 
-@pytest.mark.parametrize("name", SIMULATED)
-@pytest.mark.parametrize("capability", [(7, 5), (12, 0)])
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [*product(["tiny_m3", "tiny_qwen"], [(7, 5)]), *product(SIMULATED, [(12, 0)])],
+)
 def test_cuda_forward_does_not_synchronize(
     name: str, capability: tuple[int, int], request: pytest.FixtureRequest
 ) -> None:

@@ -20,6 +20,8 @@ from tools.evaluate import __main__ as tool
 from tools.evaluate.dataset import read_beir
 from tools.evaluate.representations import Form
 
+pytestmark = pytest.mark.long
+
 QUESTIONS = Path(__file__).with_name("questions")
 KINDS = ("dense", "sparse", "colbert")
 

@@ -13,6 +13,8 @@ from tests.support.encoders import save_family, word_tokenizer
 from tests.support.wordpiece import save_colbert, save_splade
 from tools.verify import parity as verify
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def run_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
