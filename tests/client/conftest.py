@@ -1,4 +1,4 @@
-"""Both clients behind one face, and a server whose one place and whose device can be taken."""
+"""Both clients behind one interface, and a server whose queue and device can be blocked."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ from tests.support.server import RunningServer
 
 
 class FromThreads:
-    """An AsyncClient whose methods wait, so that one test is for both clients."""
+    """An AsyncClient with synchronous methods, so that one test covers both clients."""
 
     def __init__(self, client: AsyncClient, runner: asyncio.Runner) -> None:
         self._client = client
@@ -31,9 +31,9 @@ class FromThreads:
 
 
 async def _all_of(asked: Any) -> Any:
-    """What a method returns, or all records of a stream."""
+    """Await the result of a method, or all records of a stream."""
     if isinstance(asked, AsyncIterator):
-        return [each async for each in asked]
+        return [record async for record in asked]
     return await asked
 
 
@@ -46,7 +46,10 @@ def sync_client(url: str, *, hooks: Any = None, transport: Any = None, **options
 
 @contextmanager
 def async_client(url: str, *, hooks: Any = None, transport: Any = None, **options: Any):
-    hooks = {name: [_awaitable(hook) for hook in each] for name, each in (hooks or {}).items()}
+    hooks = {
+        event: [_awaitable(hook) for hook in functions]
+        for event, functions in (hooks or {}).items()
+    }
     with asyncio.Runner() as runner:
         http = httpx.AsyncClient(event_hooks=hooks, transport=transport)
         try:
@@ -64,27 +67,27 @@ def _awaitable(hook):
 
 @pytest.fixture(params=[sync_client, async_client], ids=["threads", "asyncio"])
 def connect(request: pytest.FixtureRequest):
-    """Makes either client of an address."""
+    """Connects either client to an address."""
     return request.param
 
 
 @pytest.fixture
 def client(server: RunningServer):
-    """One of the two, which differ in how they send alone."""
+    """Only the synchronous client: sending is the sole difference."""
     with Client(server.url) as client:
         yield client
 
 
 @pytest.fixture
 def older_server(server: RunningServer) -> Iterator[str]:
-    """The address of `server` as it was before it knew vector spaces."""
+    """The address of `server` behind a proxy that removes vector spaces, like an older version."""
     with recorder(server.url, without=("vector-space", "if-vector-space")) as proxy:
         yield proxy.url
 
 
 @pytest.fixture
 def closed_port():
-    """The address of a port that is taken, and where nobody listens."""
+    """The address of a bound port on which nothing listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -92,7 +95,7 @@ def closed_port():
 
 @pytest.fixture(scope="module")
 def busy_server(serve, tiny_reranker: Path, hold: Path):
-    """It has a token, and one waiting request fills its queue."""
+    """A server with a token, whose queue holds one request."""
     settings = {
         "RERANKER_MODEL": str(tiny_reranker),
         "API_TOKEN": TOKEN,

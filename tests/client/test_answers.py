@@ -1,4 +1,4 @@
-"""What the clients return: the numbers of the JSON answers, in numpy's types."""
+"""The clients return the numbers of the JSON responses as numpy arrays."""
 
 import itertools
 from dataclasses import asdict
@@ -29,7 +29,7 @@ OF_JSON = {"sentences", "sparse_as_indices", "encoding"}
 
 @pytest.fixture(scope="module")
 def plain(server):
-    """Asks the same in JSON, and with arrays in numpy's own types."""
+    """Requests the same as JSON, with arrays in numpy's types."""
     with server.client() as http:
 
         def ask(path: str, **body):
@@ -76,7 +76,7 @@ def test_vectors_equal_those_in_json_to_the_last_bit(client, plain, asked: str) 
         assert (found.muvera, found.tokens) == (None, None)
 
 
-def test_half_precision_is_float16_or_the_same_values_in_float32(client) -> None:
+def test_float16_and_bfloat16_output(client) -> None:
     full = client.embed(TEXTS).dense
     half = client.embed(TEXTS, output_dtype="float16").dense
     assert half.tobytes() == full.astype(np.float16).tobytes()
@@ -86,7 +86,7 @@ def test_half_precision_is_float16_or_the_same_values_in_float32(client) -> None
     np.testing.assert_allclose(brain, full, rtol=2**-8)
 
 
-def test_one_kind_and_one_text(client) -> None:
+def test_single_kind_of_a_single_text(client) -> None:
     kinds = ("dense", "sparse", "colbert")
     for kind in kinds:
         found = client.embed(["search"], **{f"return_{name}": name == kind for name in kinds})
@@ -94,31 +94,31 @@ def test_one_kind_and_one_text(client) -> None:
         assert [(name, len(of)) for name, of in made.items()] == [(kind, 1)]
 
 
-def test_what_is_told_besides(client, plain) -> None:
+def test_metadata_of_a_response(client, plain) -> None:
     health = client.health()
     assert (health.ready, health.status, health.reason) == (True, "healthy", None)
     assert health.details["model"] == "tiny-m3"
     found = client.embed(["search " * 9000])
-    told = plain("/embeddings/", sentences=["search " * 9000], return_colbert=False)
-    assert found.usage == told["usage"]
-    assert found.warnings == told["warnings"] != []
-    assert found.model_name == found.colbert_model_name == told["model_name"]
-    assert found.timings_ms.keys() == told["timings_ms"].keys()
+    answer = plain("/embeddings/", sentences=["search " * 9000], return_colbert=False)
+    assert found.usage == answer["usage"]
+    assert found.warnings == answer["warnings"] != []
+    assert found.model_name == found.colbert_model_name == answer["model_name"]
+    assert found.timings_ms.keys() == answer["timings_ms"].keys()
     assert found.request_id
 
 
-def test_a_ranking(client, plain) -> None:
+def test_rerank(client, plain) -> None:
     found = client.rerank("search", TEXTS, weights={"sparse": 0.5})
-    told = plain("/rerank", query="search", passages=TEXTS, weights={"sparse": 0.5})["results"]
-    equal(found.indices, [result["index"] for result in told], "int64")
-    equal(found.scores, [result["score"] for result in told], "float32")
-    assert found.passages == [result["passage"] for result in told]
+    results = plain("/rerank", query="search", passages=TEXTS, weights={"sparse": 0.5})["results"]
+    equal(found.indices, [result["index"] for result in results], "int64")
+    equal(found.scores, [result["score"] for result in results], "float32")
+    assert found.passages == [result["passage"] for result in results]
     assert found.parts.keys() == {"dense", "sparse", "colbert"}
     for name, scores in found.parts.items():
-        equal(scores, [result["parts"][name] for result in told], "float32")
+        equal(scores, [result["parts"][name] for result in results], "float32")
 
 
-def test_tokens_are_counted(client) -> None:
+def test_count_tokens(client) -> None:
     counts = client.count_tokens(["search", "", "search river"])
     assert counts == client.count_tokens(["search", "", "search river"], model="tiny-m3")
     assert counts[1] == 0 < counts[0] < counts[2]
@@ -126,7 +126,7 @@ def test_tokens_are_counted(client) -> None:
         client.count_tokens(["search"], model="another")
 
 
-def test_tokens_have_ids_and_places(client) -> None:
+def test_tokenize_returns_ids_and_spans(client) -> None:
     text = "search a river"
     found, empty = client.tokenize([text, ""])
     ids = dict(zip((text[begin:end] for begin, end in found.spans), found.ids, strict=True))
@@ -134,7 +134,7 @@ def test_tokens_have_ids_and_places(client) -> None:
     assert (empty.ids.shape, empty.spans.shape) == ((0,), (0, 2))
 
 
-def test_a_long_list_is_sent_in_parts_and_answered_as_one(client) -> None:
+def test_long_list_is_sent_in_several_requests(client) -> None:
     texts = [f"river {i}" for i in range(1030)] + ["search " * 9000]
     found = client.embed(texts, return_tokens=True, output_dtype="int8")
     assert len(found.sparse) == len(found.tokens) == len(texts)
@@ -153,7 +153,7 @@ def test_a_long_list_is_sent_in_parts_and_answered_as_one(client) -> None:
 @pytest.mark.parametrize(("with_colbert", "most"), [(False, 524_288), (True, 16_384)])
 @given(st.lists(st.sampled_from(["", "river", "\u06de" * 9_000, "a" * 70_000]), max_size=30))
 @settings(max_examples=20)
-def test_a_list_is_divided_by_its_bytes(with_colbert: bool, most: int, texts: list[str]) -> None:
+def test_list_is_split_by_bytes(with_colbert: bool, most: int, texts: list[str]) -> None:
     options = {"return_colbert": with_colbert}
     parts = [call.body["sentences"] for _, call in embed_calls(texts, options, None)]
     assert [text for part in parts for text in part] == texts
@@ -166,9 +166,7 @@ def test_a_list_is_divided_by_its_bytes(with_colbert: bool, most: int, texts: li
 @pytest.mark.parametrize("texts", [["a usual sentence "] * 9000, ["a usual sentence " * 100] * 90])
 @pytest.mark.parametrize("more", [{}, {"output_dtype": "int8"}, {"muvera": "query"}])
 @pytest.mark.parametrize("with_colbert", [False, True])
-def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(
-    texts, more, with_colbert: bool
-) -> None:
+def test_no_request_exceeds_the_limit_of_a_response(texts, more, with_colbert: bool) -> None:
     wanted = EmbedRequest([], Outputs(True, True, with_colbert), **more)
     for _, call in embed_calls(texts, {"return_colbert": with_colbert} | more, None):
         # A token for each three bytes is a lot, and BGE-M3 is as wide as any usual model.
@@ -190,7 +188,7 @@ class _BgeM3:
     dense_width = colbert_width = 1024
 
 
-def test_a_model_that_reads_queries_as_any_text_gives_them_the_same_vectors(client) -> None:
+def test_embed_query_and_documents_without_prompts(client) -> None:
     plain = client.embed(["a river"])
     assert plain.colbert is None, "these are made where they are asked for"
     for same in (client.embed_query("a river"), client.embed_documents(["a river"])):
@@ -199,9 +197,7 @@ def test_a_model_that_reads_queries_as_any_text_gives_them_the_same_vectors(clie
         client.embed_query("a river", input_type="document")
 
 
-def test_a_model_of_colbert_alone_has_vectors_of_queries_and_of_documents(
-    connect, tmp_path: Path
-) -> None:
+def test_embed_query_and_documents_of_a_colbert_model(connect, tmp_path: Path) -> None:
     model = str(save_colbert(tmp_path / "tiny-colbert", BertModel))
     with (
         run_server(tmp_path, EMBEDDING_MODEL=model, RERANKER_MODEL="none") as server,
@@ -224,13 +220,13 @@ def test_the_options_are_those_of_the_service() -> None:
         assert option.__annotations__.keys() == body.model_fields.keys() - names
 
 
-def test_vectors_of_a_space_are_asked_for_again_or_refused(
+def test_if_vector_space_is_accepted_or_refused_with_412(
     connect, plain, server, other_server, older_server: str
 ) -> None:
     with connect(server.url) as client:
         found = client.embed(["river"], return_colbert=True)
-        told = plain("/embeddings/", sentences=["river"])
-        assert found.vector_space == told["vector_space"]
+        answer = plain("/embeddings/", sentences=["river"])
+        assert found.vector_space == answer["vector_space"]
         ids = list(found.vector_space.values())
         for ask in (client.embed, client.embed_documents):
             again = ask(["river"] * 1500, if_vector_space=ids)
@@ -249,8 +245,8 @@ def test_vectors_of_a_space_are_asked_for_again_or_refused(
                     ask(["river"], if_vector_space=ids)
 
 
-def test_another_format_is_no_answer(connect, server) -> None:
-    """As of a service or a proxy that does not look at Accept."""
+def test_response_in_another_format_is_refused(connect, server) -> None:
+    """A service or a proxy may ignore the Accept header."""
 
     def ask_for_json(request: httpx.Request) -> None:
         request.headers["Accept"] = "application/json"

@@ -1,4 +1,4 @@
-"""Refusals and failures: one exception, and another try only where it makes sense."""
+"""Errors: one exception, and retries only if they make sense."""
 
 import asyncio
 import pickle
@@ -22,7 +22,7 @@ TEXT = ["search"]
 
 
 class Traffic:
-    """What a client sent and received, and when; `on_refusal` is called before it tries again."""
+    """Records the requests and responses of a client; `on_refusal` is called before a retry."""
 
     def __init__(self, on_refusal=lambda: None) -> None:
         self.sent: list[float] = []
@@ -39,7 +39,7 @@ class Traffic:
             self._on_refusal()
 
     def check_pauses(self, status: int) -> None:
-        """That every refusal was obeyed."""
+        """Check that no retry came before its Retry-After."""
         assert self.refused
         for at, response in self.refused:
             assert response.status_code == status
@@ -47,7 +47,7 @@ class Traffic:
             assert following - at >= float(response.headers["retry-after"])
 
 
-def test_a_full_queue_is_asked_again_after_its_retry_after(
+def test_503_is_retried_after_its_retry_after(
     connect, busy_server: RunningServer, hold: Path
 ) -> None:
     traffic = Traffic(on_refusal=lambda: hold.unlink(missing_ok=True))
@@ -59,7 +59,7 @@ def test_a_full_queue_is_asked_again_after_its_retry_after(
     traffic.check_pauses(503)
 
 
-def test_a_refusal_that_may_not_be_waited_for_is_raised(
+def test_503_is_raised_beyond_max_wait_or_max_retries(
     connect, busy_server: RunningServer, hold: Path
 ) -> None:
     traffic = Traffic()
@@ -80,11 +80,11 @@ def test_a_refusal_that_may_not_be_waited_for_is_raised(
     assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
 
 
-def test_what_is_refused_for_good_is_asked_once(connect, busy_server, server) -> None:
+def test_permanent_errors_are_not_retried(connect, busy_server, server) -> None:
     def embed(client, **options):
         return client.embed(TEXT, **options)
 
-    for url, token, ask, told in (
+    for url, token, ask, message in (
         (busy_server.url, "another", embed, "401 unauthorized"),
         (server.url, None, lambda client: embed(client, dimensions=3), "422 invalid_request"),
         (server.url, None, lambda client: client.rerank("search", []), "400 empty_input"),
@@ -93,7 +93,7 @@ def test_what_is_refused_for_good_is_asked_once(connect, busy_server, server) ->
     ):
         traffic = Traffic()
         with connect(url, token=token, hooks=traffic.hooks) as client:
-            with pytest.raises(SmartEmbedderError, match=told) as caught:
+            with pytest.raises(SmartEmbedderError, match=message) as caught:
                 ask(client)
             assert (len(traffic.sent), caught.value.retry_after) == (1, None)
     with connect(busy_server.url, token="another") as client:
@@ -102,7 +102,7 @@ def test_what_is_refused_for_good_is_asked_once(connect, busy_server, server) ->
         assert embed(client, priority=7).dense is not None
 
 
-def test_a_server_that_is_away_is_tried_a_bounded_number_of_times(
+def test_unreachable_server_is_retried_a_limited_number_of_times(
     connect, server, closed_port
 ) -> None:
     traffic, port = Traffic(), int(server.url.rpartition(":")[2])
@@ -114,17 +114,19 @@ def test_a_server_that_is_away_is_tried_a_bounded_number_of_times(
     traffic.hooks["request"].append(lead)
     with connect(closed_port, max_retries=1, hooks=traffic.hooks) as client:
         for ask, sent in ((lambda: client.embed(TEXT), 2), (client.health, 3)):
-            with pytest.raises(SmartEmbedderError, match=f"no connection to {closed_port}") as told:
+            with pytest.raises(
+                SmartEmbedderError, match=f"no connection to {closed_port}"
+            ) as caught:
                 ask()
             assert len(traffic.sent) == sent
         # It comes back after the first of these tries.
         assert client.embed(TEXT).dense is not None
     assert len(traffic.sent) == 5
-    assert (told.value.status, told.value.code) == (None, "unreachable")
-    assert isinstance(told.value.__cause__, httpx.ConnectError)
+    assert (caught.value.status, caught.value.code) == (None, "unreachable")
+    assert isinstance(caught.value.__cause__, httpx.ConnectError)
 
 
-def test_an_answer_that_takes_too_long_is_not_asked_for_again(connect) -> None:
+def test_client_timeout_is_not_retried(connect) -> None:
     traffic = Traffic()
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
@@ -137,7 +139,7 @@ def test_an_answer_that_takes_too_long_is_not_asked_for_again(connect) -> None:
     assert len(traffic.sent) == 1
 
 
-async def test_a_cancelled_task_takes_its_request_out_of_the_service(
+async def test_cancelled_task_removes_its_request_from_the_queue(
     busy_server: RunningServer, hold: Path
 ) -> None:
     left = busy_server.metric("embedder_abandoned_requests_total")
@@ -160,7 +162,7 @@ def busy(seconds: float | None, status: int = 503) -> SmartEmbedderError:
     return SmartEmbedderError("busy", "queue_full", status, None, seconds)
 
 
-def test_pauses_are_at_least_what_was_asked_for_and_bounded_in_all() -> None:
+def test_retry_pauses_respect_retry_after_and_max_wait() -> None:
     retries = Retries(max_retries=100, max_wait=10)
     pauses = [retries.pause_after(busy(3.0, status)) for status in (503, 429)]
     assert all(3.0 <= pause <= 3.75 for pause in pauses)
@@ -192,7 +194,7 @@ LOST = SmartEmbedderError("lost", "connection_lost")
 
 
 @pytest.mark.parametrize("error", [busy(None), busy(1.0, 504), busy(1.0, 422), busy(61.0), LOST])
-def test_no_other_try_without_a_reason(error: SmartEmbedderError) -> None:
+def test_other_errors_are_not_retried(error: SmartEmbedderError) -> None:
     with pytest.raises(SmartEmbedderError) as caught:
         Retries(max_retries=5, max_wait=60).pause_after(error)
     assert caught.value is error
@@ -201,7 +203,7 @@ def test_no_other_try_without_a_reason(error: SmartEmbedderError) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("localhost:8000", "does not begin with http://"),
         ("127.0.0.1:8000", "does not begin with http://|no address"),
@@ -214,19 +216,19 @@ def test_no_other_try_without_a_reason(error: SmartEmbedderError) -> None:
         (8000, "is no address"),
     ],
 )
-def test_an_address_that_cannot_be_right_is_told_at_once(url, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_address_raises_at_once(url, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Client(url)
 
 
-def test_a_token_that_no_header_can_have_is_not_repeated() -> None:
+def test_invalid_token_is_not_in_the_error() -> None:
     for token in ("secret\n", "s\u00e9cret", "\x00"):
         with pytest.raises(ValueError, match="no header can have") as caught:
             Client(token=token)
         assert token not in str(caught.value)
 
 
-def test_the_address_and_its_token_are_read_from_the_environment(
+def test_address_and_token_are_read_from_the_environment(
     busy_server: RunningServer, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SMART_EMBEDDER_URL", busy_server.url)
@@ -243,9 +245,9 @@ def test_the_address_and_its_token_are_read_from_the_environment(
     assert "authorization" not in sent[0].headers
 
 
-def test_what_cannot_be_sent_is_an_error_of_the_client(connect, server) -> None:
+def test_invalid_input_is_an_error_of_the_client(connect, server) -> None:
     with connect(server.url) as client:
-        for ask, told in (
+        for ask, message in (
             (lambda: client.embed(["a", "river \ud800"]), "half of a surrogate pair.*river "),
             (lambda: client.embed(["a", None]), "index 1 is NoneType and no string"),
             (lambda: client.rerank("a", [7]), "index 0 is int and no string"),
@@ -253,11 +255,11 @@ def test_what_cannot_be_sent_is_an_error_of_the_client(connect, server) -> None:
             (lambda: client.embed(["a"], dimensions=float("nan")), "invalid_input"),
             (lambda: client.embed("search"), "put it into a list"),
         ):
-            with pytest.raises((SmartEmbedderError, TypeError), match=told):
+            with pytest.raises((SmartEmbedderError, TypeError), match=message):
                 ask()
 
 
-def test_a_closed_client_says_so(server) -> None:
+def test_closed_client_raises_client_closed(server) -> None:
     with Client(server.url) as client:
         stream = client.embed_stream(f"river {i}" for i in range(5000))
         next(stream)

@@ -1,4 +1,4 @@
-"""Whatever a server sends, a client ends in its own error or in an answer to what was asked.
+"""Whatever a server sends, a client raises its own error or returns a valid result.
 
 It reads no more bytes than such an answer can have, and makes no more of them in memory.
 """
@@ -30,7 +30,7 @@ Body = bytes | Iterator[bytes]
 
 
 class Bytes(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body in pieces, for both clients."""
+    """A body in chunks, for both clients."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -43,8 +43,8 @@ class Bytes(httpx.SyncByteStream, httpx.AsyncByteStream):
             yield piece
 
 
-def answering(body: Body, status: int = 200, **headers: str) -> httpx.MockTransport:
-    """A server that answers every request alike."""
+def respond_with(body: Body, status: int = 200, **headers: str) -> httpx.MockTransport:
+    """Return a server that gives all requests the same response."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
 
     def answer(_request: httpx.Request) -> httpx.Response:
@@ -54,12 +54,12 @@ def answering(body: Body, status: int = 200, **headers: str) -> httpx.MockTransp
     return httpx.MockTransport(answer)
 
 
-def client_of(transport: httpx.MockTransport) -> Client:
+def make_client(transport: httpx.MockTransport) -> Client:
     return Client(URL, max_retries=0, http=httpx.Client(transport=transport))
 
 
 def ask(client: Client, path: str, **options: Any) -> Any:
-    """The request that belongs to a path."""
+    """Send the request that belongs to a path."""
     return {
         EMBEDDINGS: lambda: client.embed(TEXTS, **options),
         RERANK: lambda: client.rerank("river", TEXTS),
@@ -68,8 +68,8 @@ def ask(client: Client, path: str, **options: Any) -> Any:
     }[path]()
 
 
-def check_right(path: str, answer: Any, options: dict[str, Any]) -> None:
-    """Whether it is an answer to the request, by other means than the client's."""
+def check_result(path: str, answer: Any, options: dict[str, Any]) -> None:
+    """Whether the result fits the request, checked independently of the client."""
     if path == EMBEDDINGS:
         assert answer.dense.shape[0] == len(answer.sparse) == len(TEXTS)
         assert np.isfinite(answer.dense).all()
@@ -87,37 +87,37 @@ def check_right(path: str, answer: Any, options: dict[str, Any]) -> None:
             assert ((tokens.spans >= 0) & (tokens.spans <= len(text))).all()
 
 
-def error_or_right(
+def catch_error(
     transport: httpx.MockTransport, path: str, options: dict[str, Any]
 ) -> SmartEmbedderError | None:
-    """The client's error; where there is none, the answer is one to the request."""
-    with client_of(transport) as client:
+    """Return the client's error; if there is none, check that the result fits the request."""
+    with make_client(transport) as client:
         try:
             found = ask(client, path, **options)
         except SmartEmbedderError as error:
             return error
-    check_right(path, found, options)
+    check_result(path, found, options)
     return None
 
 
-def file_of(tensors: dict[str, Any], told: Any, data: bytes = b"") -> bytes:
-    """A file of safetensors with this header."""
-    header = {"__metadata__": {METADATA_KEY: json.dumps(told)}, **tensors}
+def make_file(tensors: dict[str, Any], metadata: Any, data: bytes = b"") -> bytes:
+    """Return a safetensors file with this header."""
+    header = {"__metadata__": {METADATA_KEY: json.dumps(metadata)}, **tensors}
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
-def opened(content: bytes) -> tuple[dict[str, Any], Any, bytes]:
-    """The parts of such a file."""
+def split_file(content: bytes) -> tuple[dict[str, Any], Any, bytes]:
+    """Split a safetensors file into header and data."""
     start = 8 + int.from_bytes(content[:8], "little")
     tensors = json.loads(content[8:start])
-    told = json.loads(tensors.pop("__metadata__")[METADATA_KEY])
-    return tensors, told, content[start:]
+    metadata = json.loads(tensors.pop("__metadata__")[METADATA_KEY])
+    return tensors, metadata, content[start:]
 
 
 @pytest.fixture(scope="module")
 def honest(server) -> dict[tuple[str, int], httpx.Response]:
-    """What the service answers: by the path and the place of the options."""
+    """Valid responses of the service, by path and index of the options."""
     answers: dict[tuple[str, int], httpx.Response] = {}
     sent: list[httpx.Response] = []
 
@@ -128,15 +128,15 @@ def honest(server) -> dict[tuple[str, int], httpx.Response]:
     with httpx.Client(event_hooks={"response": [keep]}) as http, Client(server.url, http=http) as c:
         for path in (EMBEDDINGS, *OF_JSON):
             for i, options in enumerate(ASKED if path == EMBEDDINGS else [{}]):
-                check_right(path, ask(c, path, **options), options)
+                check_result(path, ask(c, path, **options), options)
                 answers[path, i] = sent[-1]
     return answers
 
 
-def test_a_space_that_could_not_be_sent_again_is_no_answer(honest) -> None:
+def test_invalid_vector_space_header_is_refused(honest) -> None:
     sent = honest[EMBEDDINGS, 0]
     headers = {"Content-Type": MEDIA_TYPE, "Vector-Space": "dense-1, spärlich-2".encode("latin-1")}
-    client = client_of(answering(sent.content, **headers))
+    client = make_client(respond_with(sent.content, **headers))
     with pytest.raises(SmartEmbedderError, match="Vector-Space is no list of ids"):
         ask(client, EMBEDDINGS)
 
@@ -157,7 +157,7 @@ VALUES = st.recursive(
 
 
 def damage(data: st.DataObject, value: Any) -> Any:
-    """The JSON with another value, a doubled one or none in some place."""
+    """Change, duplicate or remove a value of the JSON."""
     inner: list[Any] = sorted(value) if isinstance(value, dict) else []
     if isinstance(value, list):
         inner = [*range(len(value))]
@@ -177,10 +177,10 @@ def damage(data: st.DataObject, value: Any) -> Any:
 
 
 def damaged_file(data: st.DataObject, content: bytes) -> bytes:
-    tensors, told, numbers = opened(content)
+    tensors, metadata, numbers = split_file(content)
     kind = data.draw(st.integers(0, 3))
     if kind == 0:
-        told = damage(data, told)
+        metadata = damage(data, metadata)
     elif kind == 1:
         tensors = damage(data, tensors)
     elif kind == 2:
@@ -193,7 +193,7 @@ def damaged_file(data: st.DataObject, content: bytes) -> bytes:
     if not isinstance(tensors, dict):
         text = json.dumps(tensors).encode()
         return len(text).to_bytes(8, "little") + text + numbers
-    return file_of(tensors, told, numbers)
+    return make_file(tensors, metadata, numbers)
 
 
 @pytest.mark.parametrize(
@@ -202,18 +202,18 @@ def damaged_file(data: st.DataObject, content: bytes) -> bytes:
 )
 @settings(max_examples=60)
 @given(data=st.data())
-def test_a_damaged_answer_is_right_or_an_error(honest, path: str, place: int, data) -> None:
+def test_damaged_response_is_valid_or_an_error(honest, path: str, place: int, data) -> None:
     content = honest[path, place].content
     if path in OF_JSON:
         content = json.dumps(damage(data, json.loads(content))).encode()
-        transport = answering(content, content_type="application/json")
+        transport = respond_with(content, content_type="application/json")
     else:
         content = damaged_file(data, content)
         if data.draw(st.booleans()):
             start = data.draw(st.integers(0, len(content)))
             content = content[:start] + data.draw(st.binary(max_size=20)) + content[start:]
-        transport = answering(content, content_type=MEDIA_TYPE)
-    error_or_right(transport, path, ASKED[place] if path == EMBEDDINGS else {})
+        transport = respond_with(content, content_type=MEDIA_TYPE)
+    catch_error(transport, path, ASKED[place] if path == EMBEDDINGS else {})
 
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, *OF_JSON])
@@ -231,8 +231,8 @@ def test_a_damaged_answer_is_right_or_an_error(honest, path: str, place: int, da
         },
     ),
 )
-def test_any_bytes_are_an_error_of_the_client(path: str, body, status, headers) -> None:
-    error = error_or_right(answering(body, status, **headers), path, {})
+def test_random_bytes_are_an_error_of_the_client(path: str, body, status, headers) -> None:
+    error = catch_error(respond_with(body, status, **headers), path, {})
     assert error is None or error.retry_after is None or error.retry_after >= 0
 
 
@@ -246,13 +246,13 @@ MANY = b"[" + b"[]," * 300_000 + b"[]]"
 @pytest.mark.parametrize("path", OF_JSON)
 @pytest.mark.parametrize("status", [200, 503])
 def test_deep_json_and_many_lists_are_an_error(path: str, body: bytes, status: int) -> None:
-    with client_of(answering(body, status)) as client, pytest.raises(SmartEmbedderError):
+    with make_client(respond_with(body, status)) as client, pytest.raises(SmartEmbedderError):
         ask(client, path)
 
 
 def test_vectors_of_more_or_fewer_texts_are_an_error(honest) -> None:
     body = honest[EMBEDDINGS, 0].content
-    with client_of(answering(body, content_type=MEDIA_TYPE)) as client:
+    with make_client(respond_with(body, content_type=MEDIA_TYPE)) as client:
         assert len(client.embed(TEXTS).dense) == len(TEXTS)
         for texts in (TEXTS[:1], [*TEXTS, "another"], []):
             with pytest.raises(SmartEmbedderError, match="the vectors cannot be read"):
@@ -260,7 +260,7 @@ def test_vectors_of_more_or_fewer_texts_are_an_error(honest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({0: {"index": 1}}, "each once"),
         ({0: {"index": 3}}, "each once"),
@@ -272,18 +272,21 @@ def test_vectors_of_more_or_fewer_texts_are_an_error(honest) -> None:
         ({0: {"parts": {"dense": 1.0}}, 1: {"parts": None}, 2: {"parts": None}}, "other parts"),
     ],
 )
-def test_a_ranking_of_other_passages_is_an_error(honest, changes, told: str) -> None:
+def test_ranking_of_other_passages_is_an_error(honest, changes, message: str) -> None:
     answer = honest[RERANK, 0].json()
     answer["results"].sort(key=lambda result: result["index"])
     for i, result in enumerate(answer["results"]):
         result |= {"score": float(-i), "parts": None, **changes.get(i, {})}
     body = json.dumps(answer).encode()
-    with client_of(answering(body)) as client, pytest.raises(SmartEmbedderError, match=told):
+    with (
+        make_client(respond_with(body)) as client,
+        pytest.raises(SmartEmbedderError, match=message),
+    ):
         ask(client, RERANK)
 
 
 class Endless:
-    """Pieces without end, which are counted."""
+    """Yields chunks without end, and counts them."""
 
     def __init__(self, piece: bytes) -> None:
         self._piece = piece
@@ -311,11 +314,11 @@ MOST = {
     ],
 )
 @pytest.mark.parametrize("status", [200, 503])
-def test_an_answer_without_end_is_read_no_further_than_an_honest_one(
+def test_endless_response_is_read_only_to_the_limit(
     path: str, piece: bytes, status: int, connect
 ) -> None:
     body = Endless(piece)
-    transport = answering(iter(body), status, content_type=MEDIA_TYPE)
+    transport = respond_with(iter(body), status, content_type=MEDIA_TYPE)
     with (
         connect(URL, max_retries=0, transport=transport) as client,
         pytest.raises(SmartEmbedderError, match="unexpected_answer"),
@@ -326,30 +329,30 @@ def test_an_answer_without_end_is_read_no_further_than_an_honest_one(
 
 
 def shared_tensors(honest) -> tuple[bytes, dict[str, str], int]:
-    """A megabyte of bfloat16, named two thousand times, would become two gigabytes of float32."""
-    tensors, told, _ = opened(honest[EMBEDDINGS, 0].content)
+    """A megabyte of bfloat16 under two thousand names would become two gigabytes of float32."""
+    tensors, metadata, _ = split_file(honest[EMBEDDINGS, 0].content)
     shared = {"dtype": "BF16", "shape": [3, 170_000], "data_offsets": [0, 1_020_000]}
     tensors = {f"t{i}": shared for i in range(2_000)} | {"dense": shared}
-    body = file_of(tensors, told | {"output_dtype": "bfloat16"}, bytes(1_020_000))
+    body = make_file(tensors, metadata | {"output_dtype": "bfloat16"}, bytes(1_020_000))
     return body, {}, 20 * len(body)
 
 
 def compressed(_honest) -> tuple[bytes, dict[str, str], int]:
-    """An answer that nobody asked to be compressed is not unpacked."""
+    """A compressed response is not unpacked: the client asks for none."""
     return gzip.compress(bytes(50_000_000)), {"content_encoding": "gzip"}, 2_000_000
 
 
 def many_lists(honest) -> tuple[bytes, dict[str, str], int]:
-    """Each takes two bytes, and sixty in memory: they are counted before they are made."""
-    tensors, told, numbers = opened(honest[EMBEDDINGS, 0].content)
-    body = file_of(tensors, told | {"usage": [[]] * 500_000}, numbers)
+    """A list has two bytes in JSON and sixty in memory, so lists are counted before parsing."""
+    tensors, metadata, numbers = split_file(honest[EMBEDDINGS, 0].content)
+    body = make_file(tensors, metadata | {"usage": [[]] * 500_000}, numbers)
     return body, {}, 8 * len(body)
 
 
 @pytest.mark.parametrize("make", [shared_tensors, compressed, many_lists])
-def test_an_answer_does_not_become_many_times_its_size(honest, make) -> None:
+def test_response_does_not_expand_in_memory(honest, make) -> None:
     body, headers, most = make(honest)
-    with client_of(answering(body, content_type=MEDIA_TYPE, **headers)) as client:
+    with make_client(respond_with(body, content_type=MEDIA_TYPE, **headers)) as client:
         tracemalloc.start()
         try:
             with pytest.raises(SmartEmbedderError, match=r"compressed \(gzip\)|has more than the"):

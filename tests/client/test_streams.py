@@ -1,4 +1,4 @@
-"""`embed_stream`: the vectors of `embed`, one text after the other, whatever happens on the way."""
+"""`embed_stream`: the vectors of `embed`, text by text, also after failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ MANY = [f"{text} {i}"[:200] for i, text in enumerate(TEXTS * 12)]
 
 @pytest.fixture
 def collect(connect):
-    """All records of a stream, whose texts come from an iterator of the client's own kind."""
+    """Collects all records of a stream, with texts from a synchronous or asynchronous iterator."""
 
     async def slowly(texts: list[Any]) -> AsyncIterator[Any]:
         for text in texts:
@@ -42,7 +42,7 @@ def collect(connect):
         {"output_dtype": "int8", "return_sparse": False, "return_colbert": True},
     ],
 )
-def test_the_vectors_are_those_of_embed(server, collect, options) -> None:
+def test_stream_vectors_equal_those_of_embed(server, collect, options) -> None:
     found = collect(server.url, TEXTS, **options)
     with Client(server.url) as client:
         expected = client.embed(TEXTS, **options)
@@ -64,7 +64,7 @@ def test_the_vectors_are_those_of_embed(server, collect, options) -> None:
             assert record.tokens == expected.tokens[i]
 
 
-def test_a_long_text_is_cut_with_a_warning_or_raised_or_yielded(server, collect) -> None:
+def test_stream_with_truncation_and_on_error(server, collect) -> None:
     texts = ["a", "search " * 9000, "b"]
     with pytest.raises(SmartEmbedderError, match="422 text_too_long"):
         collect(server.url, texts, truncate=False)
@@ -72,14 +72,14 @@ def test_a_long_text_is_cut_with_a_warning_or_raised_or_yielded(server, collect)
     assert [record.dense is None for record in found] == [False, True, False]
     assert [record.error and record.error.code for record in found] == [None, "text_too_long", None]
     found = collect(server.url, texts)
-    assert [[told["code"] for told in record.warnings] for record in found] == [
+    assert [[warning["code"] for warning in record.warnings] for record in found] == [
         [],
         ["input_truncated"],
         [],
     ]
 
 
-def test_what_the_service_refuses_is_raised(server, collect) -> None:
+def test_stream_raises_errors_of_the_service(server, collect) -> None:
     with pytest.raises(SmartEmbedderError, match="422 invalid_request"):
         collect(server.url, ["a"], dimensions=3)
     for given in (None, 7, ("a", 7), ("a", "b", "c")):
@@ -89,7 +89,7 @@ def test_what_the_service_refuses_is_raised(server, collect) -> None:
 
 
 @pytest.mark.parametrize("after", [[1], [5000, 200_000, 1, 40_000]])
-def test_many_texts_come_back_in_order_with_their_ids_whatever_is_lost_on_the_way(
+def test_stream_keeps_order_and_ids_after_lost_connections(
     server, collect, after: list[int]
 ) -> None:
     pairs = [(f"doc-{i}", text) for i, text in enumerate(MANY)]
@@ -99,9 +99,7 @@ def test_many_texts_come_back_in_order_with_their_ids_whatever_is_lost_on_the_wa
     assert [(record.id, record.text) for record in found] == pairs
 
 
-def test_a_stream_has_one_space_also_where_the_model_is_replaced_under_it(
-    server, other_server
-) -> None:
+def test_stream_has_one_vector_space(server, other_server) -> None:
     with Relay() as relay, Client(relay.url) as client, Client(server.url) as direct:
         relay.connect_to(server.url)
         records = client.embed_stream(MANY * 3)
@@ -112,7 +110,7 @@ def test_a_stream_has_one_space_also_where_the_model_is_replaced_under_it(
             list(records)
 
 
-def test_texts_are_taken_as_they_are_needed(server) -> None:
+def test_stream_reads_texts_as_needed(server) -> None:
     taken = 0
 
     def source() -> Iterator[str]:
@@ -130,7 +128,7 @@ def test_texts_are_taken_as_they_are_needed(server) -> None:
     server.wait_for_metric("embedding_active_requests", 0)
 
 
-def test_a_stream_of_threads_has_nothing_to_do_with_the_event_loop_around_it(server) -> None:
+def test_synchronous_stream_ignores_a_running_event_loop(server) -> None:
     async def begin(client: Client) -> Iterator[StreamedText]:
         records = client.embed_stream(MANY)
         next(records)
@@ -140,7 +138,7 @@ def test_a_stream_of_threads_has_nothing_to_do_with_the_event_loop_around_it(ser
         assert len([*asyncio.run(begin(client))]) == len(MANY) - 1
 
 
-def test_a_page_is_as_large_as_its_size_says_which_has_a_limit() -> None:
+def test_page_size_is_limited() -> None:
     maker = PageMaker()
     while not maker.is_full:
         maker.add("x" * 100)

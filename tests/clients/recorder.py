@@ -61,8 +61,8 @@ class _Handler(Handler):
         answer = self.server.client.request(
             self.command, self.path, content=body, headers=headers | {"accept-encoding": "identity"}
         )
-        told = {k: v for k, v in answer.headers.items() if k.lower() not in self.server.without}
-        self.answer(answer.status_code, answer.content, **told)
+        kept = {k: v for k, v in answer.headers.items() if k.lower() not in self.server.without}
+        self.answer(answer.status_code, answer.content, **kept)
 
 
 @contextmanager

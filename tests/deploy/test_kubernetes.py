@@ -195,8 +195,8 @@ def test_probes_and_the_metric_to_scale_by_are_what_the_service_answers(
     assert all(rule["seriesQuery"].startswith(f"{name}{{") for rule in rules)
     notes = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]
     assert notes["prometheus.io/port"] == "8000"
-    told = server.get(notes["prometheus.io/path"]).text
-    assert re.search(rf"^{name} ", told, re.MULTILINE)
+    metrics = server.get(notes["prometheus.io/path"]).text
+    assert re.search(rf"^{name} ", metrics, re.MULTILINE)
 
 
 def test_no_secret_lies_in_the_repository(objects, pod, container) -> None:

@@ -1,4 +1,4 @@
-"""The files of examples/, each run as its user runs it: a process, a service, and its database.
+"""Run the files of examples/ as users do: in a process, with a service and a database.
 
 scripts/check_examples.sh makes an environment for each by its header, and runs these tests.
 """
@@ -39,7 +39,7 @@ def service(demo_checkpoint: Path, tmp_path_factory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where an example keeps its data. PostgreSQL, which root starts as another user, reads it."""
+    """The folder for the data of an example, readable for the user of PostgreSQL."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -64,7 +64,7 @@ def run(example: Path, folder: Path, **variables: str) -> "subprocess.CompletedP
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_ranks_the_right_passage_first_twice_and_tells_of_a_wrong_token(
+def test_example_ranks_the_right_passage_first_and_reports_a_wrong_token(
     example: Path, service: RunningServer, folder: Path
 ) -> None:
     variables = {"SMART_EMBEDDER_URL": service.url, "SMART_EMBEDDER_TOKEN": TOKEN}
@@ -83,7 +83,7 @@ def test_an_example_ranks_the_right_passage_first_twice_and_tells_of_a_wrong_tok
     assert "401" in done.stderr.splitlines()[-1]
 
 
-def test_qdrants_example_works_in_memory_too(service: RunningServer, folder: Path) -> None:
+def test_qdrant_example_in_memory(service: RunningServer, folder: Path) -> None:
     variables = {"SMART_EMBEDDER_URL": service.url, "SMART_EMBEDDER_TOKEN": TOKEN}
     example = REPOSITORY / "examples/qdrant_hybrid.py"
     done = run(example, folder, QDRANT_URL=":memory:", **variables)

@@ -1,4 +1,4 @@
-"""What the files of examples/ and the pages say of them agrees with what is installed."""
+"""The headers of examples/ and the docs agree with the pinned packages."""
 
 import ast
 import re
@@ -22,13 +22,13 @@ BROUGHT_ALONG = {"pydantic", "qdrant-client", "httpx", "numpy"}
 
 
 def packages_of(example: Path) -> set[str]:
-    """What its header says to install."""
+    """Return the packages that the header says to install."""
     (line,) = re.findall(r"(?m)^pip install (.+)$", example.read_text())
     return {package.strip('"').partition("[")[0] for package in line.split()}
 
 
 def imported_by(example: Path) -> set[str]:
-    """The packages of the modules that it imports on its first level."""
+    """Return the packages of its imports at module level."""
     found = set()
     for node in ast.parse(example.read_text()).body:
         names = [node.module] if isinstance(node, ast.ImportFrom) else []
@@ -42,7 +42,7 @@ def imported_by(example: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_its_header_names_what_is_tested_and_the_page_of_hybrid_search_leads_to_it(
+def test_example_header_lists_pinned_packages_and_the_docs_link_to_it(
     example: Path,
 ) -> None:
     packages = packages_of(example)

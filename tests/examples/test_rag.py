@@ -1,4 +1,4 @@
-"""examples/rag.py with the real service, and a language model that answers what it is told to."""
+"""examples/rag.py with a real service and a simulated language model."""
 
 import json
 import os
@@ -26,7 +26,7 @@ FILES = {
 
 
 class LanguageModel(ThreadingHTTPServer):
-    """OpenAI's chat completions: `answer` for each request, which are kept."""
+    """Answers chat completions with `answer`, and keeps the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -90,7 +90,7 @@ def texts_embedded(service: RunningServer) -> int:
     return httpx2.get(f"{service.url}/stats").json()["total_sentences"]
 
 
-def test_an_answer_cites_the_files_and_what_is_cited_wrongly_is_told(
+def test_rag_answer_cites_files_and_warns_of_wrong_citations(
     manual: Path, service: RunningServer, llm: LanguageModel
 ) -> None:
     llm.answer = "The pump is blocked [1]. Clean it [1, 9]."
@@ -114,7 +114,7 @@ def test_an_answer_cites_the_files_and_what_is_cited_wrongly_is_told(
     assert llm.asked[-1][1] is None
 
 
-def test_files_that_are_not_utf8_are_left_out_and_told(
+def test_rag_skips_files_that_are_not_utf8(
     manual: Path, service: RunningServer, llm: LanguageModel
 ) -> None:
     (manual / "old.txt").write_bytes("Café".encode("cp1252"))
@@ -126,7 +126,7 @@ def test_files_that_are_not_utf8_are_left_out_and_told(
     assert line.startswith("left out old.txt: 'utf-8' codec can't decode")
 
 
-def test_without_a_language_model_it_ends_in_a_sentence_before_anything_is_embedded(
+def test_rag_without_a_language_model_ends_before_it_embeds(
     manual: Path, service: RunningServer, llm: LanguageModel, tmp_path: Path
 ) -> None:
     before = texts_embedded(service)

@@ -1,4 +1,4 @@
-"""Runs of ingest in this process, against each kind of collection."""
+"""Run ingest in this process, with each kind of collection."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tests.support.server import REPOSITORY, RunningServer
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one source into one collection, by the same journal."""
+    """Runs of one source into one collection, with the same journal."""
 
     url: str
     target: Target
@@ -33,7 +33,7 @@ class Runs:
         return asyncio.run(ingest(options, self.target, self.url, journal=self.journal))
 
     def look(self, ask: Callable[[Store], Any]) -> Any:
-        """Ask the collection between two runs."""
+        """Query the collection between two runs."""
         with closing(open_store(self.target)) as store:
             return ask(store)
 
@@ -42,7 +42,7 @@ class Runs:
         return [id_ for page in found for id_ in page]
 
     def arguments(self, *more: str) -> list[str]:
-        """The same run for the command."""
+        """Return the same run as command line arguments."""
         where = ["--qdrant", self.target.address, "--collection", self.target.collection]
         options = ["--dataset", self.options.dataset, "--chunk-tokens", "48", "--overlap", "8"]
         options += ["--journal", str(self.journal), "--no-grpc"]
@@ -52,7 +52,7 @@ class Runs:
     def started(
         self, *more: str, paths: Sequence[Path] = (), stderr: int = subprocess.PIPE
     ) -> Iterator["subprocess.Popen[str]"]:
-        """The command in a process of its own, which ends with the block."""
+        """Run the command in a process, which is killed at the end of the block."""
         path = os.pathsep.join(map(str, (*paths, REPOSITORY / "client" / "src")))
         process = subprocess.Popen(
             [sys.executable, "-m", "smart_embedder_client", "ingest", *self.arguments(*more)],
@@ -69,7 +69,7 @@ class Runs:
 
 
 def stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
-    """Whether the collection has so many points, none of which was stored twice."""
+    """Whether the collection has this many points, each stored once."""
     ids = runs.ids()
     uploads = qdrant.state(runs.target.collection)["uploads"]
     return len(ids) == len(set(ids)) == points and {uploads[id_] for id_ in ids} == {1}
@@ -77,14 +77,14 @@ def stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
 
 @pytest.fixture(scope="session")
 def qdrant() -> Iterator[QdrantServer]:
-    """One server in front of Qdrant's engine in Python, for all tests of a process."""
+    """A server in front of Qdrant's engine in Python, for all tests of a process."""
     with run_qdrant() as running:
         yield running
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What is ingested: three texts, of which one is of several chunks."""
+    """The source: three texts, one with several chunks."""
     texts = tmp_path / "texts"
     texts.mkdir()
     paragraphs = [f"Paragraph {i}: search a vector in the river of bread." for i in range(12)]
@@ -102,7 +102,7 @@ def make_runs(server: RunningServer, target: Target, source: Path, folder: Path)
 
 
 def target_of(kind: str, tmp_path: Path, qdrant: QdrantServer) -> Target:
-    """A collection that does not exist yet."""
+    """Return the target of a collection that does not exist yet."""
     name = tmp_path.name
     if kind == "grpc":
         return Target(qdrant.url, name, grpc_port=qdrant.grpc_port)
@@ -130,5 +130,5 @@ def http_runs(server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Ite
 
 @pytest.fixture
 def edge_runs(server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Runs:
-    """Runs into Qdrant Edge, where only one kind of collection is needed."""
+    """Runs into Qdrant Edge, for tests that need only one kind of collection."""
     return make_runs(server, target_of("edge", tmp_path, qdrant), folder, tmp_path)

@@ -1,4 +1,4 @@
-"""`smart-embedder check`: the ids of a collection's spaces beside those of the service."""
+"""`smart-embedder check`: compare the vector space ids of collection and service."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ KINDS = ["dense", "sparse", "colbert"]
 
 @pytest.fixture
 def check(edge_runs: Runs, capsys: pytest.CaptureFixture[str]):
-    """Runs the command for the collection of `edge_runs`; what it printed."""
+    """Run the command for the collection of `edge_runs`, and return its output."""
 
     def run(server: RunningServer | str, *options: str, status: int = 0) -> str:
         url = server if isinstance(server, str) else server.url
@@ -35,7 +35,7 @@ def spaces_of(server: RunningServer) -> dict[str, str]:
         return client.embed(["river"], return_colbert=True).vector_space
 
 
-def test_the_ids_of_each_kind_are_compared(
+def test_vector_space_ids_of_each_kind_are_compared(
     edge_runs: Runs, server: RunningServer, other_server: RunningServer, check
 ) -> None:
     edge_runs.run()
@@ -51,18 +51,18 @@ def test_the_ids_of_each_kind_are_compared(
     assert json.loads(check(server, "--json")) == {
         "collection": name, "stored": own, "served": own, "same": True,
     }  # fmt: skip
-    told = json.loads(check(other_server, "--json", status=1))
-    assert (told["stored"], told["served"], told["same"]) == (own, other, False)
+    result = json.loads(check(other_server, "--json", status=1))
+    assert (result["stored"], result["served"], result["same"]) == (own, other, False)
 
 
-def test_only_the_kinds_of_the_collection_are_compared(
+def test_vector_space_ids_of_other_kinds_are_ignored(
     edge_runs: Runs, server: RunningServer, check
 ) -> None:
     edge_runs.run(kinds=frozenset({"sparse"}))
     assert check(server) == f"sparse: the same space, {spaces_of(server)['sparse']}\n"
 
 
-def test_what_cannot_be_compared_is_another_status(
+def test_exit_status_2_if_ids_cannot_be_compared(
     edge_runs: Runs, server: RunningServer, older_server: str, closed_port: str, check, monkeypatch
 ) -> None:
     assert "there is no collection" in check(server, status=2)

@@ -1,4 +1,4 @@
-"""Chunks have as many tokens as the service counts, and lose no word."""
+"""Chunks keep the token limit, and lose no word."""
 
 from pathlib import Path
 
@@ -36,13 +36,13 @@ def chunker(request: pytest.FixtureRequest, client: Client, tiny_m3: Path) -> Ch
 
 
 def tokens_of(client: Client, texts: list[str]) -> list[int]:
-    """As the model reads them, special tokens included."""
+    """Count the tokens that the model reads, including special ones."""
     usage = [client.embed([text], return_colbert=False).usage for text in texts]
     return [counts["prompt_tokens"] for counts in usage]
 
 
 @pytest.mark.parametrize("is_markdown", [False, True])
-def test_no_chunk_has_more_tokens_than_the_service_may_read(
+def test_chunks_do_not_exceed_the_token_limit(
     chunker: Chunker, client: Client, is_markdown: bool
 ) -> None:
     text = "\n\n".join(f"## Part {i}\n\n{line}" for i, line in enumerate(corpus(40)))
@@ -55,7 +55,7 @@ def test_no_chunk_has_more_tokens_than_the_service_may_read(
     assert set(text.split()) == {word for chunk in chunks for word in chunk.split()}
 
 
-def test_chunks_overlap_by_no_more_than_was_asked_for(client: Client) -> None:
+def test_chunk_overlap_is_limited(client: Client) -> None:
     text = " ".join(f"{line}." for line in corpus(30, seed=3))
     overlapping, apart = (
         ServiceChunker(client.count_tokens, TOKENS, overlap).split(text) for overlap in (OVERLAP, 0)
@@ -65,7 +65,7 @@ def test_chunks_overlap_by_no_more_than_was_asked_for(client: Client) -> None:
     assert 0 < repeated <= (OVERLAP + 2) * len(overlapping)
 
 
-def test_a_short_text_is_one_chunk_and_text_without_spaces_is_cut_until_the_end(
+def test_short_text_is_one_chunk_and_text_without_spaces_is_split(
     chunker: Chunker,
 ) -> None:
     short, long = "  the river\n", "検索の言葉を調べる。" * 30
@@ -79,7 +79,7 @@ def test_a_short_text_is_one_chunk_and_text_without_spaces_is_cut_until_the_end(
         chunker.split(short)
 
 
-def test_each_word_is_asked_for_once(client: Client) -> None:
+def test_tokens_of_each_word_are_counted_once(client: Client) -> None:
     asked: list[str] = []
 
     def count(texts):
@@ -94,7 +94,7 @@ def test_each_word_is_asked_for_once(client: Client) -> None:
     assert len(asked) == len(set(asked))
 
 
-def test_a_long_split_ends_when_it_is_stopped() -> None:
+def test_stop_ends_a_long_split() -> None:
     asked: list[str] = []
 
     def count(texts):
@@ -114,7 +114,7 @@ def test_a_long_split_ends_when_it_is_stopped() -> None:
     assert len(asked) < 500
 
 
-def test_words_are_forgotten_before_they_are_too_many() -> None:
+def test_cache_of_counted_words_is_bounded() -> None:
     counter = TokenCounter(lambda texts: [len(text) for text in texts])
     for start in range(0, 100_000, 1_000):
         counter.prepare(str(i) for i in range(start, start + 1_000))
@@ -124,12 +124,12 @@ def test_words_are_forgotten_before_they_are_too_many() -> None:
 
 @given(st.lists(st.sampled_from([*varied_texts(40), *corpus(20)]), min_size=1, max_size=4))
 @settings(max_examples=25)
-def test_the_tokens_of_a_text_are_those_of_its_words(client: Client, parts: list[str]) -> None:
+def test_token_count_of_a_text_is_the_sum_over_its_words(client: Client, parts: list[str]) -> None:
     text = " ".join(parts)[:2000]
     assert TokenCounter(client.count_tokens).count(text) == client.count_tokens([text])[0]
 
 
-def test_a_file_that_is_no_tokenizer_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_invalid_tokenizer_file_is_reported_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for content in (b"no json", b"{}", b"[]"):
         path.write_bytes(content)
@@ -139,8 +139,8 @@ def test_a_file_that_is_no_tokenizer_is_told_in_one_sentence(tmp_path: Path) -> 
         FileChunker(tmp_path / "missing.json", TOKENS, OVERLAP)
 
 
-def test_a_limit_in_the_tokenizers_file_is_ignored(demo_checkpoint: Path) -> None:
-    """The demo's file ends every text after 128 tokens, beyond which none would be counted."""
+def test_truncation_in_the_tokenizer_file_is_ignored(demo_checkpoint: Path) -> None:
+    """The demo's tokenizer truncates at 128 tokens, beyond which none would be counted."""
     text = " ".join(f"word{i}" for i in range(600))
     chunks = FileChunker(demo_checkpoint / "tokenizer.json", 200, 0).split(text)
     assert len(chunks) > 3

@@ -1,4 +1,4 @@
-"""`smart-embedder ingest`: what it prints, its exit status, and its progress bar."""
+"""`smart-embedder ingest`: output, exit status and progress bar."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer
 
 
-def test_it_tells_what_it_did(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_is_printed(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(edge_runs.arguments()) == 0
     out, err = capsys.readouterr()
     assert out.endswith("0 there already, 0 removed\n")
@@ -33,7 +33,7 @@ def test_it_tells_what_it_did(edge_runs: Runs, capsys: pytest.CaptureFixture[str
     )
 
 
-def test_what_qdrant_refuses_or_has_no_room_for_is_an_exit_status(
+def test_exit_status_1_if_qdrant_refuses_points_or_is_full(
     http_runs: Runs, qdrant: QdrantServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     qdrant.fail(status=422, text="pump is blocked")
@@ -43,14 +43,14 @@ def test_what_qdrant_refuses_or_has_no_room_for_is_an_exit_status(
     assert lines[2] == "1 chunks were refused; the same command tries them again"
     qdrant.fail(status=507, reason="no space left")
     assert main(http_runs.arguments()) == 1
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told == (
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message == (
         f"Qdrant at {http_runs.target.address} answers 507: no space left. "
         "The same command goes on from here."
     )
 
 
-def test_files_that_are_not_read_are_told_and_are_an_exit_status(
+def test_skipped_and_unreadable_files_are_reported(
     edge_runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = edge_runs.options.source
@@ -76,7 +76,7 @@ def test_files_that_are_not_read_are_told_and_are_an_exit_status(
     assert "\x1b" not in out
 
 
-def test_nothing_that_is_read_is_no_success(
+def test_exit_status_1_if_nothing_was_read(
     edge_runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = edge_runs.options.source
@@ -93,7 +93,7 @@ def test_nothing_that_is_read_is_no_success(
     assert capsys.readouterr().err == "/no/such/file does not exist.\n"
 
 
-def test_a_terminal_sees_a_bar_with_the_rate(edge_runs: Runs) -> None:
+def test_progress_bar_on_a_terminal_shows_the_rate(edge_runs: Runs) -> None:
     terminal, stderr = pty.openpty()
     termios.tcsetwinsize(stderr, (40, 120))
     shown = b""
@@ -111,7 +111,7 @@ def test_a_terminal_sees_a_bar_with_the_rate(edge_runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("runs", ["edge", "folder"], indirect=True)
-def test_a_folder_that_another_process_has_open(runs: Runs) -> None:
+def test_folder_open_in_another_process_is_reported(runs: Runs) -> None:
     runs.run()
     other = ["--journal", str(runs.journal.with_name("other"))]
     with closing(open_store(runs.target)), runs.started(*other) as process:
@@ -122,7 +122,7 @@ def test_a_folder_that_another_process_has_open(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--kinds", "colbert"], "colbert is no list of dense, sparse, colbert with dense or"),
         (["--chunk-tokens", "0"], "0 is less than 1"),
@@ -134,18 +134,18 @@ def test_a_folder_that_another_process_has_open(runs: Runs) -> None:
         (["--url", "http://127.0.0.1/v1"], "has /v1, which OpenAI's clients need"),
     ],
 )
-def test_a_bad_option_is_named(
-    edge_runs: Runs, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_option_is_named(
+    edge_runs: Runs, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         main(edge_runs.arguments(*options))
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     edge_runs: Runs, tmp_path: Path
 ) -> None:
-    """As where the client is installed without its extra."""
+    """The client may be installed without its extra."""
     (tmp_path / "semantic_text_splitter.py").write_text("raise ImportError(name=__name__)")
     with edge_runs.started(paths=[tmp_path]) as process:
         _, err = process.communicate(timeout=60)
@@ -155,7 +155,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     )
 
 
-def test_an_unknown_command_shows_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_command_prints_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["smart-embedder", "digest"])
     with pytest.raises(SystemExit, match="usage: smart-embedder ingest SOURCE"):
         cli.main()

@@ -1,4 +1,4 @@
-"""Chunks to vectors: pooled where they are too many, and in fewer texts where many are refused."""
+"""Embed chunks: pool too many ColBERT vectors, and divide refused batches."""
 
 from collections.abc import AsyncIterator
 
@@ -30,7 +30,7 @@ def embedder(
     return Embedder(client, options, patience, max_vectors, report or Report())
 
 
-async def test_only_texts_with_too_many_colbert_vectors_are_pooled(client: AsyncClient) -> None:
+async def test_pooling_of_texts_with_too_many_colbert_vectors(client: AsyncClient) -> None:
     texts = ["the river", "search " * 40]
     report = Report()
     short, long = await embedder(client, max_vectors=15, report=report).embed(texts)
@@ -46,8 +46,8 @@ async def test_only_texts_with_too_many_colbert_vectors_are_pooled(client: Async
     assert 5 < len(found.colbert) <= 10
 
 
-async def test_texts_that_are_too_many_together_are_sent_in_halves(client: AsyncClient) -> None:
-    """The service takes 1,024 at a time."""
+async def test_refused_batch_is_sent_in_halves(client: AsyncClient) -> None:
+    """The service takes 1,024 texts per request."""
     options = VectorOptions(frozenset({"dense"}), "float16")
     found = await embedder(client, options).embed(["river"] * 1500)
     assert len(found) == 1500
@@ -55,8 +55,8 @@ async def test_texts_that_are_too_many_together_are_sent_in_halves(client: Async
     assert found[0].dense.dtype == np.float16
 
 
-async def test_a_text_that_is_refused_leaves_the_others(server: RunningServer) -> None:
-    """A width that the model does not have stands for any refusal."""
+async def test_refused_text_does_not_affect_the_others(server: RunningServer) -> None:
+    """An unsupported dimension stands for any refusal."""
 
     class Refusing(AsyncClient):
         async def embed(self, texts, **options):  # type: ignore[no-untyped-def, override]
@@ -68,13 +68,13 @@ async def test_a_text_that_is_refused_leaves_the_others(server: RunningServer) -
     assert "dimensions" in found[1].reason
 
 
-async def test_a_text_without_tokens_has_no_sparse_vector(client: AsyncClient) -> None:
+async def test_text_without_tokens_has_no_sparse_vector(client: AsyncClient) -> None:
     (found,) = await embedder(client).embed(["\u200b"])
     assert found.sparse is None
     assert len(found.colbert) > 0
 
 
-async def test_a_wrong_token_is_not_waited_for(client: AsyncClient) -> None:
+async def test_wrong_token_401_is_not_retried(client: AsyncClient) -> None:
     async def attempt() -> None:
         raise SmartEmbedderError("no", "unauthorized", 401)
 

@@ -1,4 +1,4 @@
-"""A Qdrant that is slow, full, away, or refuses a point: the run goes on, or can be resumed."""
+"""If Qdrant is slow, full, away, or refuses a point, the run goes on or can be resumed."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ NO_SPACE = "Service internal error: No space left on device: WAL buffer size exc
         {"seconds": 3.0},
     ],
 )
-def test_a_busy_or_slow_server_is_asked_again(
+def test_requests_to_a_busy_or_slow_qdrant_are_retried(
     http_runs: Runs, qdrant: QdrantServer, fault: dict, capsys: pytest.CaptureFixture
 ) -> None:
     qdrant.fail(**{"times": 1} | fault)
@@ -36,7 +36,7 @@ def test_a_busy_or_slow_server_is_asked_again(
     assert http_runs.run().uploaded == 0
 
 
-def test_a_full_server_stops_the_run_in_one_sentence_and_it_goes_on_later(
+def test_full_disk_507_stops_the_run_which_can_be_resumed(
     http_runs: Runs, qdrant: QdrantServer
 ) -> None:
     options = replace(http_runs.options, batch_bytes=1, streams=1)
@@ -61,7 +61,7 @@ def test_a_full_server_stops_the_run_in_one_sentence_and_it_goes_on_later(
     ],
     indirect=["runs"],
 )
-def test_failures_have_the_same_ends_over_http_and_grpc(
+def test_qdrant_errors_are_alike_over_http_and_grpc(
     runs: Runs, qdrant: QdrantServer, full: object, away: object, refusing: int, refuses: object
 ) -> None:
     qdrant.fail(status=500, reason=NO_SPACE)
@@ -85,7 +85,7 @@ def test_failures_have_the_same_ends_over_http_and_grpc(
     assert stored_once(runs, qdrant, report.points)
 
 
-def test_a_server_that_refuses_everything_stops_the_run(
+def test_run_stops_after_too_many_refused_points(
     http_runs: Runs, qdrant: QdrantServer, folder: Path
 ) -> None:
     for i in range(101):
@@ -95,7 +95,7 @@ def test_a_server_that_refuses_everything_stops_the_run(
         http_runs.run()
 
 
-def test_uploads_have_as_many_bytes_and_streams_as_was_asked_for(
+def test_uploads_keep_the_limits_of_bytes_and_streams(
     http_runs: Runs, qdrant: QdrantServer, folder: Path
 ) -> None:
     for i in range(60):
@@ -108,9 +108,7 @@ def test_uploads_have_as_many_bytes_and_streams_as_was_asked_for(
     assert state["most_streams"] <= 3
 
 
-def test_the_graph_is_put_off_for_the_load_and_made_at_its_end(
-    http_runs: Runs, qdrant: QdrantServer
-) -> None:
+def test_hnsw_graph_is_built_at_the_end(http_runs: Runs, qdrant: QdrantServer) -> None:
     qdrant.fail(status=507)
     with pytest.raises(QdrantFullError):
         http_runs.run()
@@ -123,7 +121,7 @@ def test_the_graph_is_put_off_for_the_load_and_made_at_its_end(
     assert (layout.vectors["dense"].edges, layout.vectors["colbert"].edges) == (16, 0)
 
 
-def test_nobody_listens_or_what_does_is_no_qdrant(edge_runs: Runs, closed_port: str) -> None:
+def test_unreachable_or_wrong_server_is_reported(edge_runs: Runs, closed_port: str) -> None:
     nowhere = replace(edge_runs, url=closed_port)
     with pytest.raises(SmartEmbedderError, match="no connection to"):
         nowhere.run(patience=0.1)

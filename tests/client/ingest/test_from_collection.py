@@ -1,4 +1,4 @@
-"""`ingest --from-collection`: every text has the new vectors, and a kill loses nothing."""
+"""`ingest --from-collection`: all texts get new vectors, and a killed run can be resumed."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def payloads(runs: Runs) -> dict[str, dict[str, Any]]:
 
 
 def check_vectors(new: Runs, expected: dict[str, dict[str, Any]]) -> None:
-    """Whether a collection has these payloads by their ids, and the vectors of its service."""
+    """Check the payloads by id, and that the vectors are those of the service."""
     points = new.look(lambda store: store.read(list(expected), with_vectors=True))
     assert new.look(lambda store: store.count(None)) == len(expected)
     assert {point.id: dict(point.payload) for point in points} == expected
@@ -83,9 +83,7 @@ def check_vectors(new: Runs, expected: dict[str, dict[str, Any]]) -> None:
     assert new.look(lambda store: store.origin()).vector_space == made.vector_space
 
 
-def test_a_new_collection_has_the_points_of_the_old_one_with_other_vectors(
-    runs: Runs, other_server: RunningServer
-) -> None:
+def test_points_are_copied_with_new_vectors(runs: Runs, other_server: RunningServer) -> None:
     points = runs.run().points
     before, new = payloads(runs), new_of(runs, other_server.url)
     found = copied(runs, new)
@@ -99,10 +97,10 @@ def test_a_new_collection_has_the_points_of_the_old_one_with_other_vectors(
     assert new.run().uploaded == 0
 
 
-def test_a_kill_loses_nothing(
+def test_killed_copy_is_resumed(
     edge_runs: Runs, other_server: RunningServer, folder: Path, capsys
 ) -> None:
-    """Each run goes on from where the one before it was killed."""
+    """Each run resumes the one that was killed before."""
     rows = [json.dumps({"text": f"row {i} of the river " * 5, "row": i}) for i in range(30)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     edge_runs.run()
@@ -123,7 +121,7 @@ def test_a_kill_loses_nothing(
     check_vectors(new, before)
 
 
-def test_what_is_stored_meanwhile_is_found_by_the_next_run(
+def test_next_run_copies_points_that_were_added_meanwhile(
     edge_runs: Runs, other_server: RunningServer, folder: Path
 ) -> None:
     edge_runs.run()
@@ -135,9 +133,7 @@ def test_what_is_stored_meanwhile_is_found_by_the_next_run(
     check_vectors(new, payloads(edge_runs))
 
 
-def test_vectors_may_get_another_type_and_fewer_kinds_in_the_same_space(
-    edge_runs: Runs, server: RunningServer
-) -> None:
+def test_copy_with_another_datatype_and_fewer_kinds(edge_runs: Runs, server: RunningServer) -> None:
     points = edge_runs.run().points
     new = new_of(edge_runs, server.url)
     copied(edge_runs, new, datatype="float16", kinds=frozenset({"dense"}))
@@ -146,7 +142,7 @@ def test_vectors_may_get_another_type_and_fewer_kinds_in_the_same_space(
     assert len(new.ids()) == points
 
 
-def test_a_point_without_a_text_is_named(
+def test_point_without_text_is_reported(
     edge_runs: Runs, other_server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     points = edge_runs.run(kinds=frozenset({"sparse"})).points
@@ -160,7 +156,7 @@ def test_a_point_without_a_text_is_named(
     assert new.look(lambda store: store.count(None)) == points - 1
 
 
-def test_a_collection_of_another_space_is_no_target(
+def test_target_with_another_vector_space_is_refused(
     edge_runs: Runs, server: RunningServer, other_server: RunningServer
 ) -> None:
     edge_runs.run()
@@ -176,7 +172,7 @@ def test_a_collection_of_another_space_is_no_target(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([], "the following arguments are required: SOURCE, or --from-collection"),
         (["texts", "--from-collection", "old"], "that the collection has: leave out SOURCE"),
@@ -184,7 +180,7 @@ def test_a_collection_of_another_space_is_no_target(
         (["--from-collection", "old", "--sync"], "has: leave out --sync"),
     ],
 )
-def test_options_that_do_not_belong_together(options: list[str], told: str, capsys) -> None:
+def test_contradicting_options_are_refused(options: list[str], message: str, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["--collection", "texts", *options])
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

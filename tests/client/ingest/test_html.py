@@ -1,4 +1,4 @@
-"""Pages become sections of their content, with headings and anchors and without navigation."""
+"""HTML pages become sections with headings and anchors, without navigation."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ for row in reader:
 <footer>Copyright</footer></body></html>"""
 
 
-def test_a_page_becomes_its_sections_without_navigation() -> None:
+def test_html_page_becomes_sections_without_navigation() -> None:
     title, sections = read_html(SPHINX.encode())
     assert title == "csv \u2014 Python"
     functions = (
@@ -58,7 +58,7 @@ WITHOUT_LANDMARKS = """<div class="navheader"><table><tr><th>CREATE TABLE</th></
 <ul><li>See <a href="c.html">ALTER TABLE</a> for changes of a table.</ul></div>"""
 
 
-def test_navigation_without_landmarks_is_known_by_its_names_and_links() -> None:
+def test_navigation_without_landmarks_is_found_by_names_and_links() -> None:
     _, (section,) = read_html(WITHOUT_LANDMARKS.encode())
     assert section.headings == ("CREATE TABLE",)
     assert section.anchors == ((0, "create"),)
@@ -88,7 +88,7 @@ def test_navigation_without_landmarks_is_known_by_its_names_and_links() -> None:
         ("<div hidden><table><tr><td>a</table></div>b", "b"),
     ],
 )
-def test_the_text_of_a_page(body: str, text: str) -> None:
+def test_html_becomes_markdown(body: str, text: str) -> None:
     _, sections = read_html(body.encode())
     assert [section.text for section in sections] == [text]
 
@@ -104,13 +104,13 @@ def test_the_text_of_a_page(body: str, text: str) -> None:
         '<a name="a"></a><h2>T</h2>',
     ],
 )
-def test_an_anchor_is_found_however_a_generator_writes_it(heading: str) -> None:
+def test_anchors_of_all_documentation_generators_are_found(heading: str) -> None:
     page = f'<p id="p">before</p><a href="#top"><img></a>{heading}<p>text'
     _, (_, section) = read_html(page.encode())
     assert section == Section(("T",), "## T\n\ntext", ((0, "a"),))
 
 
-def test_chunks_have_the_anchors_of_their_places(tmp_path: Path) -> None:
+def test_chunks_have_the_anchors_of_their_positions(tmp_path: Path) -> None:
     (tmp_path / "csv.html").write_text(SPHINX)
     first, functions, _ = read_documents(tmp_path, Fields(), Skipped())
     assert first.metadata_of([first.text]) == [
@@ -134,9 +134,7 @@ def test_chunks_have_the_anchors_of_their_places(tmp_path: Path) -> None:
     )
 
 
-def test_a_page_is_stored_once_and_anew_where_an_anchor_has_changed(
-    edge_runs: Runs, folder: Path
-) -> None:
+def test_page_is_stored_again_if_an_anchor_changes(edge_runs: Runs, folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
     # Sections under the same heading, with the same text and without anchors.

@@ -1,4 +1,4 @@
-"""The journal: what is noted, what is seen, and that two processes cannot share one."""
+"""The journal of stored documents, which two processes cannot share."""
 
 from pathlib import Path
 from uuid import uuid4
@@ -20,7 +20,7 @@ RECIPE = Recipe("texts", ("model",), (512, 64))
 DIGESTS = [bytes([i] * 16) for i in range(3)]
 
 
-def test_what_was_noted_is_there_in_the_next_run(tmp_path: Path) -> None:
+def test_journal_is_kept_for_the_next_run(tmp_path: Path) -> None:
     path = tmp_path / "state" / "journal.sqlite"
     ids = [[str(uuid4()) for _ in range(count)] for count in (2, 0, 1)]
     with Journal(path) as journal:
@@ -40,7 +40,7 @@ def test_what_was_noted_is_there_in_the_next_run(tmp_path: Path) -> None:
         assert journal.points == 0
 
 
-def test_a_document_is_seen_once_in_a_run_and_points_without_end(tmp_path: Path) -> None:
+def test_journal_marks_documents_and_many_points_as_seen(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.sqlite") as journal:
         assert journal.see_first([DIGESTS[i] for i in (0, 0, 1)]) == [True, False, True]
         assert journal.see_first(DIGESTS[:1]) == [False]
@@ -51,7 +51,7 @@ def test_a_document_is_seen_once_in_a_run_and_points_without_end(tmp_path: Path)
         assert set(journal.unseen(ids)) == set(ids[2000:])
 
 
-def test_a_journal_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_unusable_journal_is_reported_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     with Journal(path) as journal:
         with pytest.raises(JournalError, match="another run has it open"):
@@ -71,7 +71,7 @@ def document(**changes: object) -> Document:
     return Document(**made)  # type: ignore[arg-type]
 
 
-def test_every_option_and_every_field_changes_the_names() -> None:
+def test_digests_and_ids_change_with_every_option_and_field() -> None:
     recipes = [RECIPE, Recipe("b", ("model",), (512, 64)), Recipe("texts", ("other",), (512, 64))]
     changes = [{}, {"source": "b"}, {"key": "1"}, {"metadata": {"year": 1}}]
     documents = [document(**change) for change in changes]
@@ -89,9 +89,7 @@ def test_every_option_and_every_field_changes_the_names() -> None:
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 60), st.none() | st.integers(1, 5))
-def test_batches_keep_the_order_and_the_limits(
-    items: list[int], most: int, most_items: int | None
-) -> None:
+def test_batches_keep_order_and_limits(items: list[int], most: int, most_items: int | None) -> None:
     made = list(batches(items, lambda item: item, lambda: most, most_items))
     assert [item for batch in made for item in batch] == items
     for batch in made:

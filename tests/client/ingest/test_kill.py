@@ -1,4 +1,4 @@
-"""kill -9 of the run and of the service: no point is missing, none is stored twice."""
+"""After kill -9 of the run or the service, all points are stored once."""
 
 import json
 import signal
@@ -25,8 +25,8 @@ def rows(http_runs: Runs, tmp_path: Path) -> Runs:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_killed_run_goes_on_where_it_was(rows: Runs, qdrant: QdrantServer, after: bool) -> None:
-    """It is killed while an upload waits for its answer, before it is stored or after it."""
+def test_killed_run_is_resumed(rows: Runs, qdrant: QdrantServer, after: bool) -> None:
+    """The run is killed during an upload, before or after Qdrant has stored it."""
     name = rows.target.collection
     qdrant.fail(text="399 ", seconds=600.0, after=after, status=503)
     with rows.started() as run:
@@ -42,9 +42,7 @@ def test_a_killed_run_goes_on_where_it_was(rows: Runs, qdrant: QdrantServer, aft
     assert rows.run().uploaded == 0
 
 
-def test_ctrl_c_does_not_wait_for_qdrant_and_says_how_to_go_on(
-    rows: Runs, qdrant: QdrantServer
-) -> None:
+def test_ctrl_c_does_not_wait_for_qdrant(rows: Runs, qdrant: QdrantServer) -> None:
     qdrant.fail(seconds=600.0, status=503)
     with rows.started("--qdrant-timeout", "3600") as run:
         qdrant.wait_for(rows.target.collection, lambda state: state["faults"] >= 1)
@@ -56,7 +54,7 @@ def test_ctrl_c_does_not_wait_for_qdrant_and_says_how_to_go_on(
     assert rows.run().points == CHUNKS
 
 
-def test_a_run_waits_for_a_killed_service(
+def test_run_waits_for_a_restarted_service(
     rows: Runs, qdrant: QdrantServer, tiny_m3: Path, tmp_path: Path
 ) -> None:
     with Relay() as relay:

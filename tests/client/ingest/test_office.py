@@ -1,4 +1,4 @@
-"""PDF, DOCX, ODT, PPTX and RTF become documents, or one sentence that says why not."""
+"""PDF, DOCX, ODT, PPTX and RTF become documents, or are reported in one sentence."""
 
 import importlib.util
 import sys
@@ -36,7 +36,7 @@ def read(path: Path) -> tuple[list[Document], Skipped]:
     return list(read_documents(path, Fields(), skipped)), skipped
 
 
-def test_pdf_is_read_page_by_page_with_words_and_sentences_that_go_on(tmp_path: Path) -> None:
+def test_pdf_pages_are_read_with_joined_words_and_lines(tmp_path: Path) -> None:
     first = ["Operating manual", "The pump is blocked, and con-", "tinues to", "stand still."]
     content = make_pdf([first, [], ["x = a*b # 5 %", "\\344nderung"]], title="The pump")
     path = tmp_path / "pump.PDF"
@@ -52,7 +52,7 @@ def test_pdf_is_read_page_by_page_with_words_and_sentences_that_go_on(tmp_path: 
     assert (skipped.failed, skipped.unread) == ([], {"pages without text": 1})
 
 
-def test_docx_is_read_with_headings_tables_and_its_own_characters(tmp_path: Path) -> None:
+def test_docx_is_read_with_headings_and_tables(tmp_path: Path) -> None:
     body = [paragraph("Fehler", style="berschrift1"), paragraph("1. a*b_c [x] &lt;T&gt; C:\\_x")]
     rows = [["Code", "Meaning"], ["E42", "Pump is blocked"]]
     inserted = "<w:p><w:ins><w:r><w:t>inserted</w:t></w:r></w:ins></w:p>"
@@ -92,7 +92,7 @@ _PARAGRAPHS = paragraph("The pump is blocked.") * 20_000
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "told"),
+    ("name", "make", "message"),
     [
         ("a.pdf", lambda: make_pdf([["a"]], trailer=_ENCRYPTED), "is encrypted: save it without"),
         ("a.pdf", lambda: make_pdf([["a"]])[:300], "is damaged, or no PDF"),
@@ -105,8 +105,8 @@ _PARAGRAPHS = paragraph("The pump is blocked.") * 20_000
     ],
     ids=["encrypted", "cut", "empty", "scanned", "cut docx", "empty docx", "old doc", "zip bomb"],
 )
-def test_what_cannot_be_read_is_told_in_one_sentence_and_the_next_file_is_read(
-    tmp_path: Path, name: str, make: Callable[[], bytes], told: str
+def test_unreadable_file_is_reported_and_the_next_one_is_read(
+    tmp_path: Path, name: str, make: Callable[[], bytes], message: str
 ) -> None:
     (tmp_path / name).write_bytes(make())
     (tmp_path / "b.txt").write_text("b")
@@ -115,11 +115,11 @@ def test_what_cannot_be_read_is_told_in_one_sentence_and_the_next_file_is_read(
     ((source, reason),) = skipped.failed
     assert (source, "\n" in reason) == (name, False)
     assert f"{tmp_path / name} " in reason
-    assert told in reason
+    assert message in reason
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is one of Linux")
-def test_a_pdf_that_fills_the_memory_ends_the_process_that_reads_it_and_nothing_else(
+def test_pdf_that_fills_the_memory_only_ends_its_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bomb = deflated([b" " * _MIB] * 1_000)
@@ -133,7 +133,7 @@ def test_a_pdf_that_fills_the_memory_ends_the_process_that_reads_it_and_nothing_
     assert "its reader crashed, or needs more than 256 MiB of memory" in reason
 
 
-def test_a_text_without_end_and_a_file_that_takes_too_long_are_not_read(
+def test_office_limits_of_characters_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "long.docx").write_bytes(make_docx(paragraph("a" * _MIB) for _ in range(17)))

@@ -1,10 +1,10 @@
-"""How far a run is, told by a clock that the tests set."""
+"""Progress of a run, with a simulated clock."""
 
 import pytest
 from smart_embedder_client.ingest.pace import Progress
 
 
-def test_without_a_terminal_a_line_a_minute_tells_the_rest_at_the_pace_of_this_run(
+def test_progress_line_per_minute_without_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = 0.0

@@ -1,4 +1,4 @@
-"""Whole runs: what is in the collection after the first one, the second, and after changes."""
+"""Whole runs: the collection after the first run, the second, and after changes."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from tests.client.ingest.conftest import Runs
 from tests.support.checkpoints import WORDS
 
 
-def test_later_runs_store_what_is_missing_and_remove_with_sync_alone(
+def test_later_runs_store_missing_points_and_remove_only_with_sync(
     runs: Runs, folder: Path
 ) -> None:
     first, ids = runs.run(), runs.ids()
@@ -56,7 +56,7 @@ def test_later_runs_store_what_is_missing_and_remove_with_sync_alone(
     assert {config.distance for config in made.vectors.values()} == {"Cosine"}
 
 
-def test_unchanged_chunks_of_a_changed_document_stay_whoever_counts_their_tokens(
+def test_unchanged_chunks_of_a_changed_document_keep_their_ids(
     edge_runs: Runs, folder: Path, tiny_m3: Path
 ) -> None:
     points = edge_runs.run().points
@@ -85,7 +85,7 @@ def test_repeated_rows_are_stored_once_unless_their_ids_differ(
     assert payload["metadata"]["id"] in {1, 2}
 
 
-def test_one_data_set_never_removes_the_points_of_another(edge_runs: Runs, tmp_path: Path) -> None:
+def test_sync_keeps_the_points_of_other_datasets(edge_runs: Runs, tmp_path: Path) -> None:
     points = edge_runs.run().points
     source = tmp_path / "other.txt"
     source.write_text("winter garden")
@@ -97,19 +97,19 @@ def test_one_data_set_never_removes_the_points_of_another(edge_runs: Runs, tmp_p
     assert len(edge_runs.ids()) == points
 
 
-def test_a_collection_with_other_vectors_is_refused_in_one_sentence(runs: Runs) -> None:
+def test_collection_with_other_vectors_is_refused_in_one_sentence(runs: Runs) -> None:
     layout = make_layout(7, None, sparse=True, datatype="float32")
     runs.look(lambda store: store.create(layout, None))
     with pytest.raises(IngestError) as caught:
         runs.run()
-    told = str(caught.value)
-    assert "its vector dense is 7 numbers (Cosine, float32), and 64 numbers" in told
-    assert "it has no vector colbert" in told
-    assert "\n" not in told
+    message = str(caught.value)
+    assert "its vector dense is 7 numbers (Cosine, float32), and 64 numbers" in message
+    assert "it has no vector colbert" in message
+    assert "\n" not in message
 
 
-def test_a_collection_of_another_model_is_refused_by_its_name(edge_runs: Runs) -> None:
-    """Where an earlier version has made it, and it says nothing else."""
+def test_collection_without_origin_is_refused_by_its_model_name(edge_runs: Runs) -> None:
+    """Collections of an earlier version have no origin."""
     layout = make_layout(None, None, sparse=True, datatype="float32")
     edge_runs.look(lambda store: store.create(layout, None))
     sparse = SparseVector(np.array([1], np.uint32), np.array([1], np.float32))
@@ -121,7 +121,7 @@ def test_a_collection_of_another_model_is_refused_by_its_name(edge_runs: Runs) -
 
 
 @pytest.mark.parametrize("datatype", ["float16", "uint8"])
-def test_vectors_are_stored_in_fewer_bytes(edge_runs: Runs, datatype: str) -> None:
+def test_datatype_of_stored_vectors(edge_runs: Runs, datatype: str) -> None:
     assert edge_runs.run(datatype=datatype).refused == []
     made = edge_runs.look(lambda store: store.layout())
     assert {config.datatype for config in made.vectors.values()} == {datatype}
@@ -131,20 +131,20 @@ def test_vectors_are_stored_in_fewer_bytes(edge_runs: Runs, datatype: str) -> No
         edge_runs.run(datatype="float32")
 
 
-def test_chunks_may_not_be_longer_than_the_model_reads(edge_runs: Runs) -> None:
+def test_chunk_tokens_above_the_model_limit_are_refused(edge_runs: Runs) -> None:
     with pytest.raises(IngestError, match="longer than the .* that the service reads"):
         edge_runs.run(chunk_tokens=100_000)
     with pytest.raises(IngestError, match="an overlap of 64 tokens needs chunks of more than 66"):
         edge_runs.run(chunk_tokens=66, overlap=64)
 
 
-def test_long_chunks_are_pooled_or_split_for_colbert_and_it_is_said(
+def test_long_chunks_are_pooled_or_split_for_colbert(
     edge_runs: Runs,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As of bge-m3 with more than 1,023 vectors, in a collection with room for 19."""
+    """The limit is 19 vectors here, in place of 1,023 with bge-m3."""
     monkeypatch.setattr(qdrant_store, "MULTIVECTOR_NUMBERS", 64 * 20)
     pooled = edge_runs.run()
     assert pooled.pooled > 0
@@ -159,10 +159,10 @@ def test_long_chunks_are_pooled_or_split_for_colbert_and_it_is_said(
     assert "chunks have at most 20 tokens, so that ColBERT fits" in capsys.readouterr().err
 
 
-def test_a_run_that_is_always_stopped_soon_comes_to_its_end(
+def test_repeatedly_killed_run_finishes(
     edge_runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Little is read, split and embedded before something is stored, also of one long text."""
+    """The first windows and requests are small, also for one long text."""
     source = tmp_path / "long.txt"
     source.write_text("\n\n".join(f"{' '.join(WORDS)} {i}." for i in range(800)))
     split: list[str] = []
@@ -199,10 +199,8 @@ def test_a_run_that_is_always_stopped_soon_comes_to_its_end(
     assert (report.documents, report.uploaded) == (1, report.points - stored[-1])
 
 
-def test_a_collection_with_the_most_levels_of_metadata_is_opened_again(
-    runs: Runs, tmp_path: Path
-) -> None:
-    """Qdrant Edge stores more of them, too, and then cannot read its log."""
+def test_collection_with_deeply_nested_metadata_is_opened_again(runs: Runs, tmp_path: Path) -> None:
+    """With more levels, Qdrant Edge could not read its log."""
     source = tmp_path / "rows.jsonl"
     levels = [level[:-1] * 19 + "0" + level[-1] * 19 for level in ("[]", '{"a":}')]
     rows = [f'{{"text": "deep {i}", "levels": {value}}}' for i, value in enumerate(levels)]
@@ -211,10 +209,10 @@ def test_a_collection_with_the_most_levels_of_metadata_is_opened_again(
     assert runs.run(source=source, recheck=True).uploaded == 0
 
 
-def test_the_end_of_a_cancelled_run_waits_for_no_split(
+def test_cancelled_run_does_not_wait_for_a_split(
     edge_runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that splits a text of megabytes would go on for a minute."""
+    """Splitting a text of megabytes would take a thread a minute."""
     splits = threading.Event()
     stopped = False
 

@@ -1,4 +1,4 @@
-"""Files and folders become documents, or one sentence that says why not."""
+"""Files and folders become documents, or are reported in one sentence."""
 
 import csv
 import errno
@@ -31,7 +31,7 @@ ROWS = [
 
 
 def read(path: Path, **fields: str) -> list[Document]:
-    """The documents; what is noted about a file that cannot be read is raised."""
+    """Read the documents; raise the reason why a file could not be read."""
     skipped = Skipped()
     documents = list(read_documents(path, Fields(**fields), skipped))
     for _, reason in skipped.failed:
@@ -40,7 +40,7 @@ def read(path: Path, **fields: str) -> list[Document]:
 
 
 def nested(levels: int) -> bytes:
-    """A row whose other field has so many levels."""
+    """Return a row with a field of this many levels."""
     return b'{"text": "a", "b": ' + b'{"c": ' * levels + b"0" + b"}" * levels + b"}"
 
 
@@ -83,7 +83,7 @@ def test_rows_are_read_alike_from_every_format(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("block", [1, 2, 5, 64])
-def test_an_array_of_json_is_read_alike_in_pieces_of_any_size(
+def test_json_array_is_read_alike_in_blocks_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(sources, "_BLOCK", block)
@@ -122,8 +122,8 @@ def test_dates_and_numbers_of_parquet_become_json_or_are_beyond_python(tmp_path:
         read(path)
 
 
-def test_what_no_payload_can_hold_is_replaced(tmp_path: Path) -> None:
-    """Halves of surrogate pairs, and integers beyond 64 bits."""
+def test_surrogates_and_large_integers_are_replaced(tmp_path: Path) -> None:
+    """Payloads cannot hold halves of surrogate pairs, or integers beyond 64 bits."""
     path = tmp_path / "a.jsonl"
     numbers = [2**63 - 1, -(2**63) + 1, 2**63, 10**400]
     row = f'"text": "half \\ud800 pair", "a": NaN, "b": "\\udc00", "\\ud800": 1, "n": {numbers}'
@@ -136,16 +136,14 @@ def test_what_no_payload_can_hold_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="names are bytes on POSIX")
-def test_a_name_that_is_not_utf8_can_be_stored(tmp_path: Path) -> None:
+def test_file_name_that_is_not_utf8_is_escaped(tmp_path: Path) -> None:
     for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
         Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("a")
     assert [document.source for document in read(tmp_path)] == [r"caf\xe8.txt", r"caf\xe9.txt"]
 
 
-def test_a_folder_that_cannot_be_listed_does_not_look_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With `--sync`, the points of its texts would be removed."""
+def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it looked empty, `--sync` would remove its points."""
     (tmp_path / "below").mkdir()
     listed = os.scandir
 
@@ -161,7 +159,7 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "a"}\n{"text": ', "line 2 is no JSON: "),
         ("a.jsonl", b"[1]", "line 1 is no JSON object"),
@@ -191,17 +189,17 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
     ],
 )
 def test_what_cannot_be_read_is_told_in_one_sentence(
-    tmp_path: Path, name: str | None, content: bytes, told: str | None
+    tmp_path: Path, name: str | None, content: bytes, message: str | None
 ) -> None:
     path = tmp_path / (name or "missing.txt")
     if name is not None:
         path.write_bytes(content)
-    if told is None:
+    if message is None:
         assert len(read(path)) == 1
         return
     with pytest.raises(SourceError) as caught:
         read(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(path) in str(caught.value)
 
 
@@ -235,7 +233,7 @@ def test_html_is_read_as_text_with_headings(tmp_path: Path) -> None:
     ],
     ids=["utf-8", "mark", "declared", "utf-16", "no encoding", "wrong", "deep", "long"],
 )
-def test_html_is_read_in_its_own_encoding_or_not_at_all(
+def test_html_is_read_in_its_declared_encoding_or_refused(
     tmp_path: Path, content: bytes, found: str
 ) -> None:
     (tmp_path / "page.htm").write_bytes(content)
@@ -269,10 +267,10 @@ ROW = json.dumps({"text": TEXT}, ensure_ascii=False)
         ("a.txt", b"\xff\xfea", None, "is not UTF-16-LE: truncated data"),
     ],
 )
-def test_texts_and_rows_are_read_in_their_own_encoding_or_the_one_that_is_told(
+def test_encoding_of_texts_and_rows(
     tmp_path: Path, name: str, content: bytes, encoding: str | None, found: str
 ) -> None:
-    """One that is told is never that of a file that is UTF-8, or has a mark."""
+    """`--encoding` does not apply to files that are UTF-8 or have a mark."""
     (tmp_path / name).write_bytes(content)
     skipped = Skipped()
     texts = [
@@ -283,7 +281,7 @@ def test_texts_and_rows_are_read_in_their_own_encoding_or_the_one_that_is_told(
     assert all(found in reason for reason in reasons)
 
 
-def test_what_is_not_read_is_counted_by_its_ending_and_a_bad_file_is_noted(tmp_path: Path) -> None:
+def test_skipped_files_are_counted_by_suffix_and_bad_ones_are_reported(tmp_path: Path) -> None:
     outside, folder = tmp_path / "outside", tmp_path / "folder"
     for path in (outside, folder, folder / ".git", folder / "below"):
         path.mkdir()
@@ -323,7 +321,7 @@ def test_what_is_not_read_is_counted_by_its_ending_and_a_bad_file_is_noted(tmp_p
     }
 
 
-def test_a_long_text_becomes_documents_that_are_cut_between_paragraphs(tmp_path: Path) -> None:
+def test_long_text_is_cut_between_paragraphs(tmp_path: Path) -> None:
     path = tmp_path / "long.md"
     paragraphs = [f"# Part {i}\n\n{'river ' * (i % 700)}" for i in range(1_000)]
     text = "\n\n".join(paragraphs)
@@ -352,7 +350,7 @@ def test_a_long_text_becomes_documents_that_are_cut_between_paragraphs(tmp_path:
     ],
     ids=["line", "element", "line of CSV", "field", "fields"],
 )
-def test_a_row_of_gigabytes_is_read_no_further_than_a_row_may_be(
+def test_row_of_gigabytes_is_read_only_to_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: bytes, piece: bytes
 ) -> None:
     monkeypatch.setattr(sources, "MAX_ROW", 2**20)
@@ -372,7 +370,7 @@ def test_a_row_of_gigabytes_is_read_no_further_than_a_row_may_be(
     assert MAX_ROW == 2**24
 
 
-def test_parquet_with_long_fields_is_read_in_few_rows_or_not_at_all(
+def test_parquet_with_long_fields_is_read_in_small_batches_or_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "rows.parquet"

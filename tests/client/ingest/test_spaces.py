@@ -1,4 +1,4 @@
-"""A collection says in which space its vectors are, and no run mixes in those of another one."""
+"""Collections store their vector spaces, and runs never mix vectors of different ones."""
 
 import json
 import re
@@ -34,13 +34,13 @@ def spaces_of(server: RunningServer) -> dict[str, str]:
 
 
 def forget_origin(runs: Runs) -> None:
-    """Make it a collection of an earlier version."""
+    """Remove the origin, as in a collection of an earlier version."""
     folder = Path(runs.target.address.removeprefix("edge:"), runs.target.collection)
     (folder / "smart_embedder.json").unlink()
 
 
-def test_a_collection_says_where_its_vectors_come_from(runs: Runs, server: RunningServer) -> None:
-    """Beside its points: nothing of it is counted, listed or found."""
+def test_origin_is_stored_in_the_collection(runs: Runs, server: RunningServer) -> None:
+    """The origin is not counted, listed or found like a point."""
     points = runs.run().points
     origin = runs.look(lambda store: store.origin())
     assert origin.vector_space == spaces_of(server)
@@ -56,29 +56,31 @@ def test_a_collection_says_where_its_vectors_come_from(runs: Runs, server: Runni
     assert runs.look(lambda store: store.origin()) == origin
 
 
-def test_vectors_of_another_space_are_refused_before_anything_changes(
+def test_vectors_of_another_vector_space_are_refused_before_anything_changes(
     runs: Runs, other_server: RunningServer, folder: Path
 ) -> None:
-    """Where something is to be stored, and where nothing is: names and sizes are the same."""
+    """Names and sizes are the same, and there may be something to store or nothing."""
     runs.run()
     before = runs.ids()
     other = replace(runs, url=other_server.url)
     for _ in range(2):
         with pytest.raises(OtherSpaceError) as caught:
             other.run(sync=True)
-        told = str(caught.value)
+        message = str(caught.value)
         name = runs.target.collection
-        assert told.startswith(
+        assert message.startswith(
             f"the service's vectors are of another space than those of the collection {name} ("
         )
-        assert re.search(r"; dense-[0-9a-f]{12} here, wanted dense-[0-9a-f]{12}", told)
-        assert told.endswith(f": smart-embedder ingest --from-collection {name} --collection NEW")
-        assert "\n" not in told
+        assert re.search(r"; dense-[0-9a-f]{12} here, wanted dense-[0-9a-f]{12}", message)
+        assert message.endswith(
+            f": smart-embedder ingest --from-collection {name} --collection NEW"
+        )
+        assert "\n" not in message
         (folder / "lid.txt").write_text("A new text about the river.")
     assert sorted(runs.ids()) == sorted(before)
 
 
-def test_a_service_that_is_changed_under_a_run_stops_it(
+def test_changed_vector_space_stops_the_run(
     http_runs: Runs, qdrant: QdrantServer, server: RunningServer, other_server, tmp_path: Path
 ) -> None:
     source = tmp_path / "rows.jsonl"
@@ -104,10 +106,10 @@ def test_a_service_that_is_changed_under_a_run_stops_it(
     np.testing.assert_allclose([point.vectors.dense for point in points], expected, atol=1e-5)
 
 
-def test_a_run_stays_with_its_collection_when_the_alias_is_moved(
+def test_alias_is_resolved_at_the_start_of_a_run(
     http_runs: Runs, qdrant: QdrantServer, folder: Path
 ) -> None:
-    """To vectors of another space."""
+    """It is moved to vectors of another space during the run."""
     points, name = http_runs.run().points, http_runs.target.collection
 
     def move_alias(collection: str) -> None:
@@ -134,10 +136,10 @@ def test_a_run_stays_with_its_collection_when_the_alias_is_moved(
     assert aliased.look(lambda store: store.count(None)) == 0
 
 
-def test_of_a_collection_that_does_not_say_its_space_the_names_of_models_are_compared(
+def test_model_names_are_compared_without_a_stored_vector_space(
     edge_runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As of an earlier version, or with a Qdrant before 1.16, which keeps no metadata."""
+    """Earlier versions store no vector space, nor does Qdrant before 1.16."""
     points = edge_runs.run().points
     forget_origin(edge_runs)
     capsys.readouterr()
@@ -161,10 +163,10 @@ def test_of_a_collection_that_does_not_say_its_space_the_names_of_models_are_com
         edge_runs.run()
 
 
-def test_an_empty_collection_of_somebody_else_says_its_space_from_the_first_run_on(
+def test_origin_is_stored_in_an_existing_empty_collection(
     edge_runs: Runs, server: RunningServer
 ) -> None:
-    """As one that was made with settings of its own, such as quantization."""
+    """The collection may have been created with special settings, such as quantization."""
     edge_runs.run()
     layout = edge_runs.look(lambda store: store.layout())
     name = f"{edge_runs.target.collection}-own"
@@ -174,7 +176,9 @@ def test_an_empty_collection_of_somebody_else_says_its_space_from_the_first_run_
     assert mine.look(lambda store: store.origin()).vector_space == spaces_of(server)
 
 
-def test_a_kind_that_is_added_later_is_noted(edge_runs: Runs, server: RunningServer) -> None:
+def test_vector_space_of_a_kind_added_later_is_stored(
+    edge_runs: Runs, server: RunningServer
+) -> None:
     edge_runs.run()
     origin = edge_runs.look(lambda store: store.origin())
     partly = replace(origin, vector_space={"dense": origin.vector_space["dense"]})
@@ -183,25 +187,23 @@ def test_a_kind_that_is_added_later_is_noted(edge_runs: Runs, server: RunningSer
     assert edge_runs.look(lambda store: store.origin()).vector_space == spaces_of(server)
 
 
-def test_an_older_service_is_told_once_and_goes_on(
+def test_older_service_is_reported_once(
     edge_runs: Runs, older_server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Into a new collection, and into one whose space is known."""
-    older, told = replace(edge_runs, url=older_server), "the service does not say in which space"
+    """It may fill a new collection, or one with a vector space."""
+    older, message = replace(edge_runs, url=older_server), "the service does not say in which space"
     assert older.run().uploaded > 3
-    assert capsys.readouterr().err.count(told) == 1
+    assert capsys.readouterr().err.count(message) == 1
     assert edge_runs.look(lambda store: store.origin()) is None
     edge_runs.run()
     capsys.readouterr()
     (edge_runs.options.source / "more.txt").write_text("more about the river")
     assert older.run().uploaded == 1
-    assert capsys.readouterr().err.count(told) == 1
+    assert capsys.readouterr().err.count(message) == 1
 
 
-def test_the_same_model_under_another_name_stores_nothing_twice(
-    edge_runs: Runs, server: RunningServer
-) -> None:
-    """As after its folder was renamed; the ids follow from the first names."""
+def test_renamed_model_stores_nothing_twice(edge_runs: Runs, server: RunningServer) -> None:
+    """Its folder may be renamed: the ids are made from the first names."""
     points = edge_runs.run().points
     origin = edge_runs.look(lambda store: store.origin())
     before = replace(origin, models=["before"] * 3)
@@ -214,11 +216,11 @@ def test_the_same_model_under_another_name_stores_nothing_twice(
     assert edge_runs.run().uploaded == 0
 
 
-def test_metadata_of_somebody_else_are_refused_and_what_a_later_version_adds_is_left_out() -> None:
-    for told in (5, {"vector_space": 5}, {}):
+def test_foreign_metadata_is_refused_and_unknown_fields_are_ignored() -> None:
+    for metadata in (5, {"vector_space": 5}, {}):
         with pytest.raises(QdrantError, match="are not understood"):
-            Origin.of_metadata({ORIGIN_KEY: told})
+            Origin.of_metadata({ORIGIN_KEY: metadata})
     origin = Origin({"dense": "dense-1"}, models=["a", "b", "c"])
-    told = {ORIGIN_KEY: {**origin.metadata[ORIGIN_KEY], "tomorrow": 1}, "yours": 2}
-    assert Origin.of_metadata(told) == origin
+    metadata = {ORIGIN_KEY: {**origin.metadata[ORIGIN_KEY], "tomorrow": 1}, "yours": 2}
+    assert Origin.of_metadata(metadata) == origin
     assert Origin.of_metadata({"yours": 2}) is Origin.of_metadata(None) is None

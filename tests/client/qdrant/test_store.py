@@ -1,4 +1,4 @@
-"""Whether the service's vectors fit into a collection, and what is said if they do not."""
+"""Compare the vectors of the service with those of a collection."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ def with_dense(**changes: object) -> Layout:
     return replace(WANTED, vectors={**WANTED.vectors, "dense": dense})
 
 
-def test_a_collection_may_have_more_than_is_needed() -> None:
+def test_collection_may_have_additional_vectors() -> None:
     more = replace(
         WANTED,
         vectors={**WANTED.vectors, "image": VectorConfig(512, "Dot")},
@@ -26,7 +26,7 @@ def test_a_collection_may_have_more_than_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "message"),
     [
         (with_dense(size=768), "its vector dense is 768 numbers (Cosine, float32), and 1024"),
         (with_dense(distance="Dot"), "its vector dense is 1024 numbers (Dot, float32), and 1024"),
@@ -37,6 +37,6 @@ def test_a_collection_may_have_more_than_is_needed() -> None:
         (make_layout(1024, None, sparse=True, datatype="float32"), "it has no vector colbert"),
     ],
 )
-def test_every_difference_is_named(found: Layout, told: str) -> None:
+def test_every_difference_is_named(found: Layout, message: str) -> None:
     (problem,) = find_differences(WANTED, found)
-    assert told in problem
+    assert message in problem

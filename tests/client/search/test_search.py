@@ -1,4 +1,4 @@
-"""`smart-embedder search`: every stage's scores are those of the vectors, and the words explain."""
+"""`smart-embedder search`: scores of all stages, explanations and output."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def collection(request: pytest.FixtureRequest, server: RunningServer, tmp_path_f
 
 @pytest.fixture
 def search(collection: str, server: RunningServer, capsys: pytest.CaptureFixture[str]):
-    """Runs the command; what it printed."""
+    """Run the command, and return its output."""
 
     def run(*options: str, status: int = 0) -> str:
         where = ["--url", server.url, "--qdrant", collection, "--collection", "texts"]
@@ -62,7 +62,7 @@ def search(collection: str, server: RunningServer, capsys: pytest.CaptureFixture
 
 @pytest.fixture(scope="module")
 def vectors(server: RunningServer):
-    """Of the query, and of each text."""
+    """The vectors of the query and of each text."""
     with Client(server.url) as client:
         return client.embed([QUERY, *TEXTS], return_colbert=True)
 
@@ -71,7 +71,7 @@ def ranked(scores: dict[str, float]) -> list[str]:
     return sorted(scores, key=lambda text: -scores[text])
 
 
-def test_the_scores_of_each_stage_are_those_of_the_vectors(search, vectors) -> None:
+def test_scores_of_each_stage_equal_those_of_the_vectors(search, vectors) -> None:
     hits = json.loads(search("--json", "--limit", "8"))["hits"]
     assert len(hits) == 8
     colbert = {
@@ -89,7 +89,7 @@ def test_the_scores_of_each_stage_are_those_of_the_vectors(search, vectors) -> N
         assert hit["scores"]["fused"] == pytest.approx(fused, abs=1e-4)
 
 
-def test_the_fusion_or_the_reranker_may_decide(search, server: RunningServer) -> None:
+def test_rescore_none_and_rerank(search, server: RunningServer) -> None:
     hits = json.loads(search("--json", "--rescore", "none"))["hits"]
     assert [hit["ranks"]["fused"] for hit in hits] == list(range(1, 11))
     assert all("colbert" not in hit["scores"] for hit in hits)
@@ -100,7 +100,7 @@ def test_the_fusion_or_the_reranker_may_decide(search, server: RunningServer) ->
     np.testing.assert_allclose([hit["scores"]["rerank"] for hit in hits], ranking.scores, atol=1e-4)
 
 
-def test_an_explanation_adds_up_to_the_scores(search) -> None:
+def test_explanation_adds_up_to_the_scores(search) -> None:
     hits = json.loads(search("--json", "--explain", "--limit", "4"))["hits"]
     for hit in hits:
         terms, matches = hit["explanation"]["terms"], hit["explanation"]["matches"]
@@ -143,7 +143,7 @@ def pages(serve, demo_checkpoint: Path, tmp_path_factory) -> Iterator[list[str]]
     ],
     ids=["colbert", "not ordered by it", "no colbert"],
 )
-def test_a_hit_shows_its_match_with_headings_and_anchor_and_equal_texts_once(
+def test_hit_shows_match_headings_anchor_and_equal_texts_once(
     pages: list[str], capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     assert main([QUERY, *pages, *options, "--json"]) == 0
@@ -164,8 +164,8 @@ def test_a_hit_shows_its_match_with_headings_and_anchor_and_equal_texts_once(
     assert {hit["source"], *hit["also"]} in ({"a.html", "b.html#far"}, {"b.html", "a.html#far"})
 
 
-def test_the_best_part_is_that_with_the_most_similar_tokens() -> None:
-    """By every window that begins at a word: no other one has a greater sum."""
+def test_best_part_has_the_most_similar_tokens() -> None:
+    """No other window that begins at a word has a greater sum."""
     generator = np.random.default_rng(7)
     text = " ".join(f"word{i}" + "." * (i % 9 == 0) for i in range(200))
     starts = [match.start() for match in re.finditer(r"\S+", text)]
@@ -185,13 +185,13 @@ def test_the_best_part_is_that_with_the_most_similar_tokens() -> None:
     assert "b" in part
 
 
-def test_rows_with_fields_of_the_same_names_are_shown() -> None:
+def test_rows_with_fields_named_like_anchors_are_shown() -> None:
     metadata = {"headings": "a", "anchor": 3, "anchors": ["b", [0], {"c": 1}]}
     found = Passage("1", {"text": "a text", "source": "a.jsonl", "metadata": metadata})
     assert (found.location, found.headings) == ("a.jsonl", [])
 
 
-def test_people_read_the_same(search) -> None:
+def test_printed_text_equals_the_json(search) -> None:
     lines = search("--explain", "--limit", "2").splitlines()
     assert len(lines) == 8
     assert lines[0].startswith(" 1. ")
@@ -201,8 +201,8 @@ def test_people_read_the_same(search) -> None:
     assert lines[3].startswith("    ColBERT: search > ")
 
 
-def test_a_document_cannot_command_the_terminal() -> None:
-    """C0, C1 and what changes the direction of writing; also in JSON, which leaves C1 as it is."""
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    """C0, C1 and direction marks are removed; JSON escapes them, including C1."""
     evil = "a\x1b[2J\u009b31m\x07\r\n\u202eb\x7f"
     score = {"fused": Score(1.0, 1)}
     found = [Passage("1", {"text": evil, "source": evil}, score)]
@@ -215,9 +215,7 @@ def test_a_document_cannot_command_the_terminal() -> None:
     assert json.loads(printed)["hits"][0]["text"] == evil
 
 
-def test_a_question_to_qwen_has_its_instruction(
-    tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
-) -> None:
+def test_query_to_qwen_has_its_instruction(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
     models = {"EMBEDDING_MODEL": str(tiny_m3), "DENSE_EMBEDDING_MODEL": str(tiny_qwen)}
     source = tmp_path / "texts.jsonl"
     source.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS[:5]))
@@ -237,17 +235,17 @@ def test_a_question_to_qwen_has_its_instruction(
     assert best.scores["dense"].score == pytest.approx(cosine, abs=1e-3)
 
 
-def test_a_question_in_another_space_is_refused(
+def test_query_in_another_vector_space_is_refused(
     collection: str, server, other_server, older_server: str, capsys
 ) -> None:
-    """With every kind of vectors and with some; an older service says nothing of its space."""
+    """With all kinds of vectors and with some; an older service only gets a note."""
     where = [QUERY, "--qdrant", collection, "--collection", "texts"]
     for options in ([], ["--rescore", "none"]):
         assert main([*where, "--url", other_server.url, *options]) == 1
-        out, told = capsys.readouterr()
-        assert told.startswith("the service's vectors are of another space than those of ")
-        assert told.endswith("smart-embedder ingest --from-collection texts --collection NEW\n")
-        assert (" here, wanted " in told, told.count("\n"), out) == (True, 1, "")
+        out, message = capsys.readouterr()
+        assert message.startswith("the service's vectors are of another space than those of ")
+        assert message.endswith("smart-embedder ingest --from-collection texts --collection NEW\n")
+        assert (" here, wanted " in message, message.count("\n"), out) == (True, 1, "")
     assert main([*where, "--url", older_server]) == 0
     assert capsys.readouterr().err == (
         "the service does not say in which space its vectors are: only the names of the models "
@@ -255,7 +253,7 @@ def test_a_question_in_another_space_is_refused(
     )
 
 
-def test_a_collection_that_does_not_exist(server: RunningServer, tmp_path: Path, capsys) -> None:
+def test_missing_collection_is_reported(server: RunningServer, tmp_path: Path, capsys) -> None:
     where = ["--url", server.url, "--qdrant", f"edge:{tmp_path}", "--collection", "none"]
     assert main([QUERY, *where]) == 1
     assert capsys.readouterr().err == "there is no such collection with dense or sparse vectors\n"

@@ -111,8 +111,8 @@ def test_a_job_that_is_killed_twice_and_loses_workers_is_resumed(
 
     second = job.kill_after(5, log, also=kill_workers)
     (job.output / ".block-left-over.parquet.1").write_bytes(b"half a file")
-    told = job.finish(log)
-    assert f"of which {second} are done already" in told
+    output = job.finish(log)
+    assert f"of which {second} are done already" in output
     table = pq.read_table(job.output)
     assert first < second < len(job.blocks)
     assert sorted(table["id"].to_pylist()) == sorted(row["key"] for row in rows())
@@ -138,8 +138,8 @@ def test_parquet_to_qdrant_is_resumed_with_the_same_points(
     with run_qdrant() as qdrant:
         job = EmbedJob(cluster, tiny_m3, tmp_path, str(source), "--qdrant", qdrant.url)
         job.kill_after(10, log)
-        told = job.finish(log)
-        assert "done already" in told
+        output = job.finish(log)
+        assert "done already" in output
         uploads = qdrant.state("smart-embedder")["uploads"]
     assert len(uploads) == ROWS
     # What was under way was sent again, under the same ids.
@@ -172,8 +172,8 @@ def test_a_model_that_is_not_there_is_told_in_one_sentence(
     source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
     process = EmbedJob(cluster, tmp_path / "nowhere", tmp_path, str(source)).start(log)
     assert process.wait(LIMIT) == 1
-    told = f"The job has stopped: the model folder {tmp_path / 'nowhere'} does not exist"
-    assert told in log.read_text().splitlines()
+    message = f"The job has stopped: the model folder {tmp_path / 'nowhere'} does not exist"
+    assert message in log.read_text().splitlines()
 
 
 def another_input(job: EmbedJob, source: Path, _model: Path) -> None:
@@ -198,7 +198,7 @@ def nothing(*_: object) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("change", "settings", "told"),
+    ("change", "settings", "message"),
     [
         (another_input, {}, "belongs to another job (files differ)"),
         (nothing, {"BGE_EMBED_MAX_LENGTH": "7"}, "belongs to another job (reading differ)"),
@@ -207,7 +207,7 @@ def nothing(*_: object) -> None:
     ],
 )
 def test_a_job_is_not_resumed_as_another_one(
-    cluster: RayCluster, tiny_m3: Path, tmp_path: Path, change, settings, told: str
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path, change, settings, message: str
 ) -> None:
     model = shutil.copytree(tiny_m3, tmp_path / "model")
     source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
@@ -216,8 +216,8 @@ def test_a_job_is_not_resumed_as_another_one(
     change(job, source, model)
     process = job.start(log, **settings)
     assert process.wait(LIMIT) == 1
-    assert told in log.read_text()
-    stopped = "The job has stopped: on " if "dense" in told else "Nothing was embedded: "
+    assert message in log.read_text()
+    stopped = "The job has stopped: on " if "dense" in message else "Nothing was embedded: "
     assert stopped in log.read_text()
 
 
