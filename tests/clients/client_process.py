@@ -37,19 +37,19 @@ EXAMPLES = {name: Example(language, code) for name, language, code in _EXAMPLE.f
 
 
 class ClientProcess:
-    """Runs an example as often as wanted, pointed at one server or another."""
+    """Runs an example repeatedly, against any server."""
 
     def __init__(self, example: Example, process: AnsweringProcess) -> None:
         self._code = example.code
         self._process = process
 
     def run(self, url: str, texts: list, *replaced: tuple[str, str]) -> dict:
-        """What the example finds at `url`, or its error; `replaced` changes the code first."""
+        """Return the result of the example at `url`, or its error; `replaced` edits the code."""
         self.start(url, texts, *replaced)
         return self.result()
 
     def start(self, url: str, texts: list, *replaced: tuple[str, str]) -> None:
-        """Begin a run; `result` waits for its end."""
+        """Start a run; `result` waits for its end."""
         code = self._code
         for old, new in replaced:
             assert old in code, f"{old} is not in the example"

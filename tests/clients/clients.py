@@ -1,4 +1,4 @@
-"""What the user of each client is told, and what is built on it: a line for each of them."""
+"""The errors that the user of each client sees, and applications that are built on the clients."""
 
 from dataclasses import dataclass, replace
 

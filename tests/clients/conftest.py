@@ -30,7 +30,7 @@ def settings(tiny_reranker: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def clients_server(settings: dict[str, str], hold: Path, serve):
-    """One waiting request of each kind fills its queue."""
+    """A server whose queues hold one request each."""
     limits = {
         "MAX_SENTENCES_PER_REQUEST": str(MOST_TEXTS),
         "MAX_RERANK_PASSAGES": str(MOST_TEXTS),
@@ -45,7 +45,7 @@ def clients_server(settings: dict[str, str], hold: Path, serve):
 
 @pytest.fixture(scope="session")
 def limited_server(settings: dict[str, str], serve):
-    """It takes one request at once, and another one every three seconds."""
+    """A server that allows one request, then one every three seconds."""
     limits = {"RATE_LIMIT_BURST_SIZE": "1", "RATE_LIMIT_REQUESTS_PER_MINUTE": "20"}
     with serve(**settings, **limits) as running:
         yield running
@@ -63,7 +63,7 @@ def native_client(server: RunningServer) -> httpx2.Client:
 
 
 def rejected(server: RunningServer, reason: str) -> float:
-    """Requests of either kind that were refused for it."""
+    """Count the requests of both kinds that were refused for this reason."""
     kinds = ("embedding", "rerank")
     return sum(
         server.metric(f'{kind}_requests_rejected_total{{reason="{reason}"}}') for kind in kinds
@@ -72,7 +72,7 @@ def rejected(server: RunningServer, reason: str) -> float:
 
 @contextmanager
 def used_up_rate(server: RunningServer) -> Iterator[str]:
-    """An address of the server, whose rate limit refuses the first request that comes there."""
+    """Return an address of the server, at which the rate limit refuses the first request."""
 
     def use_up() -> None:
         path, body = EMBED
@@ -94,6 +94,6 @@ def full_queue(server: RunningServer, hold: Path) -> AbstractContextManager[None
 
 @pytest.fixture(scope="module")
 def process(name: str):
-    """The process of the client that the module's own fixture names."""
+    """The process of the client that the module's fixture `name` names."""
     with client_process(EXAMPLES[name]) as running:
         yield running

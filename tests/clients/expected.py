@@ -1,4 +1,4 @@
-"""What the native endpoints answer, to compare a client's answer with."""
+"""Compare the results of a client with those of the native endpoints."""
 
 import base64
 
@@ -11,7 +11,7 @@ DENSE = {"return_sparse": False, "return_colbert": False}
 
 
 def vectors_of(client: httpx2.Client, texts: list[str]) -> np.ndarray:
-    """Float32 `[texts, width]`, from as many requests as are needed."""
+    """Return float32 `[texts, width]`, from several requests if needed."""
     vectors = []
     for begin in range(0, len(texts), MOST_TEXTS):
         body = {"sentences": texts[begin : begin + MOST_TEXTS]}
@@ -22,7 +22,7 @@ def vectors_of(client: httpx2.Client, texts: list[str]) -> np.ndarray:
 
 
 def scores_of(client: httpx2.Client, query: str, texts: list[str]) -> list[tuple[str, float]]:
-    """Passages and probabilities, by falling score."""
+    """Return passages and probabilities by descending score."""
     body = {"query": query, "passages": texts, "normalize": True}
     answer = client.post("/rerank", json=body)
     assert answer.status_code == 200, answer.text
@@ -37,7 +37,7 @@ def assert_same_scores(found: list[tuple[str, float]], expected: list[tuple[str,
 
 
 def vector_of(embedding: str | list[float]) -> np.ndarray:
-    """Float32, also of one in base64."""
+    """Decode a vector, which may be base64, as float32."""
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding), dtype="<f4")
     return np.float32(embedding)
@@ -46,7 +46,7 @@ def vector_of(embedding: str | list[float]) -> np.ndarray:
 def assert_right(
     found: dict, client: httpx2.Client, texts: list[str], batch: int | None = None
 ) -> None:
-    """What a client found for `texts`, sent in batches of `batch`, are the native numbers."""
+    """Check that a client, which sends `batch` texts per request, got the native numbers."""
     if "vectors" in found:
         size = batch or len(texts)
         batches = [texts[i : i + size] for i in range(0, len(texts), size)]

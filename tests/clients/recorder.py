@@ -1,4 +1,4 @@
-"""A proxy between a client and a server that records what is sent."""
+"""A proxy between a client and a server that records requests."""
 
 import json
 import re
@@ -74,19 +74,19 @@ def recorder(
 
 
 def stem(name: str) -> str:
-    """What a client is called where its request is stored."""
+    """Return the name under which a client's request is stored."""
     return re.sub("[^a-z0-9]+", "-", name.lower())
 
 
 def requests_in(file: Path) -> dict[str, dict]:
-    """The stored requests, by their clients."""
+    """Read the stored requests, by client."""
     return {
         request.pop("client"): request for request in map(json.loads, file.read_text().splitlines())
     }
 
 
 def record(name: str, request: dict) -> None:
-    """Store it for test_recorded.py."""
+    """Store a request for test_recorded.py."""
     stored = requests_in(RECORDED) | {stem(name): request}
     lines = [json.dumps({"client": k} | stored[k], ensure_ascii=False) for k in sorted(stored)]
     RECORDED.write_text("\n".join(lines) + "\n")

@@ -22,7 +22,7 @@ def run(code: str, texts: list) -> dict:
 
 
 def as_json(vector) -> str | list[float]:
-    """A vector as it is in base64, else as a list."""
+    """Return a vector in base64 unchanged, else as a list."""
     return vector if isinstance(vector, str) else [float(number) for number in vector]
 
 

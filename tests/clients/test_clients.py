@@ -40,7 +40,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def test_its_numbers_are_the_native_ones(name, process, clients_server, native) -> None:
+def test_client_gets_the_native_numbers(name, process, clients_server, native) -> None:
     with recorder(clients_server.url) as proxy:
         assert_right(process.run(proxy.url, TEXTS), native, TEXTS)
         if os.environ.get("RECORD_CLIENTS"):
@@ -54,7 +54,7 @@ def test_its_numbers_are_the_native_ones(name, process, clients_server, native) 
     indirect=["name"],
     scope="module",
 )
-def test_an_application_that_is_built_on_it_gets_the_native_numbers(
+def test_application_gets_the_native_numbers(
     application: str, name, process, clients_server, native
 ) -> None:
     _, *replaced = APPLICATIONS[application]
@@ -64,7 +64,7 @@ def test_an_application_that_is_built_on_it_gets_the_native_numbers(
             record(application, proxy.requests[0])
 
 
-def test_its_numbers_are_the_native_ones_for_hundreds_of_texts(
+def test_client_gets_the_native_numbers_of_hundreds_of_texts(
     name, process, clients_server, native
 ) -> None:
     # Some examples ask for the best 100.
@@ -83,7 +83,7 @@ def test_its_numbers_are_the_native_ones_for_hundreds_of_texts(
     indirect=["name"],
     scope="module",
 )
-def test_one_that_sends_2048_texts_at_once_gets_their_vectors(
+def test_client_may_send_2048_texts_in_one_request(
     replaced: list, name, process, clients_server, native
 ) -> None:
     texts = [f"search {i}" for i in range(OPENAI_TEXTS + 1)]
@@ -94,7 +94,7 @@ def test_one_that_sends_2048_texts_at_once_gets_their_vectors(
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_its_user_is_told_what_is_wrong(
+def test_client_error_gives_the_reason(
     situation: str, name, process, clients_server, native
 ) -> None:
     replaced, most = SITUATIONS[situation], CLIENTS[name].most
@@ -106,14 +106,14 @@ def test_its_user_is_told_what_is_wrong(
     assert_right(process.run(clients_server.url, TEXTS), native, TEXTS)
 
 
-def test_its_user_is_told_of_a_full_queue(name, process, clients_server, hold, native) -> None:
+def test_client_error_503_of_a_full_queue(name, process, clients_server, hold, native) -> None:
     with full_queue(clients_server, hold):
         found = process.run(clients_server.url, TEXTS, *impatience(name))
     assert_told(found, name, "full_queue", native)
     assert_right(process.run(clients_server.url, TEXTS), native, TEXTS)
 
 
-def test_its_user_is_told_of_too_many_requests(
+def test_client_error_429_of_the_rate_limit(
     name, process, clients_server, limited_server, native
 ) -> None:
     with used_up_rate(limited_server) as url:
@@ -123,7 +123,7 @@ def test_its_user_is_told_of_too_many_requests(
 
 
 @pytest.mark.parametrize("name", RETRYING, indirect=True, scope="module")
-def test_one_that_tries_again_gets_a_place_once_there_is_one(
+def test_client_retries_503_until_the_queue_has_room(
     name, process, clients_server, hold, native
 ) -> None:
     before = rejected(clients_server, "backpressure")
@@ -134,7 +134,7 @@ def test_one_that_tries_again_gets_a_place_once_there_is_one(
 
 
 @pytest.mark.parametrize("name", RETRYING, indirect=True, scope="module")
-def test_one_that_tries_again_succeeds_once_the_rate_limit_lets_it(
+def test_client_retries_429_until_the_rate_limit_allows_it(
     name, process, limited_server, native
 ) -> None:
     before = rejected(limited_server, "rate_limit")

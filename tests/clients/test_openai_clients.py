@@ -1,4 +1,4 @@
-"""OpenAI's own clients in more depth: encodings, kinds of input, and how often they try again."""
+"""OpenAI's clients in more depth: encodings, kinds of input, and retries."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def as_bytes(found: dict) -> bytes:
 
 @pytest.mark.parametrize("encoding", [None, "float", "base64"])
 @pytest.mark.parametrize("count", [1, 2, OPENAI_TEXTS])
-def test_vectors_are_the_native_ones_in_every_encoding(
+def test_openai_encodings_give_the_native_vectors(
     encoding: str | None, count: int, name, process, clients_server, native
 ) -> None:
     texts = [f"search {i} " * (i % 7 + 1) for i in range(count)]
@@ -59,14 +59,14 @@ def test_vectors_are_the_native_ones_in_every_encoding(
     assert as_bytes(found) == vectors_of(native, texts).tobytes()
 
 
-def test_a_text_alone_is_embedded(name, process, clients_server, native) -> None:
+def test_openai_single_string_is_embedded(name, process, clients_server, native) -> None:
     alone = (INPUT[name], f"{INPUT[name]}[0]")
     found = process.run(clients_server.url, TEXTS, alone)
     assert as_bytes(found) == vectors_of(native, TEXTS[:1]).tobytes()
 
 
 @pytest.mark.parametrize("ids", [[101, 2023, 102], [[101, 102], [103]]], ids=["one", "several"])
-def test_token_ids_are_refused_with_advice(ids: list, name, process, clients_server) -> None:
+def test_openai_token_ids_are_refused_with_advice(ids: list, name, process, clients_server) -> None:
     found = process.run(clients_server.url, ids)
     assert found["error"] == "BadRequestError"
     assert "token ids" in found["message"]
@@ -74,7 +74,7 @@ def test_token_ids_are_refused_with_advice(ids: list, name, process, clients_ser
 
 
 @pytest.mark.parametrize("texts", ["[]", "[1, 2]", "['a', 5]"])
-def test_the_same_client_works_on_after_an_error(
+def test_openai_client_works_after_an_error(
     texts: str, name, process, clients_server, native
 ) -> None:
     old, new = REFUSED[name]
@@ -82,9 +82,7 @@ def test_the_same_client_works_on_after_an_error(
     assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
 
 
-def test_a_queue_that_stays_full_ends_in_an_error_after_two_more_tries(
-    name, process, clients_server, hold, native
-) -> None:
+def test_openai_client_retries_503_twice(name, process, clients_server, hold, native) -> None:
     before = rejected(clients_server, "backpressure")
     with full_queue(clients_server, hold):
         found = process.run(clients_server.url, TEXTS)
@@ -95,9 +93,7 @@ def test_a_queue_that_stays_full_ends_in_an_error_after_two_more_tries(
     assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
 
 
-def test_the_rate_limit_is_waited_for_as_long_as_the_answer_says(
-    name, process, limited_server, native
-) -> None:
+def test_openai_client_waits_for_retry_after_429(name, process, limited_server, native) -> None:
     before = rejected(limited_server, "rate_limit")
     with used_up_rate(limited_server) as url:
         found = process.run(url, TEXTS)

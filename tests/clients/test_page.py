@@ -1,4 +1,4 @@
-"""docs/other-clients.md says what is tested, with the versions that are."""
+"""docs/other-clients.md shows the tested examples and versions."""
 
 import json
 import re
@@ -8,14 +8,14 @@ from tests.clients.clients import APPLICATIONS, CLIENTS
 from tests.clients.recorder import RECORDED, requests_in, stem
 
 
-def test_every_example_is_tested_and_what_it_sends_is_stored() -> None:
+def test_every_example_is_tested_and_its_request_is_stored() -> None:
     assert list(EXAMPLES) == list(CLIENTS)
     stored = requests_in(RECORDED)
     for name in [*EXAMPLES, *APPLICATIONS]:
         assert stem(name) in stored, name
 
 
-def test_the_versions_that_are_shown_are_those_that_are_installed() -> None:
+def test_shown_versions_are_the_pinned_ones() -> None:
     pins = (REPOSITORY / "requirements/clients.txt").read_text().split()
     node = json.loads((HERE / "package.json").read_text())["dependencies"]
     shown = re.findall(r"^## ([^\n]+)\n\n`(\S+) (\S+)`$", PAGE, re.MULTILINE)

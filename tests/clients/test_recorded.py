@@ -18,7 +18,7 @@ REQUESTS = requests_in(RECORDED) | requests_in(RECORDED.with_name("written.jsonl
 
 
 @pytest.mark.parametrize("asked", REQUESTS.values(), ids=list(REQUESTS))
-def test_a_request_is_answered_with_the_native_numbers(
+def test_recorded_request_gets_the_native_numbers(
     asked: dict, clients_server: RunningServer, native
 ) -> None:
     headers = {"authorization": f"Bearer {TOKEN}"} | asked["headers"]

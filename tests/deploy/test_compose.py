@@ -1,4 +1,4 @@
-"""The compose files: their contents, and the configuration that docker compose reads from them."""
+"""The compose files: their contents, and the configuration that docker compose reads."""
 
 import json
 import os
@@ -38,7 +38,7 @@ IMAGE = re.compile(r"([a-z]+/)?[a-z]+:v?\d+\.\d+\.\d+(-[a-z]+)?@sha256:[0-9a-f]{
 
 
 class ComposeLoader(yaml.SafeLoader):
-    """Refuses a key given twice, and reads a list that compose is told to override as a list."""
+    """Refuses duplicate keys, and reads a list with `!override` as a list."""
 
     def mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -72,7 +72,7 @@ def test_every_setting_is_passed_through_and_none_twice() -> None:
     assert "env_file" not in ours
 
 
-def test_every_container_is_bounded_hardened_and_but_https_open_to_this_machine_alone() -> None:
+def test_containers_are_limited_hardened_and_local_except_https() -> None:
     ports = {}
     for name, service in parsed(CPU)["services"].items():
         assert re.fullmatch(r"\$\{[A-Z_]*MEMORY_LIMIT:-\d+g\}", service["mem_limit"])
@@ -94,7 +94,7 @@ def test_every_container_is_bounded_hardened_and_but_https_open_to_this_machine_
     assert (ROOT / "deploy" / "models").is_dir()
 
 
-def test_images_of_others_are_pinned_and_optional() -> None:
+def test_third_party_images_are_pinned_and_optional() -> None:
     services = parsed(CPU)["services"]
     optional = {
         name: service["profiles"] for name, service in services.items() if "profiles" in service
@@ -128,7 +128,7 @@ def test_grafana_finds_its_dashboard_and_prometheus() -> None:
 
 
 def compose_command() -> list[str] | None:
-    """A compose that is new enough, as plugin or program; it needs no docker engine for this."""
+    """Docker compose in a recent version; it needs no docker engine here."""
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) is None:
             continue
@@ -149,7 +149,7 @@ needs_compose = pytest.mark.skipif(
 def configured(
     *names: str, folder: Path = ROOT, profile: str = "*", project: str = "", **environment: str
 ) -> dict[str, Any]:
-    """The configuration that compose reads with only these variables in the environment."""
+    """Return the configuration that compose reads with only these environment variables."""
     assert COMPOSE is not None
     files = [word for name in names for word in ("-f", str(folder / name))]
     named = ["-p", project] if project else []
@@ -170,7 +170,7 @@ def configured(
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The two files in a folder of their own, where no .env lies yet."""
+    """A folder with both compose files and no .env."""
     for name in FILES:
         shutil.copy(ROOT / name, tmp_path)
     return tmp_path
@@ -194,7 +194,7 @@ def test_the_two_files_differ_only_in_the_device(checkout: Path) -> None:
 
 @needs_compose
 @pytest.mark.parametrize("name", FILES)
-def test_each_file_stands_alone(checkout: Path, name: str) -> None:
+def test_each_compose_file_works_alone(checkout: Path, name: str) -> None:
     project = configured(name, folder=checkout)
     ours = project["services"][OURS]
     assert project["name"] == "smart-embedder"
@@ -214,7 +214,7 @@ def test_each_file_stands_alone(checkout: Path, name: str) -> None:
 
 @needs_compose
 @pytest.mark.parametrize("names", [(GPU, CPU), (CPU, GPU)])
-def test_given_both_files_the_last_one_decides(checkout: Path, names: tuple[str, str]) -> None:
+def test_last_compose_file_decides(checkout: Path, names: tuple[str, str]) -> None:
     both = configured(*names, folder=checkout)
     assert both == configured(names[-1], folder=checkout)
     hardened = [service["security_opt"] for service in both["services"].values()]
@@ -225,7 +225,7 @@ def test_given_both_files_the_last_one_decides(checkout: Path, names: tuple[str,
 
 
 @needs_compose
-def test_the_service_trusts_the_address_that_only_the_proxy_can_have(
+def test_service_trusts_only_the_address_of_the_proxy(
     checkout: Path,
 ) -> None:
     for given, proxy_address in (({}, PROXY), ({"HTTPS_NETWORK": "198.51.100"}, "198.51.100.2")):
@@ -243,7 +243,7 @@ def test_the_service_trusts_the_address_that_only_the_proxy_can_have(
 
 
 def names_on_the_host(project: dict[str, Any]) -> Iterator[str]:
-    """Every name, address and port that no other project on the machine may take."""
+    """Yield the names, addresses and ports that another project cannot use."""
     for service in project["services"].values():
         yield "container " + service["container_name"]
         yield from ("port " + port["published"] for port in service["ports"])
@@ -257,7 +257,7 @@ def names_on_the_host(project: dict[str, Any]) -> Iterator[str]:
 
 
 @needs_compose
-def test_a_second_project_shares_only_the_models_and_the_ports_of_https(
+def test_second_project_shares_only_models_and_https_ports(
     checkout: Path,
 ) -> None:
     ports = {
@@ -285,7 +285,7 @@ def test_a_second_project_shares_only_the_models_and_the_ports_of_https(
 
 
 @needs_compose
-def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> None:
+def test_settings_come_from_the_shell_or_dotenv(checkout: Path) -> None:
     (checkout / ".env").write_text(
         "DTYPE=float32\nHOST=127.0.0.1\nPORT=9000\nHF_HOME=/home/me/models\nRERANKER_MODEL=none\n"
         "MEMORY_LIMIT=6g\nDEVICE=cuda\n"
@@ -322,7 +322,7 @@ def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> Non
         ({"MODELS_FOLDER": "", "MODELS": "a"}, "/models", "deploy/models", None),
     ],
 )
-def test_what_the_operator_names_is_mounted_where_the_service_looks_and_no_one_can_write(
+def test_folders_of_settings_are_mounted_read_only(
     checkout: Path, given: dict[str, str], target: str, source: str, passed: str | None
 ) -> None:
     ours = configured(CPU, folder=checkout, **given)["services"][OURS]

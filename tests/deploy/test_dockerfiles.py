@@ -1,4 +1,4 @@
-"""What the images promise, read from their file; scripts/check_images.sh builds and runs one."""
+"""Properties of the Dockerfiles; scripts/check_images.sh builds and runs an image."""
 
 import json
 import re
@@ -32,19 +32,19 @@ def stages(device: str = "cpu") -> dict[str, list[str]]:
 
 
 def service(pattern: str) -> int:
-    """Where the one instruction of the service's stage that matches stands."""
+    """Return the index of the only matching instruction in the service's stage."""
     (found,) = [i for i, line in enumerate(stages()["service"]) if re.search(pattern, line)]
     return found
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_hadolint_has_nothing_to_say(device: str) -> None:
+def test_hadolint_finds_nothing(device: str) -> None:
     file = ROOT / f"Dockerfile.{device}"
     done = subprocess.run(["hadolint", file], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_both_files_say_the_same_but_for_pytorch_and_the_variables_of_a_gpu() -> None:
+def test_dockerfiles_differ_only_in_pytorch_and_gpu_variables() -> None:
     cpu, gpu = map(stages, DEVICES)
     assert cpu.keys() == gpu.keys()
     different = [
@@ -64,7 +64,7 @@ def test_both_files_say_the_same_but_for_pytorch_and_the_variables_of_a_gpu() ->
     }
 
 
-def test_the_base_has_an_exact_tag_and_its_digest_and_every_package_its_hash() -> None:
+def test_base_image_has_a_digest_and_packages_have_hashes() -> None:
     base = r"ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}"
     (argument,) = stages()[""]
     assert re.fullmatch(base, argument)
@@ -80,7 +80,7 @@ def test_the_base_has_an_exact_tag_and_its_digest_and_every_package_its_hash() -
     assert "apt-get" not in "\n".join(every)
 
 
-def test_the_demo_is_the_service_with_its_model_and_only_verify_has_what_it_compares_with() -> None:
+def test_stages_of_demo_and_verify() -> None:
     assert [*stages()][-1] == "demo"
     assert stages()["demo"] == [
         "FROM service AS demo",
@@ -91,7 +91,7 @@ def test_the_demo_is_the_service_with_its_model_and_only_verify_has_what_it_comp
     assert stages()["verify"][-1] == "USER 1000:1000"
 
 
-def test_what_changes_more_often_has_a_later_layer() -> None:
+def test_layers_are_ordered_by_frequency_of_change() -> None:
     patterns = [r"^RUN .*-r /requirements/torch-cpu\.lock", "^RUN .*-r /service.lock"]
     layers = [service(pattern) for pattern in [*patterns, "^COPY smart_embedder ./smart_embedder$"]]
     assert layers == sorted(layers)
@@ -102,14 +102,14 @@ def test_what_changes_more_often_has_a_later_layer() -> None:
     assert {"*", *(f"!{name}" for name in sent)} <= ignored
 
 
-def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone() -> None:
+def test_service_runs_as_user_1000_and_owns_only_the_model_cache() -> None:
     user = service("^USER ")
     assert stages()["service"][user] == "USER 1000:1000"
     assert service("install --directory --owner=1000 --group=1000 /app/model_cache") < user
 
 
 class AnsweringHealth(Handler):
-    """Answers the status that the server was given."""
+    """Answers with the status of the server."""
 
     def respond(self) -> None:
         assert self.path == "/health"
@@ -128,9 +128,7 @@ class HealthServer(ThreadingHTTPServer):
 @pytest.mark.parametrize(
     ("host", "listens_on"), [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.2", "127.0.0.2")]
 )
-def test_the_health_check_asks_the_address_that_the_service_listens_on(
-    host: str, listens_on: str
-) -> None:
+def test_health_check_uses_the_address_of_the_service(host: str, listens_on: str) -> None:
     line = stages()["service"][service("^HEALTHCHECK ")]
     _, *arguments = json.loads(line.partition(" CMD ")[2])
     with serving(HealthServer(listens_on)) as server:
@@ -157,7 +155,7 @@ def test_the_health_check_asks_the_address_that_the_service_listens_on(
         (["python", "--version"], "--version"),
     ],
 )
-def test_flags_are_for_the_service_and_any_other_command_takes_its_place(
+def test_entrypoint_passes_flags_and_runs_other_commands(
     words: list[str], ran: str, tmp_path: Path
 ) -> None:
     (tmp_path / "python").write_text(f'#!{shutil.which("sh")}\necho "$$ $*"\n')
@@ -171,7 +169,7 @@ def test_flags_are_for_the_service_and_any_other_command_takes_its_place(
     assert not any(line.startswith("CMD") for line in stages()["service"])
 
 
-def test_the_labels_tell_the_title_the_licence_and_the_version() -> None:
+def test_labels_have_title_licence_and_version() -> None:
     label = stages()["service"][service("^LABEL ")]
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*?)"', label))
     assert (labels["title"], labels["licenses"]) == ("Smart Embedder", "Apache-2.0")

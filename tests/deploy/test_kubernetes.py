@@ -1,4 +1,4 @@
-"""What kustomize makes of deploy/kubernetes, against the published schemas and against the code."""
+"""The output of kustomize for deploy/kubernetes, checked by published schemas and the code."""
 
 import re
 import shutil
@@ -33,7 +33,7 @@ def overlay(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def objects(overlay: str) -> dict[str, dict[str, Any]]:
-    """By kind: there is one of each."""
+    """The objects by kind, of which there is one each."""
     return made_of(FOLDER / overlay)
 
 
@@ -60,7 +60,7 @@ def container(pod) -> dict[str, Any]:
 
 
 def settings_of(objects, container) -> dict[str, str]:
-    """What the process finds in its environment."""
+    """Return the environment variables of the process."""
     (source,) = container["envFrom"]
     assert source["configMapRef"]["name"] == objects["ConfigMap"]["metadata"]["name"]
     own = {
@@ -71,7 +71,7 @@ def settings_of(objects, container) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_object_is_valid_by_the_published_schema(objects, version: str) -> None:
+def test_objects_are_valid_by_the_published_schema(objects, version: str) -> None:
     assert set(objects) == {
         *("ServiceAccount", "ConfigMap", "Service", "PersistentVolumeClaim", "Deployment"),
         *("PodDisruptionBudget", "NetworkPolicy", "HorizontalPodAutoscaler"),
@@ -84,7 +84,7 @@ def test_every_object_is_valid_by_the_published_schema(objects, version: str) ->
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_volume_of_models_is_mounted_read_only_where_it_is_asked_for(
+def test_local_models_volume_is_mounted_read_only(
     tmp_path: Path, overlay: str, version: str
 ) -> None:
     shutil.copytree(FOLDER, tmp_path / "kubernetes")
@@ -102,7 +102,7 @@ def test_a_volume_of_models_is_mounted_read_only_where_it_is_asked_for(
     assert "/app/model_cache" in {mount["mountPath"] for mount in only["volumeMounts"]}
 
 
-def test_everything_selects_these_pods_and_names_what_is_there(objects, pod) -> None:
+def test_selectors_and_references_match(objects, pod) -> None:
     deployment = objects["Deployment"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert labels == deployment["spec"]["selector"]["matchLabels"] == NAME
@@ -118,7 +118,7 @@ def test_everything_selects_these_pods_and_names_what_is_there(objects, pod) -> 
     assert claim["persistentVolumeClaim"]["claimName"] == name
 
 
-def test_others_than_these_pods_may_call_and_be_called(objects) -> None:
+def test_network_policy_allows_clients_and_the_hub(objects) -> None:
     policy = objects["NetworkPolicy"]["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
@@ -129,9 +129,7 @@ def test_others_than_these_pods_may_call_and_be_called(objects) -> None:
     )
 
 
-def test_every_setting_is_one_of_the_service_and_is_accepted(
-    objects, container, overlay: str
-) -> None:
+def test_settings_are_valid(objects, container, overlay: str) -> None:
     given = settings_of(objects, container)
     assert given.keys() <= listed_settings().keys() | LIBRARY_VARIABLES
     values = {name.lower(): value for name, value in given.items() if name not in LIBRARY_VARIABLES}
@@ -139,7 +137,7 @@ def test_every_setting_is_one_of_the_service_and_is_accepted(
     assert settings.device == {"cpu": "cpu", "gpu": "cuda"}[overlay]
 
 
-def test_ports_and_paths_are_those_of_the_image(objects, container, pod, overlay: str) -> None:
+def test_ports_and_paths_match_the_image(objects, container, pod, overlay: str) -> None:
     image = (ROOT / f"Dockerfile.{overlay}").read_text()
     given = settings_of(objects, container)
     for name in ("HOST", "PORT", "HF_HOME"):
@@ -171,7 +169,7 @@ def test_the_pod_is_hardened(pod, container) -> None:
     assert ("nvidia.com/gpu" in container["resources"]["limits"]) == ("tolerations" in pod)
 
 
-def test_the_grace_is_above_the_drain(objects, container, pod) -> None:
+def test_grace_period_is_longer_than_the_drain(objects, container, pod) -> None:
     drain = float(settings_of(objects, container)["SHUTDOWN_TIMEOUT"])
     pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     # A forward that runs when the drain ends gets SHUTDOWN_TIMEOUT to return (`EngineCore.close`).
@@ -181,9 +179,7 @@ def test_the_grace_is_above_the_drain(objects, container, pod) -> None:
     assert pause >= ready["periodSeconds"]
 
 
-def test_probes_and_the_metric_to_scale_by_are_what_the_service_answers(
-    objects, container, server: RunningServer
-) -> None:
+def test_probes_and_the_autoscaling_metric_exist(objects, container, server: RunningServer) -> None:
     for probe, word in (("startup", "ready"), ("readiness", "ready"), ("liveness", "live")):
         asked = container[f"{probe}Probe"]["httpGet"]
         assert (asked["path"], asked["port"]) == (f"/health/{word}", "http")
@@ -199,7 +195,7 @@ def test_probes_and_the_metric_to_scale_by_are_what_the_service_answers(
     assert re.search(rf"^{name} ", metrics, re.MULTILINE)
 
 
-def test_no_secret_lies_in_the_repository(objects, pod, container) -> None:
+def test_no_secret_is_in_the_repository(objects, pod, container) -> None:
     assert "Secret" not in objects
     (token,) = (variable for variable in container["env"] if variable["name"] == "HF_TOKEN")
     assert token["valueFrom"]["secretKeyRef"]["optional"]

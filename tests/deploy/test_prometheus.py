@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real server: the dashboard and the alerts see what they name."""
+"""Prometheus scrapes a server: dashboard and alerts find their series."""
 
 import json
 import math
@@ -30,7 +30,7 @@ pytestmark = needs_prometheus
 
 
 def filled_in(expression: str) -> str:
-    """An expression of the dashboard with its variables replaced, as Grafana does."""
+    """Replace the variables of a dashboard's expression, as Grafana does."""
     return expression.replace("$__rate_interval", "1m").replace("$instance", ".*")
 
 
@@ -39,7 +39,7 @@ def asked_by_the_dashboard() -> list[str]:
 
 
 def compared_by_the_alerts() -> list[str]:
-    """The left side of every alert: the whole has no value while all is well."""
+    """Return the left sides of all alerts: the comparisons have no value unless an alert fires."""
     comparisons = [re.fullmatch(r"(.+) (?:==|>) [\d.]+", rule["expr"]) for rule in RULES]
     assert all(comparisons)
     return [comparison[1] for comparison in comparisons if comparison]
@@ -62,7 +62,7 @@ def embedder(
 def prometheus(
     embedder: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrometheusServer]:
-    """It has scraped the server both before and after some load."""
+    """A Prometheus that has scraped the server before and after some load."""
     target = embedder.url.removeprefix("http://")
     with run_prometheus(tmp_path_factory.mktemp("prometheus"), target) as running:
         wait_until(lambda: scraped(running) == 0, "never scraped")
@@ -77,7 +77,7 @@ def scraped(prometheus: PrometheusServer) -> float | None:
 
 
 def send_load(server: RunningServer) -> None:
-    """Three rerank requests, which come last, tell a scrape that it has seen it all."""
+    """Send some load; a scrape with the three last rerank requests has seen all of it."""
     with server.client() as client:
         for count in (1, 5, 20):
             body = {"sentences": [f"text number {n}" for n in range(count)]}
@@ -101,7 +101,7 @@ ASKED = [*asked_by_the_dashboard(), *compared_by_the_alerts(), *shown_in_the_gui
 
 
 @pytest.mark.parametrize("expression", ASKED)
-def test_an_expression_has_data(prometheus: PrometheusServer, expression: str) -> None:
+def test_expression_has_data(prometheus: PrometheusServer, expression: str) -> None:
     values = [value for _, value in prometheus.query(expression)]
     assert values
     assert all(math.isfinite(value) for value in values), values
@@ -112,7 +112,7 @@ def legend(template: str, labels: dict[str, str]) -> str:
 
 
 def shown(prometheus: PrometheusServer, title: str) -> dict[str, float]:
-    """The lines of a panel: their legends and last values."""
+    """Return the legends and last values of a panel."""
     (panel,) = (panel for panel in PANELS if panel["title"] == title)
     return {
         legend(target["legendFormat"], labels): value
@@ -121,7 +121,7 @@ def shown(prometheus: PrometheusServer, title: str) -> dict[str, float]:
     }
 
 
-def test_what_happened_is_what_the_panels_show(
+def test_panels_show_what_happened(
     prometheus: PrometheusServer, tiny_m3: Path, tiny_reranker: Path
 ) -> None:
     def positive(title: str) -> set[str]:
@@ -145,7 +145,7 @@ def test_what_happened_is_what_the_panels_show(
     assert shown(prometheus, "Requests for models of MODELS") == {FURTHER: 0}
 
 
-def test_every_alert_can_be_evaluated_and_none_fires(prometheus: PrometheusServer) -> None:
+def test_alerts_can_be_evaluated_and_none_fires(prometheus: PrometheusServer) -> None:
     def told(fact: str) -> dict[str, object]:
         (group,) = prometheus.get("rules")["groups"]
         return {rule["name"]: rule[fact] for rule in group["rules"]}
@@ -164,12 +164,12 @@ def promtool(*arguments: str, given: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_metrics_are_clean(embedder: RunningServer) -> None:
+def test_metrics_pass_promtool(embedder: RunningServer) -> None:
     with embedder.client() as client:
         assert promtool("check", "metrics", given=client.get("/metrics").text) == (0, "")
 
 
-def test_the_deployed_configuration_is_valid_and_every_alert_fires_when_it_should() -> None:
+def test_configuration_is_valid_and_alerts_fire() -> None:
     for *command, file in (
         ("check", "config", "prometheus.yml"),
         ("test", "rules", "rules_test.yml"),
@@ -179,7 +179,7 @@ def test_the_deployed_configuration_is_valid_and_every_alert_fires_when_it_shoul
 
 
 @pytest.mark.parametrize("alert", [rule["alert"] for rule in RULES])
-def test_an_alert_has_both_tests_and_a_section_for_the_operator(alert: str) -> None:
+def test_alert_has_tests_and_a_section_in_the_docs(alert: str) -> None:
     tests = yaml.safe_load((DEPLOYED / "rules_test.yml").read_text())["tests"]
     cases = [case for test in tests for case in test["alert_rule_test"]]
     fires = {bool(case.get("exp_alerts")) for case in cases if case["alertname"] == alert}

@@ -1,4 +1,4 @@
-"""The proxies of docs/network.md in front of a real server: its nginx, the project's Caddyfile."""
+"""The nginx of docs/network.md and the project's Caddyfile in front of a server."""
 
 import socket
 import ssl
@@ -28,7 +28,7 @@ PROXIES = {"nginx": run_nginx, "caddy": run_caddy}
 def proxy(
     serve, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[str]:
-    """A proxy before a server that knows it, with few requests for each address."""
+    """A proxy in front of a server that trusts it, with a low rate limit per address."""
     with serve(
         TRUSTED_PROXIES="127.0.0.1",
         RATE_LIMIT_BURST_SIZE=str(BURST),
@@ -40,7 +40,7 @@ def proxy(
 
 
 def client_at(address: str, url: str) -> httpx2.Client:
-    """A client with an address of its own, which takes the proxy's certificate as it is."""
+    """Return a client with its own address, which accepts any certificate."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -57,7 +57,7 @@ def statuses(client: httpx2.Client, count: int, **headers: str) -> list[int]:
     ]
 
 
-def test_each_client_has_a_rate_limit_of_its_own_and_none_can_claim_another(proxy: str) -> None:
+def test_rate_limit_counts_by_client_and_addresses_cannot_be_forged(proxy: str) -> None:
     claims = {"X-Forwarded-For": "127.0.0.99"}
     with client_at("127.0.0.2", proxy) as first, client_at("127.0.0.3", proxy) as second:
         assert statuses(first, BURST + 1) == [200] * BURST + [429]
@@ -65,7 +65,7 @@ def test_each_client_has_a_rate_limit_of_its_own_and_none_can_claim_another(prox
         assert statuses(second, 1) == [200]
 
 
-def test_a_body_as_large_as_the_service_takes_passes_and_a_larger_one_does_not(proxy: str) -> None:
+def test_body_limit_413_of_the_proxy_equals_that_of_the_service(proxy: str) -> None:
     with client_at("127.0.0.4", proxy) as client:
         begin, end = b'{"sentences": ["a', b'"]}'
         body = begin.ljust(MAX_BODY - len(end)) + end
@@ -75,7 +75,7 @@ def test_a_body_as_large_as_the_service_takes_passes_and_a_larger_one_does_not(p
         assert refused.status_code == 413
 
 
-def test_a_request_keeps_its_origin_and_its_id_and_errors_of_the_service_pass(proxy: str) -> None:
+def test_origin_request_id_and_errors_pass_the_proxy(proxy: str) -> None:
     with client_at("127.0.0.5", proxy) as client:
         assert statuses(client, 1, Origin=f"https://{NAME}") == [200]
         assert statuses(client, 1, Origin="https://elsewhere.example.com") == [403]
@@ -85,8 +85,8 @@ def test_a_request_keeps_its_origin_and_its_id_and_errors_of_the_service_pass(pr
         assert len(client.get("/health").headers["x-request-id"]) > 0
 
 
-def test_a_process_that_drains_is_passed_over(serve, tmp_path: Path) -> None:
-    """As in a rolling restart. An upload that stalls keeps the first process from ending."""
+def test_proxy_skips_a_draining_process(serve, tmp_path: Path) -> None:
+    """In a rolling restart, a stalled upload keeps the first process from ending."""
     trusted = {"TRUSTED_PROXIES": "127.0.0.1"}
     with serve(**trusted) as first, serve(**trusted) as second:
         ports = [urlsplit(server.url).port for server in (first, second)]
@@ -108,8 +108,8 @@ def test_a_process_that_drains_is_passed_over(serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PROXIES)
-def test_an_answer_is_passed_on_as_it_comes(name: str, tmp_path: Path) -> None:
-    """The second part of it is sent when the client has the first."""
+def test_proxy_streams_responses(name: str, tmp_path: Path) -> None:
+    """The server sends the second part after the client has the first."""
     received = threading.Event()
 
     def answer(listener: socket.socket) -> None:

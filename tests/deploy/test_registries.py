@@ -1,4 +1,4 @@
-"""No file names the host of a package registry: each machine has its own, or a mirror of it."""
+"""No file names the host of a package registry, because machines may use a mirror."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in done.stdout.decode().split("\0") if name]
 
 
-def test_no_file_names_a_registrys_host() -> None:
+def test_no_file_names_the_host_of_a_registry() -> None:
     files = [file for file in tracked() if file.is_file()]
     assert len(files) > 100
     found = [file.name for file in files if HOSTS.search(file.read_bytes())]

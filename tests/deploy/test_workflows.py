@@ -1,4 +1,4 @@
-"""The workflows: what they run is pinned, and may do no more than it says."""
+"""The workflows: pinned actions and minimal permissions."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ PINNED = re.compile(r"[\w-]+/[\w-]+@[0-9a-f]{40}|\./\.github/workflows/[\w-]+\.y
 
 
 @pytest.mark.parametrize("name", ["ci", "release"])
-def test_every_action_is_pinned_by_its_commit_and_nothing_may_write_unless_a_job_says_so(
+def test_actions_are_pinned_and_permissions_are_minimal(
     name: str,
 ) -> None:
     workflow = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
@@ -25,7 +25,7 @@ def test_every_action_is_pinned_by_its_commit_and_nothing_may_write_unless_a_job
         assert set(job.get("needs", ())) <= set(workflow["jobs"])
 
 
-def test_what_is_published_was_tested_and_the_images_are_stages_that_there_are() -> None:
+def test_published_artifacts_are_tested_and_image_stages_exist() -> None:
     jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
     assert all(jobs[name]["needs"] == ["tests", "version"] for name in ("images", "packages"))
     for image in jobs["images"]["strategy"]["matrix"]["include"]:

@@ -26,7 +26,7 @@ _WORKER = "ray::MapWorker(MapBatches(BlockEmbedder))"
 
 
 class RayCluster:
-    """One head node; what runs on it are processes below its own."""
+    """A head node; everything on it runs in child processes."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", address: str, folder: Path) -> None:
         self.address = address
@@ -35,7 +35,7 @@ class RayCluster:
         self._head = psutil.Process(process.pid)
 
     def processes(self, title: str) -> dict[int, psutil.Process]:
-        """Those whose title begins so, by id."""
+        """Return the processes whose title begins with this, by id."""
         found = {}
         for process in self._head.children(recursive=True):
             with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -50,12 +50,12 @@ class RayCluster:
         return self.processes(_WORKER)
 
     def log_of(self, pid: int) -> str:
-        """What a worker has written."""
+        """Return the log of a worker."""
         files = self.folder.glob(f"session_*/logs/worker-*-{pid}.*")
         return "".join(file.read_text("utf-8", "replace") for file in files)
 
     def start(self, program: str, *arguments: str, **settings: str) -> "subprocess.Popen[str]":
-        """A program of the environment, in the repository; its output goes to a file."""
+        """Start a program of the environment in the repository; its output goes to a file."""
         with (self.folder / f"{Path(program).name}.log").open("w") as output:
             return subprocess.Popen(
                 [BIN / program, *arguments],
@@ -76,7 +76,7 @@ def environment(**settings: str) -> dict[str, str]:
 
 @contextmanager
 def run_cluster(folder: Path) -> Iterator[RayCluster]:
-    """Start one that counts six CPUs, whatever the machine has; end it when the block ends."""
+    """Run a cluster with six logical CPUs for the length of the block."""
     port = free_port()
     options = [f"--node-ip-address={NODE}", f"--port={port}", "--num-cpus=6", "--block"]
     options += ["--object-store-memory=200000000", "--include-dashboard=false"]
@@ -101,7 +101,7 @@ def run_cluster(folder: Path) -> Iterator[RayCluster]:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End it, and what it has started."""
+    """Stop a process and its children."""
     head = psutil.Process(process.pid)
     family = [*head.children(recursive=True)]
     process.terminate()
@@ -124,7 +124,7 @@ def ask(client: httpx2.Client, request: str = "one") -> int:
 
 @contextmanager
 def serving(cluster: RayCluster, model: Path) -> Iterator[str]:
-    """Start it with smaller numbers; its address."""
+    """Start the service with smaller numbers, and yield its address."""
     config = yaml.safe_load((REPOSITORY / "deploy" / "ray" / "service.yaml").read_text())
     port = config["http_options"]["port"] = cluster.http_port
     (application,) = config["applications"]

@@ -1,4 +1,4 @@
-"""The input of a job: which files are read, and ids that no two rows share. It needs no cluster."""
+"""The input files of a job and the ids of rows; these tests need no cluster."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def places(*paths: Path) -> list[str]:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """As Spark and Hive lay a table out: the same names in every folder."""
+    """A table as Spark and Hive store it: the same file names in every folder."""
     folder = tmp_path / "table"
     for day in ("day1", "day2"):
         write(folder / day / "part-00000.parquet", 20)
@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> Path:
     return folder
 
 
-def test_rows_of_files_of_one_name_have_ids_of_their_own(table: Path) -> None:
+def test_rows_of_files_with_the_same_name_have_different_ids(table: Path) -> None:
     found = places(table)
     assert len(set(found)) == len(found) == 50
     assert "table/day1/part-00000.parquet:0:0" in found
@@ -50,17 +50,17 @@ def test_rows_of_files_of_one_name_have_ids_of_their_own(table: Path) -> None:
     }
 
 
-def test_ids_stay_when_the_input_grows(table: Path) -> None:
+def test_ids_do_not_change_when_the_input_grows(table: Path) -> None:
     before = places(table)
     write(table / "day0" / "part-00000.parquet", 5)
     assert set(before) < set(places(table))
 
 
-def test_files_that_are_not_read_are_counted_by_ending(table: Path) -> None:
+def test_skipped_files_are_counted_by_suffix(table: Path) -> None:
     assert find_input([table]).skipped == {".csv": 1, "no ending": 1}
 
 
-def test_two_files_whose_rows_would_share_ids_are_refused(table: Path) -> None:
+def test_files_with_the_same_label_are_refused(table: Path) -> None:
     files = [table / day / "part-00000.parquet" for day in ("day1", "day2")]
     with pytest.raises(InputError, match=r"the same ids, which begin with part-00000\.parquet"):
         find_input(files)

@@ -1,4 +1,4 @@
-"""The Ray Data job is killed and resumed: no row is missing, and none is there twice."""
+"""After the Ray Data job is killed and resumed, all rows are there once."""
 
 import json
 import shutil
@@ -38,7 +38,7 @@ def embedder(tiny_m3: Path) -> M3Embedder:
 
 
 class EmbedJob:
-    """`python -m deploy.ray.embed` with the same arguments, as often as it takes."""
+    """Runs `python -m deploy.ray.embed` repeatedly with the same arguments."""
 
     def __init__(self, cluster: RayCluster, model: Path, folder: Path, *arguments: str) -> None:
         self._cluster = cluster
@@ -59,7 +59,7 @@ class EmbedJob:
             )
 
     def kill_after(self, blocks: int, log: Path, also: Callable[[], None] = lambda: None) -> int:
-        """Start it, and kill it once so many blocks are there; how many there are then."""
+        """Start the job, kill it after this many blocks, and return the number of blocks."""
         before = len(self.blocks)
         process = self.start(log)
 
@@ -95,7 +95,7 @@ def write_jsonl(path: Path) -> Path:
 
 
 @pytest.mark.cluster
-def test_a_job_that_is_killed_twice_and_loses_workers_is_resumed(
+def test_job_is_resumed_after_kills_and_lost_workers(
     cluster: RayCluster, tiny_m3: Path, tmp_path: Path, embedder: M3Embedder
 ) -> None:
     source = write_jsonl(tmp_path / "in.jsonl")
@@ -146,7 +146,7 @@ def test_parquet_to_qdrant_is_resumed_with_the_same_points(
     assert sum(uploads.values()) < ROWS + 5 * 20
 
 
-def test_a_wrong_line_is_an_error_in_its_place(
+def test_invalid_line_is_an_error_of_its_row(
     cluster: RayCluster, tiny_m3: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "in.jsonl"
@@ -166,9 +166,7 @@ def test_a_wrong_line_is_an_error_in_its_place(
 
 
 @pytest.mark.cluster
-def test_a_model_that_is_not_there_is_told_in_one_sentence(
-    cluster: RayCluster, tmp_path: Path
-) -> None:
+def test_missing_model_is_reported_in_one_sentence(cluster: RayCluster, tmp_path: Path) -> None:
     source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
     process = EmbedJob(cluster, tmp_path / "nowhere", tmp_path, str(source)).start(log)
     assert process.wait(LIMIT) == 1
@@ -187,13 +185,13 @@ def other_weights(job: EmbedJob, _source: Path, model: Path) -> None:
 
 
 def another_format(job: EmbedJob, _source: Path, _model: Path) -> None:
-    """What a machine has recorded whose processor computes in bfloat16, which auto means there."""
+    """Vectors of a machine whose processor has bfloat16, which DTYPE=auto selects there."""
     record = job.output / "_vectors.json"
     record.write_text(record.read_text().replace("float32", "bfloat16"))
 
 
 def nothing(*_: object) -> None:
-    """The settings alone are others."""
+    """Change nothing but the settings."""
 
 
 @pytest.mark.cluster
@@ -206,7 +204,7 @@ def nothing(*_: object) -> None:
         (another_format, {}, "(dense dtype: float32, was bfloat16; sparse dtype: float32, was "),
     ],
 )
-def test_a_job_is_not_resumed_as_another_one(
+def test_folder_of_another_job_is_refused(
     cluster: RayCluster, tiny_m3: Path, tmp_path: Path, change, settings, message: str
 ) -> None:
     model = shutil.copytree(tiny_m3, tmp_path / "model")

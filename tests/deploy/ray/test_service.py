@@ -1,4 +1,4 @@
-"""The service on Ray Serve: replicas that are killed, that hang, that come and go with the load."""
+"""The service on Ray Serve: killed and hanging replicas, and autoscaling."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ CLIENTS = 8
 
 
 class Load:
-    """Clients that send one request after the other; the status of each, by its id."""
+    """Clients that send requests one after another; `statuses` by request id."""
 
     def __init__(self, url: str, name: str, clients: int = CLIENTS) -> None:
         self._url = url
@@ -42,7 +42,7 @@ class Load:
             yield self
 
     def wait_for_more(self, answers: int) -> None:
-        """Wait for so many from now on."""
+        """Wait for this many more responses."""
         before = len(self.statuses)
         wait_until(lambda: len(self.statuses) >= before + answers, f"{answers} answers")
 
@@ -58,14 +58,14 @@ def service(cluster: RayCluster, tiny_m3: Path):
 
 
 def answered(cluster: RayCluster, pid: int) -> set[str]:
-    """The requests that a replica says that it has answered."""
+    """Return the requests that a replica has logged as answered."""
     lines = (line for line in cluster.log_of(pid).splitlines() if line.startswith("{"))
     events = (json.loads(line) for line in lines)
     return {event["request_id"] for event in events if event.get("path") == "/embeddings/"}
 
 
 def two_that_answer(cluster: RayCluster, url: str) -> None:
-    """Wait until two replicas answer, and nothing fails any more."""
+    """Wait until two replicas answer without failures."""
     numbers = count()
 
     def settled() -> bool:
@@ -95,7 +95,7 @@ def test_two_replicas_serve_the_whole_service(cluster: RayCluster, service: str)
 
 
 @pytest.mark.cluster
-def test_what_another_replica_accepted_outlives_one_that_is_killed(
+def test_killed_replica_does_not_affect_requests_of_others(
     cluster: RayCluster, service: str
 ) -> None:
     wait_for_two(cluster)
@@ -115,7 +115,7 @@ def test_what_another_replica_accepted_outlives_one_that_is_killed(
 
 
 @pytest.mark.cluster
-def test_a_replica_that_hangs_is_replaced(cluster: RayCluster, service: str) -> None:
+def test_hanging_replica_is_replaced(cluster: RayCluster, service: str) -> None:
     wait_for_two(cluster)
     hangs = next(iter(cluster.replicas().values()))
     hangs.suspend()
@@ -124,9 +124,7 @@ def test_a_replica_that_hangs_is_replaced(cluster: RayCluster, service: str) -> 
 
 
 @pytest.mark.cluster
-def test_replicas_come_and_go_with_the_load_and_no_request_is_lost(
-    cluster: RayCluster, service: str
-) -> None:
+def test_autoscaling_loses_no_request(cluster: RayCluster, service: str) -> None:
     with Load(service, "trickle", clients=1).running() as trickle:
         with Load(service, "heavy", clients=32).running() as heavy:
             wait_until(lambda: len(cluster.replicas()) == 3, "a third replica")

@@ -1,4 +1,4 @@
-"""Workers of one job on machines that differ: only the same vectors go into one folder."""
+"""Workers of a job on different machines must compute the same vectors."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from smart_embedder.requests import Outputs
 
 @pytest.fixture
 def start_worker(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Start one on a processor whose fastest instructions are the `kernels` of this one."""
+    """Start a worker as on a processor with only these `kernels`."""
 
     workers = []
     # Loggers that are used meanwhile would keep what it configures, for all tests of this process.
@@ -35,7 +35,7 @@ def start_worker(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     native.load_library.cache_clear()
 
 
-def test_a_job_takes_workers_with_other_kernels_and_refuses_another_number_format(
+def test_workers_may_differ_in_kernels_but_not_in_dtype(
     start_worker,
 ) -> None:
     sets = native.runnable_instruction_sets()
