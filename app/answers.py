@@ -314,7 +314,7 @@ def reserve_rendering_memory(
 ) -> None:
     """Reserve the memory of post-processing: one text after the other, or all `at_once`.
 
-    Raises as `AnswerMemory.need` does.
+    Raises as `AnswerMemory.reserve` does.
     """
     pooling = processed = 0
     for embedding in embeddings:
@@ -324,7 +324,7 @@ def reserve_rendering_memory(
         size += 0 if request.muvera is None else 4 * MUVERA_WIDTH
         processed = processed + size if at_once else max(processed, size)
     advice = "send shorter texts, or leave out colbert_pool_factor"
-    memory.need_more(pooling + processed, "the vectors and their post-processing", advice)
+    memory.reserve_more(pooling + processed, "the vectors and their post-processing", advice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class AnswerMemory:
                 f"the memory has room): {advice}"
             )
 
-    def need(self, size: int, what: str, advice: str) -> None:
+    def reserve(self, size: int, what: str, advice: str) -> None:
         """Hold `size` bytes until the answer is read.
 
         Raises as `check`, and `QueueFullError` where other answers leave no room at present.
@@ -98,9 +98,9 @@ class AnswerMemory:
         self.check(size, what, advice)
         self._size = max(self._size, size)
 
-    def need_more(self, size: int, what: str, advice: str) -> None:
+    def reserve_more(self, size: int, what: str, advice: str) -> None:
         """Hold `size` bytes beside those that were needed before; raises as `need`."""
-        self.need(self._size + size, what, advice)
+        self.reserve(self._size + size, what, advice)
 
 
 UNLIMITED = AnswerMemory()

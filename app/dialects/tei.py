@@ -235,7 +235,7 @@ async def tokenize_texts(body: TokenizeRequest, call: handler.Call) -> Response:
     tokenizer, texts, spans, tokens = await call.service.engine.run_tokenizer(
         tokenize, body.inputs, client=call.context.client, model=model.name
     )
-    answer.need(*memory_of(tokens))
+    answer.reserve(*memory_of(tokens))
     special = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
     return await call.render(partial(_render_tokens, texts, spans, special))
 

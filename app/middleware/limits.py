@@ -120,9 +120,9 @@ class HeldMemory(AnswerMemory):
         self._reserved_for_body += size
         self.body_bytes += size
 
-    def need(self, size: int, what: str, advice: str) -> None:
+    def reserve(self, size: int, what: str, advice: str) -> None:
         """Reserve memory for the response and release the body, as `AnswerMemory` requires."""
-        super().need(size, what, advice)
+        super().reserve(size, what, advice)
         if (more := self.held - self._reserved) > 0:
             self._reserve(more)
         self._release_body()

@@ -1,1 +1,1 @@
-"""Requests: each kind has a pipeline, from its options to its results."""
+"""Pipelines: how embedding and reranking requests become results."""

@@ -1,9 +1,9 @@
-"""A cache of vectors in memory: a text that comes again is not computed again.
+"""A cache of vectors in memory, so that repeated texts are not computed again.
 
-An entry holds the tokens and the vectors of one text, under a hash of the text and of everything
-else that they depend on. A request takes the entries that have every kind it asks for, computes its
-other texts, and adds their vectors to the cache. When the entries exceed their bytes, the least
-recently used are dropped.
+An entry holds the tokens and the vectors of one text. Its key is a hash of the text and of all
+options that the vectors depend on. A request uses the entries that have all kinds of vectors that
+it asks for, computes its other texts, and adds their vectors to the cache. When the entries exceed
+the memory limit, the least recently used are dropped.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from smart_embedder.metrics import EngineMetrics
 from smart_embedder.pipelines.embedding import (
     EmbeddingPipeline,
     ModelWork,
-    hold_vectors,
-    truncations_of,
+    find_truncations,
+    reserve_vectors,
 )
 from smart_embedder.pipelines.validation import check_truncations
 from smart_embedder.requests import EmbedRequest, Outputs, TruncationOptions
@@ -28,11 +28,11 @@ from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
 from smart_embedder.tokens import TokenizedText
 from smart_embedder.vector_space import VECTORS
 
-# To copy them takes a millisecond; more are copied off the event loop.
+# More bytes are copied off the event loop; so many take a millisecond.
 _LARGE_BYTES = 2**22
-# To hash them takes a tenth of a millisecond; more are hashed off the event loop.
+# More characters are hashed off the event loop; so many take a tenth of a millisecond.
 _LARGE_CHARACTERS = 100_000
-# Python's objects around the arrays of an entry, and its place in the cache.
+# The Python objects of an entry and of its key.
 _OVERHEAD_BYTES = 1200
 
 
@@ -45,26 +45,26 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that it takes."""
+        """The bytes of memory that the entry uses."""
         return self.vectors.nbytes + self.read.ids.nbytes + _OVERHEAD_BYTES
 
-    def only(self, outputs: Outputs) -> "Entry | None":
-        """The entry with these kinds of vectors alone; None if it lacks one of them."""
+    def select(self, outputs: Outputs) -> "Entry | None":
+        """Return the entry with only these kinds of vectors; None if it lacks one of them."""
         kinds = {kind: getattr(self.vectors, kind) for kind in VECTORS if getattr(outputs, kind)}
         if any(vectors is None for vectors in kinds.values()):
             return None
         return Entry(self.read, TextEmbedding(**kinds))
 
-    def with_kinds_of(self, older: "Entry") -> "Entry":
-        """The entry with the kinds of vectors that only the older one has."""
+    def merge(self, older: "Entry") -> "Entry":
+        """Return the entry with the kinds of vectors added that only the older one has."""
         kinds = {}
         for kind in VECTORS:
             vectors = getattr(self.vectors, kind)
             kinds[kind] = getattr(older.vectors, kind) if vectors is None else vectors
         return Entry(self.read, TextEmbedding(**kinds))
 
-    def copied(self) -> "Entry":
-        """A read-only copy: the arrays may be views of the results of a whole batch."""
+    def copy(self) -> "Entry":
+        """Return a read-only copy, because the arrays may be views of those of a whole batch."""
         ids = self.read.ids.copy()
         (vectors,) = in_own_memory([self.vectors])
         for array in (ids, *vectors.arrays):
@@ -75,22 +75,22 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """The entries that were found for the texts of a task, and a task for the missing ones.
+    """The entries found for the texts of `work`, and the work for the missing texts.
 
-    `keys` are those of each distinct text.
+    `keys` maps each distinct text to its key in the cache.
     """
 
-    task: ModelWork
+    work: ModelWork
     keys: dict[str, bytes]
     found: dict[str, Entry]
     missing: ModelWork
 
 
 class CachedPipeline(EmbeddingPipeline):
-    """Computes only the texts that it has no entry for; used in the event loop's thread.
+    """An embedding pipeline that computes only texts without a cache entry.
 
-    Vectors from an entry are bit for bit those that were computed. A text that is found takes no
-    place in the queue and is not tokenised.
+    Cached vectors are bit-identical to the computed ones. Cached texts are neither tokenized nor
+    queued. Use it in the event loop's thread only.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CachedPipeline(EmbeddingPipeline):
 
     @property
     def nbytes(self) -> int:
-        """The memory that the entries take."""
+        """The bytes of memory that the entries use."""
         return int(self._entries.currsize)
 
     @property
@@ -114,87 +114,88 @@ class CachedPipeline(EmbeddingPipeline):
         """The number of entries, one for each text and model."""
         return len(self._entries)
 
-    async def compute(self, tasks: list[ModelWork], request: EmbedRequest) -> None:
-        """Find the texts that were computed before, and compute the rest."""
-        keys = await self._hash_texts(tasks, request)
-        lookups = [self._look_up(*pair) for pair in zip(tasks, keys, strict=True)]
+    async def compute(self, works: list[ModelWork], request: EmbedRequest) -> None:
+        """Look up the texts in the cache, and compute the missing ones."""
+        keys = await self._hash_texts(works, request)
+        lookups = [self._look_up(*pair) for pair in zip(works, keys, strict=True)]
         missing = [lookup.missing for lookup in lookups if lookup.missing.texts]
         self._metrics.cached(
             hits=sum(len(lookup.found) for lookup in lookups),
-            misses=sum(len(task.texts) for task in missing),
+            misses=sum(len(work.texts) for work in missing),
         )
         if missing:
             try:
                 await super().compute(missing, request)
             except InvalidRequestError:
-                # That error counts only the missing texts; this one counts all of them.
-                await super().compute(tasks, request)
+                # The numbers in this error count only the missing texts: compute all texts, so that
+                # the error counts all.
+                await super().compute(works, request)
                 return
         for lookup in lookups:
             await self._complete(lookup)
         if not request.truncation.truncate:
-            check_truncations(truncations_of(tasks, request), request.truncation)
-        hold_vectors(tasks, request.answer)
+            check_truncations(find_truncations(works, request), request.truncation)
+        reserve_vectors(works, request.answer)
 
     async def _hash_texts(
-        self, tasks: list[ModelWork], request: EmbedRequest
+        self, works: list[ModelWork], request: EmbedRequest
     ) -> list[dict[str, bytes]]:
         def hash_texts() -> list[dict[str, bytes]]:
-            return [keys_of(task, request.truncation) for task in tasks]
+            return [make_keys(work, request.truncation) for work in works]
 
-        texts = [text for task in tasks for text in task.texts]
+        texts = [text for work in works for text in work.texts]
         if sum(map(len, texts)) <= _LARGE_CHARACTERS:
             return hash_texts()
         return await self._admission.threads.run(hash_texts, texts, request.client)
 
-    def _look_up(self, task: ModelWork, keys: dict[str, bytes]) -> _Lookup:
-        """Find the entries that have all kinds of vectors that the task makes."""
+    def _look_up(self, work: ModelWork, keys: dict[str, bytes]) -> _Lookup:
+        """Find the entries with all kinds of vectors that are asked for."""
         found = {}
         for text, key in keys.items():
-            kept = self._entries.get(key)
-            if kept is not None and (entry := kept.only(task.outputs)) is not None:
+            cached = self._entries.get(key)
+            if cached is not None and (entry := cached.select(work.outputs)) is not None:
                 found[text] = entry
-        missing = replace(task, texts=[text for text in keys if text not in found])
-        return _Lookup(task, keys, found, missing)
+        missing = replace(work, texts=[text for text in keys if text not in found])
+        return _Lookup(work, keys, found, missing)
 
     async def _complete(self, lookup: _Lookup) -> None:
-        """Give the task what was found and what was computed, and keep the latter."""
-        task, computed = lookup.task, lookup.missing
+        """Complete the work with the found and the computed entries, and cache the latter."""
+        work, computed = lookup.work, lookup.missing
         results = zip(computed.texts, computed.read, computed.embeddings, strict=True)
-        made = {text: Entry(read, vectors) for text, read, vectors in results}
-        await self._keep({lookup.keys[text]: entry for text, entry in made.items()})
-        entries = lookup.found | made
-        task.read = [entries[text].read for text in task.texts]
-        task.embeddings = [entries[text].vectors for text in task.texts]
-        task.stage, task.job = computed.stage, computed.job
+        new = {text: Entry(read, vectors) for text, read, vectors in results}
+        await self._store({lookup.keys[text]: entry for text, entry in new.items()})
+        entries = lookup.found | new
+        work.read = [entries[text].read for text in work.texts]
+        work.embeddings = [entries[text].vectors for text in work.texts]
+        work.stage, work.job = computed.stage, computed.job
 
-    async def _keep(self, made: dict[bytes, Entry]) -> None:
-        """Keep copies of entries, as far as there is room for all of them."""
+    async def _store(self, entries: dict[bytes, Entry]) -> None:
+        """Store copies of the entries, as many as fit into the cache together."""
         size, fitting = 0, dict[bytes, Entry]()
-        for key, entry in made.items():
+        for key, entry in entries.items():
             older = self._entries.get(key)
-            kept = entry if older is None else entry.with_kinds_of(older)
-            if size + kept.nbytes <= self._entries.maxsize:
-                size += kept.nbytes
-                fitting[key] = kept
+            merged = entry if older is None else entry.merge(older)
+            if size + merged.nbytes <= self._entries.maxsize:
+                size += merged.nbytes
+                fitting[key] = merged
 
         def copy() -> dict[bytes, Entry]:
-            return {key: entry.copied() for key, entry in fitting.items()}
+            return {key: entry.copy() for key, entry in fitting.items()}
 
         self._entries.update(await asyncio.to_thread(copy) if size > _LARGE_BYTES else copy())
 
 
-def keys_of(task: ModelWork, truncation: TruncationOptions) -> dict[str, bytes]:
-    """The cache's key of each distinct text of a task."""
-    model = task.model
-    how = (task.prompt, task.input_type, truncation.side, truncation.max_tokens)
+def make_keys(work: ModelWork, truncation: TruncationOptions) -> dict[str, bytes]:
+    """Return the cache key of each distinct text."""
+    model = work.model
+    options = (work.prompt, work.input_type, truncation.side, truncation.max_tokens)
     spaces = [str(model.spaces[kind]) for kind in sorted(model.spaces)]
-    begun = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
-    # `repr` quotes strings, so that no two tuples have one representation.
-    begun.update(repr((model.name, spaces, *how)).encode() + b"\0")
+    prefix = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
+    # `repr` quotes strings, so that different options never have the same bytes.
+    prefix.update(repr((model.name, spaces, *options)).encode() + b"\0")
     keys = {}
-    for text in dict.fromkeys(task.texts):
-        digest = begun.copy()
+    for text in dict.fromkeys(work.texts):
+        digest = prefix.copy()
         digest.update(text.encode())
         keys[text] = digest.digest()
     return keys

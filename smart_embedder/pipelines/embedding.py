@@ -1,4 +1,4 @@
-"""Embedding requests: split into a task for each model, whose results are merged."""
+"""Embedding requests: divide the work between models, compute it, and merge the results."""
 
 import time
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ _FLOAT_BYTES = 4
 # A token id and a weight.
 _WEIGHT_BYTES = 8 + _FLOAT_BYTES
 TOKEN_ID_BYTES = 8
-# Its place in a list, and its share of the strings themselves: those of equal tokens are one.
+# A reference to a token string, and a share of the string itself: equal tokens share one string.
 _STRING_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
 class ModelWork:
-    """What one model does for a request: it makes the kinds in `outputs` of each text.
+    """The work of one model for a request: the `outputs` of each text.
 
-    The model reads `prompt` before each text. `input_type` is set only for a model that reads
-    queries and documents differently. Once the task is done, `read` and `embeddings` are the tokens
-    and the vectors of each text, `stage` is the tokenizer's time and `job` the work of the device,
-    both None where a cache had all of it.
+    `prompt` is read before each text. `input_type` is set only if the model distinguishes queries
+    and documents. When the work is done, `read` and `embeddings` hold the tokens and the vectors of
+    each text, `stage` the time of the tokenizer, and `job` the work of the device. The last two are
+    None if the cache had all vectors.
     """
 
     model: Embedder
@@ -45,170 +45,180 @@ class ModelWork:
     job: Job | None = None
 
 
-def truncations_of(tasks: list[ModelWork], request: EmbedRequest) -> list[Truncation]:
-    """The texts that were cut."""
+def find_truncations(works: list[ModelWork], request: EmbedRequest) -> list[Truncation]:
+    """Return the truncations of all texts by all models."""
     side = request.truncation.side
     return [
-        cut for task in tasks for cut in text_truncations(task.model, task.read, "sentences", side)
+        truncation
+        for work in works
+        for truncation in text_truncations(work.model, work.read, "sentences", side)
     ]
 
 
-def hold_vectors(tasks: list[ModelWork], answer: AnswerMemory) -> None:
-    """Hold what the vectors of all tasks need; raises as `AnswerMemory.need`."""
+def reserve_vectors(works: list[ModelWork], answer: AnswerMemory) -> None:
+    """Reserve memory for the vectors of all models; raises as `AnswerMemory.reserve`."""
     size = tokens = 0
-    for task in tasks:
-        lengths = [len(text.ids) for text in task.read]
-        size += vector_bytes(task.model, task.outputs, lengths)
+    for work in works:
+        lengths = [len(text.ids) for text in work.read]
+        size += count_vector_bytes(work.model, work.outputs, lengths)
         tokens += sum(lengths)
-    what, advice = f"{len(tasks[-1].texts)} texts", "send fewer texts"
-    if any(task.outputs.colbert for task in tasks):
-        what = f"{tokens} tokens"
+    source, advice = f"{len(works[-1].texts)} texts", "send fewer texts"
+    if any(work.outputs.colbert for work in works):
+        source = f"{tokens} tokens"
         advice = "send fewer texts or shorter ones, or ask for no vector of each token"
-    answer.need(size, f"the vectors of these {what}", advice)
+    answer.reserve(size, f"the vectors of these {source}", advice)
 
 
-def vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:
-    """What vectors of texts with so many tokens hold, their token ids included.
+def count_vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:
+    """Return the bytes of the vectors and token ids of texts with these lengths in tokens.
 
-    A text has at most one sparse weight for each token. SPLADE, which adds further ones, is counted
-    when its vectors are there.
+    A text has at most one sparse weight for each token. SPLADE adds others, which are counted when
+    the vectors are computed.
     """
     tokens = sum(lengths)
-    of_token = TOKEN_ID_BYTES + outputs.sparse * _WEIGHT_BYTES
-    of_token += _FLOAT_BYTES * outputs.colbert * model.colbert_width
-    return tokens * of_token + len(lengths) * outputs.dense * model.dense_width * _FLOAT_BYTES
+    bytes_per_token = TOKEN_ID_BYTES + outputs.sparse * _WEIGHT_BYTES
+    bytes_per_token += _FLOAT_BYTES * outputs.colbert * model.colbert_width
+    dense_bytes = len(lengths) * outputs.dense * model.dense_width * _FLOAT_BYTES
+    return tokens * bytes_per_token + dense_bytes
 
 
 class EmbeddingPipeline:
-    """Serves embedding requests; each holds a place among those `waiting` until it is computed."""
+    """Serves embedding requests. Each holds a permit of `waiting` until its last batch is taken."""
 
     def __init__(self, admission: Admission, waiting: ConcurrencyLimit) -> None:
         self._admission = admission
         self._waiting = waiting
 
     async def embed(self, models: LoadedModels, request: EmbedRequest) -> EmbeddingResult:
-        """Embed the texts with as few of the models as the outputs need; see `EngineCore.embed`."""
+        """Embed the texts with the models that the outputs need; see `EngineCore.embed`."""
         if not request.texts:
             raise EmptyInputError("there are no texts to embed")
         async with self._admission.accepted.scope():
             started = time.perf_counter()
-            tasks = assign_models(models, request, prompt=check_embedding(models, request))
-            await self.compute(tasks, request)
-            embeddings = tasks[-1].embeddings
-            if len(tasks) > 1:
+            works = assign_models(models, request, prompt=check_embedding(models, request))
+            await self.compute(works, request)
+            embeddings = works[-1].embeddings
+            if len(works) > 1:
                 embeddings = [
                     replace(rest, dense=dense.dense)
-                    for dense, rest in zip(tasks[0].embeddings, embeddings, strict=True)
+                    for dense, rest in zip(works[0].embeddings, embeddings, strict=True)
                 ]
             shorter = request.dimensions not in {None, models.dense_model.dense_width}
-            # Where a model scales its own vectors, shorter ones are scaled again.
-            scale = shorter if models.dense_model.normalizes else request.normalize_dense
-            if shorter or scale:
+            # If a model normalizes its vectors, shortened vectors are normalized again.
+            normalize = shorter if models.dense_model.normalizes else request.normalize_dense
+            if shorter or normalize:
                 embeddings = [
-                    _with_dimensions(each, request.dimensions, scale=scale) for each in embeddings
+                    _shorten_dense(embedding, request.dimensions, normalize=normalize)
+                    for embedding in embeddings
                 ]
-            # What could not be counted before: how many weights SPLADE adds, and the token strings.
-            tokens = sum([len(text.ids) for task in tasks for text in task.read])
-            size = TOKEN_ID_BYTES * tokens + sum([each.nbytes for each in embeddings])
+            # Count again, now with the weights that SPLADE added and with the token strings.
+            tokens = sum([len(text.ids) for work in works for text in work.read])
+            size = TOKEN_ID_BYTES * tokens + sum([embedding.nbytes for embedding in embeddings])
             if request.return_tokens:
-                size += _STRING_BYTES * sum(map(_rows, embeddings))
-            what = f"the vectors of these {len(embeddings)} texts"
-            request.answer.need(size, what, "send fewer texts")
+                size += _STRING_BYTES * sum(map(_count_token_vectors, embeddings))
+            subject = f"the vectors of these {len(embeddings)} texts"
+            request.answer.reserve(size, subject, "send fewer texts")
             strings = None
             if request.return_tokens:
-                # The model of the last task makes sparse and ColBERT vectors.
-                call = partial(_token_strings, tasks[-1], embeddings)
+                # The last model computes the sparse and ColBERT vectors.
+                call = partial(_find_token_strings, works[-1], embeddings)
                 strings = await self._admission.threads.run(call, request.texts, request.client)
-            stages = [task.stage for task in tasks if task.stage is not None]
-            jobs = [task.job for task in tasks if task.job is not None]
+            stages = [work.stage for work in works if work.stage is not None]
+            jobs = [work.job for work in works if work.job is not None]
             timings = timings_of(started, tokenized=stages, jobs=jobs)
-            truncations = truncations_of(tasks, request)
+            truncations = find_truncations(works, request)
             return EmbeddingResult(embeddings, truncations, tokens, timings, strings)
 
-    async def compute(self, tasks: list[ModelWork], request: EmbedRequest) -> None:
-        """Do every task of a request; raises the errors of `EngineCore.embed`."""
+    async def compute(self, works: list[ModelWork], request: EmbedRequest) -> None:
+        """Do the work of all models for a request; raises the errors of `EngineCore.embed`."""
         client = request.client
         jobs = []
         async with self._waiting.hold(client):
-            for task in tasks:
+            for work in works:
                 call = partial(
-                    task.model.tokenize,
-                    task.texts,
-                    task.prompt,
+                    work.model.tokenize,
+                    work.texts,
+                    work.prompt,
                     request.truncation,
-                    task.input_type,
+                    work.input_type,
                 )
-                # The prompt counts once for each text, because it is tokenised with each.
-                texts = [*task.texts, *([task.prompt] * len(task.texts))]
-                task.read, task.stage = await self._admission.tokenize(
-                    task.model, call, texts, client
+                # The prompt is tokenized with each text, so it counts once for each.
+                texts = [*work.texts, *([work.prompt] * len(work.texts))]
+                work.read, work.stage = await self._admission.tokenize(
+                    work.model, call, texts, client
                 )
             if not request.truncation.truncate:
-                check_truncations(truncations_of(tasks, request), request.truncation)
-            hold_vectors(tasks, request.answer)
-            for task in tasks:
-                sequences = [text.ids for text in task.read]
-                task.job = Job(
-                    task.model, sequences, task.outputs, client=client, is_bulk=request.is_bulk
+                check_truncations(find_truncations(works, request), request.truncation)
+            reserve_vectors(works, request.answer)
+            for work in works:
+                sequences = [text.ids for text in work.read]
+                work.job = Job(
+                    work.model, sequences, work.outputs, client=client, is_bulk=request.is_bulk
                 )
-                jobs.append(task.job)
+                jobs.append(work.job)
             await self._admission.submit(*jobs)
         results = await self._admission.results(*jobs)
-        for task, embeddings in zip(tasks, results, strict=True):
-            task.embeddings = embeddings
+        for work, embeddings in zip(works, results, strict=True):
+            work.embeddings = embeddings
 
 
 def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[ModelWork]:
-    """A task for each model that is needed: a separate dense model leaves the rest to the embedder.
+    """Divide a request between the models that it needs.
 
-    Only the model that makes dense vectors reads `prompt`; another one reads its own default. Only
-    models that tell queries from documents read the input type.
+    A separate dense model computes the dense vectors, and the embedder the others. Only the model
+    of the dense vectors reads `prompt`; the other reads its default prompt. Only models that
+    distinguish queries and documents read the input type.
     """
 
-    def task(model: Embedder, outputs: Outputs, prompt: str) -> ModelWork:
+    def assign(model: Embedder, outputs: Outputs, prompt: str) -> ModelWork:
         input_type = request.input_type if model.reads_input_type else None
         return ModelWork(model, outputs, request.texts, prompt, input_type)
 
-    outputs, rest = request.needed, models.embedder
+    outputs, embedder = request.needed, models.embedder
     if models.dense is None:
-        return [task(rest, outputs, prompt)]
-    of_dense, of_rest = Outputs(dense=outputs.dense), replace(outputs, dense=False)
-    both = task(models.dense, of_dense, prompt), task(rest, of_rest, rest.default_prompt)
-    return [each for each in both if each.outputs]
+        return [assign(embedder, outputs, prompt)]
+    works = [
+        assign(models.dense, Outputs(dense=outputs.dense), prompt),
+        assign(embedder, replace(outputs, dense=False), embedder.default_prompt),
+    ]
+    return [work for work in works if work.outputs]
 
 
-def _rows(embedding: TextEmbedding) -> int:
-    """The number of its weights and vectors that belong to a token."""
+def _count_token_vectors(embedding: TextEmbedding) -> int:
+    """Return the number of sparse weights and ColBERT vectors."""
     weights = 0 if embedding.sparse is None else len(embedding.sparse.indices)
     return weights + (0 if embedding.colbert is None else len(embedding.colbert))
 
 
-def _with_dimensions(
-    embedding: TextEmbedding, dimensions: int | None, *, scale: bool
+def _shorten_dense(
+    embedding: TextEmbedding, dimensions: int | None, *, normalize: bool
 ) -> TextEmbedding:
-    """With the first numbers of the dense vector, at unit length if it is to `scale`."""
+    """Keep the first dimensions of the dense vector, and scale it to unit length if asked for."""
     if embedding.dense is None:
         return embedding
-    first = embedding.dense[:dimensions]
-    if scale:
-        first = first / max(float(np.linalg.norm(first)), 1e-12)
-    return replace(embedding, dense=first)
+    dense = embedding.dense[:dimensions]
+    if normalize:
+        dense = dense / max(float(np.linalg.norm(dense)), 1e-12)
+    return replace(embedding, dense=dense)
 
 
-def _token_strings(task: ModelWork, embeddings: Sequence[TextEmbedding]) -> list[TokenStrings]:
-    """The strings behind the vectors that the model of `task` has made."""
-    behind = [
-        None if made.colbert is None else task.model.colbert_tokens(text.ids)
-        for text, made in zip(task.read, embeddings, strict=True)
+def _find_token_strings(work: ModelWork, embeddings: Sequence[TextEmbedding]) -> list[TokenStrings]:
+    """Return the token strings of the sparse and ColBERT vectors of a model."""
+    colbert_ids = [
+        None if embedding.colbert is None else work.model.colbert_tokens(text.ids)
+        for text, embedding in zip(work.read, embeddings, strict=True)
     ]
-    weighted = [None if made.sparse is None else made.sparse.indices for made in embeddings]
-    # Each token is looked up once: the strings of equal tokens are one object.
-    ids = np.unique(np.concatenate([each for each in (*behind, *weighted) if each is not None]))
-    names = dict(zip(ids.tolist(), task.model.token_strings(ids), strict=True))
+    sparse_ids = [
+        None if embedding.sparse is None else embedding.sparse.indices for embedding in embeddings
+    ]
+    # Each distinct token is looked up once, and equal tokens share one string.
+    present = [ids for ids in (*colbert_ids, *sparse_ids) if ids is not None]
+    distinct = np.unique(np.concatenate(present))
+    strings = dict(zip(distinct.tolist(), work.model.token_strings(distinct), strict=True))
     return [
         TokenStrings(
-            sparse=None if sparse is None else [names[each] for each in sparse.tolist()],
-            colbert=None if colbert is None else [names[each] for each in colbert.tolist()],
+            sparse=None if sparse is None else [strings[id_] for id_ in sparse.tolist()],
+            colbert=None if colbert is None else [strings[id_] for id_ in colbert.tolist()],
         )
-        for sparse, colbert in zip(weighted, behind, strict=True)
+        for sparse, colbert in zip(sparse_ids, colbert_ids, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Reranking, by a reranker or by late interaction."""
+"""Reranking requests: score passages with a reranker or by late interaction."""
 
 import time
 from functools import partial
@@ -8,7 +8,7 @@ import numpy as np
 from smart_embedder.errors import InvalidRequestError, RerankerDisabledError
 from smart_embedder.interface import Embedder, LoadedModels, Reranker
 from smart_embedder.interrupts import run_preempting_call
-from smart_embedder.pipelines.embedding import TOKEN_ID_BYTES, vector_bytes
+from smart_embedder.pipelines.embedding import TOKEN_ID_BYTES, count_vector_bytes
 from smart_embedder.pipelines.validation import (
     check_reranking,
     check_truncations,
@@ -26,54 +26,53 @@ from smart_embedder.results import (
 from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
 from smart_embedder.scheduling.job import Job, timings_of
 
-# 4 MiB of them.
-_MOST_PRODUCTS = 1 << 20
+# Products of token vectors at a time: 4 MiB in float32.
+_MAX_PRODUCTS = 1 << 20
 
 
 def score(query: TextEmbedding, passage: TextEmbedding) -> PartScores:
-    """The scores of one passage by the kinds of vectors that both have."""
+    """Score a passage by each kind of vectors that the query and the passage have."""
     dense = sparse = colbert = None
     if query.dense is not None and passage.dense is not None:
         dense = float(query.dense @ passage.dense)
     if query.sparse is not None and passage.sparse is not None:
-        own, other = query.sparse, passage.sparse
-        _, left, right = np.intersect1d(
-            own.indices, other.indices, assume_unique=True, return_indices=True
+        _, in_query, in_passage = np.intersect1d(
+            query.sparse.indices, passage.sparse.indices, assume_unique=True, return_indices=True
         )
-        sparse = float(own.values[left] @ other.values[right])
+        sparse = float(query.sparse.values[in_query] @ passage.sparse.values[in_passage])
     if query.colbert is not None and passage.colbert is not None:
         colbert = _colbert_score(query.colbert, passage.colbert)
     return PartScores(dense, sparse, colbert)
 
 
 def _colbert_score(query: FloatArray, passage: FloatArray) -> float:
-    """The mean, over the query vectors, of the best product with a passage vector.
+    """Return the mean, over the query vectors, of the highest product with a passage vector.
 
-    Of long texts the products are made for some query vectors at a time: those of two texts of
-    8,192 tokens would take 256 MiB, and hold the device for a second.
+    The products of long texts are computed for some query vectors at a time. For two texts of 8,192
+    tokens, all products would take 256 MiB, and block the device for a second.
     """
-    rows = max(1, _MOST_PRODUCTS // max(1, len(passage)))
-    best = []
+    rows = max(1, _MAX_PRODUCTS // max(1, len(passage)))
+    highest = []
     for start in range(0, len(query), rows):
         run_preempting_call()
-        # Along the first axis NumPy takes the maximum of whole rows at once.
-        best.append((passage @ query[start : start + rows].T).max(axis=0))
-    return float(np.concatenate(best).mean())
+        # Along the first axis, NumPy computes the maximum of whole rows at once.
+        highest.append((passage @ query[start : start + rows].T).max(axis=0))
+    return float(np.concatenate(highest).mean())
 
 
 def fuse(weights: FusionWeights, scores: PartScores) -> float:
-    """The weighted mean of the scores that are not None."""
+    """Return the weighted mean of the scores that are not None."""
     parts = (
         (weights.dense, scores.dense),
         (weights.sparse, scores.sparse),
         (weights.colbert, scores.colbert),
     )
-    counted = [(weight, part) for weight, part in parts if part is not None]
-    return sum(weight * part for weight, part in counted) / sum(weight for weight, _ in counted)
+    present = [(weight, part) for weight, part in parts if part is not None]
+    return sum(weight * part for weight, part in present) / sum(weight for weight, _ in present)
 
 
 class ScoringPipeline:
-    """Serves what `limit` admits; the forwards of one request may take `time_limit` seconds."""
+    """Serves reranking requests, each with a permit of `limit` and `time_limit` seconds."""
 
     def __init__(self, admission: Admission, limit: ConcurrencyLimit, time_limit: float) -> None:
         self._admission = admission
@@ -87,7 +86,7 @@ class ScoringPipeline:
             if models.late_interaction:
                 return await self._rerank_by_vectors(models.embedder, request)
             if models.reranker is None:
-                # No Retry-After: only another setting changes this.
+                # No Retry-After, as waiting does not help.
                 raise RerankerDisabledError("reranking is switched off: RERANKER_MODEL is none")
             return await self._rerank(models.reranker, request)
 
@@ -104,9 +103,9 @@ class ScoringPipeline:
         truncations = pair_truncations(model, pairs, request.truncation.side)
         check_truncations(truncations, request.truncation)
         tokens = pairs[0].query_kept + sum([pair.passage_kept for pair in pairs])
-        request.answer.need(TOKEN_ID_BYTES * tokens, *_tokens_needed(tokens))
+        request.answer.reserve(TOKEN_ID_BYTES * tokens, *_memory_error_texts(tokens))
         sequences = [pair.sequence for pair in pairs]
-        job = self._make_job(request)(model, sequences, Outputs())
+        job = self._job_factory(request)(model, sequences, Outputs())
         scores = await self._admission.run(job)
         if request.normalize and model.scores_are_logits:
             scores = sigmoid(scores)
@@ -114,7 +113,7 @@ class ScoringPipeline:
         return RerankResult(scores, None, truncations, sum(map(len, sequences)), timings)
 
     async def _rerank_by_vectors(self, model: Embedder, request: RerankRequest) -> RerankResult:
-        """Embed the query, then score each passage in the device thread."""
+        """Embed the query, then embed and score each passage in the device thread."""
         started = time.perf_counter()
         kinds, weights = model.kinds, request.weights
         by_kind = {"dense": weights.dense, "sparse": weights.sparse, "colbert": weights.colbert}
@@ -139,26 +138,26 @@ class ScoringPipeline:
         ]
         check_truncations(truncations, request.truncation)
         tokens = sum(len(text.ids) for text in (query, *passages))
-        size = TOKEN_ID_BYTES * tokens + vector_bytes(model, kinds, [len(query.ids)])
-        request.answer.need(size, *_tokens_needed(tokens))
-        make_job = self._make_job(request)
-        of_query = make_job(model, [query.ids], kinds)
-        (embedded,) = await self._admission.run(of_query)
-        of_passages = make_job(
+        size = TOKEN_ID_BYTES * tokens + count_vector_bytes(model, kinds, [len(query.ids)])
+        request.answer.reserve(size, *_memory_error_texts(tokens))
+        make_job = self._job_factory(request)
+        query_job = make_job(model, [query.ids], kinds)
+        (query_embedding,) = await self._admission.run(query_job)
+        passages_job = make_job(
             model,
             [text.ids for text in passages],
             kinds,
-            time_spent=of_query.inference_seconds,
-            # There, a passage's token vectors are freed with its batch.
-            reduce=partial(score, embedded),
+            time_spent=query_job.inference_seconds,
+            # Scored in the device thread, so that the vectors of a batch are released with it.
+            reduce=partial(score, query_embedding),
         )
-        parts = await self._admission.run(of_passages)
+        parts = await self._admission.run(passages_job)
         scores = [fuse(weights, part) for part in parts]
-        timings = timings_of(started, tokenized=[stage], jobs=[of_query, of_passages])
+        timings = timings_of(started, tokenized=[stage], jobs=[query_job, passages_job])
         return RerankResult(scores, parts, truncations, tokens, timings)
 
-    def _make_job(self, request: RerankRequest) -> "partial[Job]":
-        """A `Job` of this request, of what it is called with."""
+    def _job_factory(self, request: RerankRequest) -> "partial[Job]":
+        """Return `Job` with the options of this request."""
         return partial(
             Job,
             purpose=Purpose.RERANKING,
@@ -168,6 +167,6 @@ class ScoringPipeline:
         )
 
 
-def _tokens_needed(tokens: int) -> tuple[str, str]:
-    """What needs memory in a request of so many tokens, and what to do about it."""
+def _memory_error_texts(tokens: int) -> tuple[str, str]:
+    """Return the subject and the advice of an error about memory."""
     return f"these {tokens} tokens", "send fewer texts or shorter ones"

@@ -1,4 +1,4 @@
-"""What the engine refuses: options without effect, and texts that are too long."""
+"""Validation of requests: refuse options without effect, and texts that are too long."""
 
 from smart_embedder.errors import (
     EmptyInputError,
@@ -29,22 +29,22 @@ _KINDS = {
     "sparse": "sparse vectors",
     "colbert": "ColBERT vectors",
 }
-# Texts that an error names.
-_MOST_NAMED = 10
+# The most texts that an error names.
+_MAX_PROBLEMS = 10
 
 
 def check_embedding(models: LoadedModels, request: EmbedRequest) -> str:
-    """Check that something is asked for, and every option; returns the prompt of the dense model.
+    """Check the outputs and the options of a request; return the prompt of the dense model.
 
-    Raises `InvalidRequestError` for an option that would have no effect, and
-    `KindNotMadeError` for a kind of vectors that no model makes.
+    Raises `InvalidRequestError` if no output is asked for or an option has no effect, and
+    `KindNotMadeError` for a kind of vectors that no model computes.
     """
     outputs, available = request.needed, models.kinds
     if not outputs:
         raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
     for kind, vectors in _KINDS.items():
         if getattr(outputs, kind) and not getattr(available, kind):
-            known = ", ".join(known for each, known in _KINDS.items() if getattr(available, each))
+            known = ", ".join(name for other, name in _KINDS.items() if getattr(available, other))
             makers = dict.fromkeys((models.dense_model.name, models.embedder.name))
             verb = "make" if len(makers) > 1 else "makes"
             raise KindNotMadeError(
@@ -61,7 +61,7 @@ def check_embedding(models: LoadedModels, request: EmbedRequest) -> str:
 
 
 def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> None:
-    width, fewest = model.dense_width, model.min_dimensions
+    width, minimum = model.dense_width, model.min_dimensions
     if not outputs.dense:
         raise InvalidRequestError(
             "the option dimensions has no effect without dense vectors: leave it out, or ask for "
@@ -74,23 +74,27 @@ def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> Non
             f"the option dimensions is {dimensions}, and a vector of {model.name} has {width}: "
             "leave it out"
         )
-    if fewest is None:
+    if minimum is None:
         raise InvalidRequestError(
             f"the option dimensions is {dimensions}, and {model.name} was not trained for fewer "
             f"than its {width} dimensions: leave it out, or ask a server whose dense model is "
             "Qwen3-Embedding"
         )
-    if dimensions < fewest:
+    if dimensions < minimum:
         raise InvalidRequestError(
-            f"the option dimensions is {dimensions}: {model.name} gives {fewest} to {width}"
+            f"the option dimensions is {dimensions}: {model.name} gives {minimum} to {width}"
         )
 
 
 def _find_prompt(models: LoadedModels, outputs: Outputs, request: EmbedRequest) -> str:
-    """The prompt that the dense model reads: the one that the request names, else its default."""
+    """Return the prompt of the dense model: the one that the request selects, else its default."""
     model, prompt, name = models.dense_model, request.prompt, request.prompt_name
-    of_type = request.input_type is not None or bool(request.preferred_prompts)
-    options = {"prompt": prompt is not None, "prompt_name": name is not None, "input_type": of_type}
+    has_type = request.input_type is not None or bool(request.preferred_prompts)
+    options = {
+        "prompt": prompt is not None,
+        "prompt_name": name is not None,
+        "input_type": has_type,
+    }
     if sum(options.values()) > 1:
         given = " and ".join(option for option, is_given in options.items() if is_given)
         raise InvalidRequestError(f"the options {given} exclude each other: send one")
@@ -112,14 +116,14 @@ def _find_prompt(models: LoadedModels, outputs: Outputs, request: EmbedRequest) 
             known = f"it has {', '.join(model.prompts)}" if model.prompts else "it has no prompts"
             raise InvalidRequestError(f"the option prompt_name is unknown to {model.name}: {known}")
         return model.prompts[name]
-    for each in request.preferred_prompts + PROMPT_NAMES[request.input_type]:
-        if each in model.prompts:
-            return model.prompts[each]
+    for candidate in request.preferred_prompts + PROMPT_NAMES[request.input_type]:
+        if candidate in model.prompts:
+            return model.prompts[candidate]
     return model.default_prompt
 
 
 def check_reranking(request: RerankRequest) -> None:
-    """Raise `EmptyInputError` where there is nothing to score."""
+    """Raise `EmptyInputError` if there are no passages or the query is blank."""
     if not request.passages:
         raise EmptyInputError("there are no passages to score")
     if not request.query.strip():
@@ -129,7 +133,7 @@ def check_reranking(request: RerankRequest) -> None:
 def text_truncations(
     model: Model, texts: list[TokenizedText], field: str, side: Side
 ) -> list[Truncation]:
-    """The texts of `field` that were cut, from `side`."""
+    """Return the truncations of the texts of `field`, which were cut from `side`."""
     return [
         Truncation(field, index, model.name, len(text.ids), text.original_tokens, side, text.exact)
         for index, text in enumerate(texts)
@@ -138,33 +142,42 @@ def text_truncations(
 
 
 def pair_truncations(model: Reranker, pairs: list[TokenizedPair], side: Side) -> list[Truncation]:
-    """The query, if it was cut in any pair, and the passages that were cut from `side`."""
-    worst = min(pairs, key=lambda pair: pair.query_kept)
-    cuts = []
-    if worst.query_kept < worst.query_tokens:
-        kept, had = worst.query_kept, worst.query_tokens
-        cuts.append(Truncation("query", 0, model.name, kept, had, exact=worst.query_exact))
+    """Return the truncations of the query and of the passages, which were cut from `side`.
+
+    The query has one truncation: that of the pair in which the fewest of its tokens were kept.
+    """
+    shortest = min(pairs, key=lambda pair: pair.query_kept)
+    truncations = []
+    if shortest.query_kept < shortest.query_tokens:
+        kept, original = shortest.query_kept, shortest.query_tokens
+        exact = shortest.query_exact
+        truncations.append(Truncation("query", 0, model.name, kept, original, exact=exact))
     for index, pair in enumerate(pairs):
         if pair.passage_kept < pair.passage_tokens:
-            kept, had = pair.passage_kept, pair.passage_tokens
+            kept, original = pair.passage_kept, pair.passage_tokens
             exact = pair.passage_exact
-            cuts.append(Truncation("passages", index, model.name, kept, had, side, exact))
-    return cuts
+            truncations.append(
+                Truncation("passages", index, model.name, kept, original, side, exact)
+            )
+    return truncations
 
 
 def check_truncations(truncations: list[Truncation], options: TruncationOptions) -> None:
-    """Raise `TextTooLongError`, which names the first text, if one was cut and may not be."""
+    """Raise `TextTooLongError` with the first texts if texts were cut without `truncate`."""
     if truncations and not options.truncate:
         problems = [
-            {"pointer": cut.pointer, "message": _too_long(cut)} for cut in truncations[:_MOST_NAMED]
+            {"pointer": truncation.pointer, "message": _explain_too_long(truncation)}
+            for truncation in truncations[:_MAX_PROBLEMS]
         ]
         raise TextTooLongError(problems[0]["message"], problems)
 
 
-def _too_long(cut: Truncation) -> str:
-    text = "the query" if cut.field == "query" else f"the text at index {cut.index}"
-    count = cut.original_tokens if cut.exact else f"at least {cut.original_tokens}"
+def _explain_too_long(truncation: Truncation) -> str:
+    is_query = truncation.field == "query"
+    text = "the query" if is_query else f"the text at index {truncation.index}"
+    tokens = truncation.original_tokens
+    count = tokens if truncation.exact else f"at least {tokens}"
     return (
-        f"{text} has {count} tokens, and {cut.model} reads at most {cut.max_tokens} of it: "
-        "shorten it, or let the option truncate cut it"
+        f"{text} has {count} tokens, and {truncation.model} reads at most "
+        f"{truncation.max_tokens} of it: shorten it, or let the option truncate cut it"
     )

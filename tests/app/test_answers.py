@@ -283,8 +283,8 @@ class Held(AnswerMemory):
         super().__init__()
         self.asked: list[int] = []
 
-    def need(self, size: int, what: str, advice: str) -> None:
-        super().need(size, what, advice)
+    def reserve(self, size: int, what: str, advice: str) -> None:
+        super().reserve(size, what, advice)
         self.asked.append(size)
 
 

@@ -54,7 +54,7 @@ async def test_a_large_response_is_rendered_off_the_event_loop(held, from_body) 
     if from_body:
         context.answer.body_bytes = held
     else:
-        context.answer.need(held, "it", "send less")
+        context.answer.reserve(held, "it", "send less")
 
     def render():
         rendered_by.append(threading.current_thread().name)

@@ -15,7 +15,7 @@ from transformers import BertModel
 
 from app import schemas
 from app.answers import reserve_rendering_memory
-from smart_embedder.pipelines.embedding import vector_bytes
+from smart_embedder.pipelines.embedding import count_vector_bytes
 from smart_embedder.requests import ANSWER_BYTES, AnswerMemory, EmbedRequest, Outputs
 from smart_embedder.results import TextEmbedding
 from tests.support.server import run_server
@@ -171,7 +171,7 @@ def test_no_request_exceeds_the_limit_of_a_response(texts, more, with_colbert: b
     for _, call in embed_calls(texts, {"return_colbert": with_colbert} | more, None):
         # A token for each three bytes is a lot, and BGE-M3 is as wide as any usual model.
         lengths = [len(text) // 3 for text in call.body["sentences"]]
-        size = vector_bytes(_BgeM3(), wanted.needed, lengths)
+        size = count_vector_bytes(_BgeM3(), wanted.needed, lengths)
         embeddings = [
             TextEmbedding(
                 dense=np.zeros(1024, np.float32),

@@ -57,12 +57,12 @@ def test_an_answer_holds_the_most_that_it_was_ever_known_to_need() -> None:
     answer = AnswerMemory(100)
     assert answer.allowed == 100
     for size in (60, 40):
-        answer.need(size, "vectors", "less")
-    answer.need_more(40, "tokens", "less")
+        answer.reserve(size, "vectors", "less")
+    answer.reserve_more(40, "tokens", "less")
     with pytest.raises(
         InvalidRequestError, match="tokens need 101 bytes, and this answer may hold"
     ):
-        answer.need_more(1, "tokens", "less")
+        answer.reserve_more(1, "tokens", "less")
     with pytest.raises(InvalidRequestError):
         answer.check(101, "vectors", "less")
     UNLIMITED.check(10**15, "vectors", "less")

@@ -38,7 +38,7 @@ def held(budget: MemoryBudget, client: str = "a", *, body: int = 0, answer: int 
     if body:
         request.add_body(body)
     if answer:
-        request.need(answer, *ADVICE)
+        request.reserve(answer, *ADVICE)
     return request
 
 
@@ -79,10 +79,10 @@ def test_a_request_releases_its_body_when_it_reserves_memory_for_its_answer() ->
     budget = MemoryBudget(BUDGET)
     request = held(budget, body=10 * MIB)
     assert (budget.held, budget.bodies.held) == (10 * MIB, 10 * MIB)
-    request.need(20 * MIB, *ADVICE)
+    request.reserve(20 * MIB, *ADVICE)
     assert (budget.held, budget.bodies.held) == (30 * MIB, 0)
     for size in (5, 25):
-        request.need(size * MIB, *ADVICE)
+        request.reserve(size * MIB, *ADVICE)
     assert budget.held == 35 * MIB, "the maximum that it has needed"
     request.release()
     request.release()
@@ -94,29 +94,29 @@ def test_a_request_without_memory_for_its_answer_is_refused_and_frees_its_body()
     others = held(budget, "b", answer=30 * MIB)
     request = held(budget, body=4 * MIB)
     with pytest.raises(QueueFullError):
-        request.need(26 * MIB, *ADVICE)
+        request.reserve(26 * MIB, *ADVICE)
     request.release()
     assert budget.held == 30 * MIB
     others.release()
-    held(budget, body=4 * MIB).need(26 * MIB, *ADVICE)
+    held(budget, body=4 * MIB).reserve(26 * MIB, *ADVICE)
 
 
 def test_memory_that_a_client_holds_already_is_never_refused() -> None:
     budget = MemoryBudget(BUDGET)
     request = held(budget, answer=40 * MIB // 2)
     held(budget, "b", answer=30 * MIB)
-    request.need(20 * MIB, *ADVICE)
+    request.reserve(20 * MIB, *ADVICE)
 
 
 def test_an_answer_to_a_large_body_may_hold_more() -> None:
     budget = MemoryBudget(1 << 30)
     request = held(budget, answer=ANSWER_BYTES)
     with pytest.raises(InvalidRequestError, match="need 37748737 bytes, and this answer may hold"):
-        request.need(ANSWER_BYTES + 1, *ADVICE)
+        request.reserve(ANSWER_BYTES + 1, *ADVICE)
     request.add_body(MIB)
-    request.need(ANSWER_BYTES + 10 * MIB, *ADVICE)
+    request.reserve(ANSWER_BYTES + 10 * MIB, *ADVICE)
     with pytest.raises(InvalidRequestError):
-        request.need_more(1, *ADVICE)
+        request.reserve_more(1, *ADVICE)
 
 
 def test_a_body_that_never_fits_is_413_and_not_503() -> None:
@@ -125,8 +125,8 @@ def test_a_body_that_never_fits_is_413_and_not_503() -> None:
         held(budget, body=6 * MIB + 1)
     request = held(budget, body=4 * MIB)
     with pytest.raises(InvalidRequestError, match=f"may hold {8 * MIB}"):
-        request.need(8 * MIB + 1, *ADVICE)
-    request.need(8 * MIB, *ADVICE)
+        request.reserve(8 * MIB + 1, *ADVICE)
+    request.reserve(8 * MIB, *ADVICE)
 
 
 def test_the_budget_follows_from_the_largest_body_and_the_free_memory() -> None:
@@ -181,7 +181,7 @@ async def test_a_request_holds_the_memory_of_its_body_and_answer_until_it_ends(f
             pass
         answer = scope["state"]["context"].answer
         seen.append(budget.bodies.held)
-        answer.need(5 * MIB, *ADVICE)
+        answer.reserve(5 * MIB, *ADVICE)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         seen.append(budget.held)
         if fails:

@@ -1,4 +1,4 @@
-"""The embedding cache: what is computed, found and kept, and under which key."""
+"""The cache of vectors: lookups, entries, keys and the memory limit."""
 
 import asyncio
 from dataclasses import replace
@@ -13,7 +13,7 @@ from app.http_metrics import Metrics
 from smart_embedder.errors import InferenceError, TextTooLongError
 from smart_embedder.metrics import EngineMetrics
 from smart_embedder.pipelines import cache as vector_cache
-from smart_embedder.pipelines.cache import CachedPipeline, Entry, keys_of
+from smart_embedder.pipelines.cache import CachedPipeline, Entry, make_keys
 from smart_embedder.pipelines.embedding import ModelWork
 from smart_embedder.requests import CUT_AT_END, EmbedRequest, Outputs, TruncationOptions
 from smart_embedder.results import SparseVector, TextEmbedding
@@ -28,7 +28,7 @@ LONG = "b" * 90 + "a" * 60
 DENSE, SPARSE = Outputs(dense=True), Outputs(sparse=True)
 
 
-def asked(texts: list[str], outputs: Outputs = ALL, **fields: Any) -> EmbedRequest:
+def request(texts: list[str], outputs: Outputs = ALL, **fields: Any) -> EmbedRequest:
     return EmbedRequest(texts, outputs, **fields)
 
 
@@ -36,29 +36,29 @@ def cached_engine(model: FakeM3, metrics: Metrics | None = None, **settings):
     return engine_for(model, metrics, embedding_cache_bytes=2**28, **settings)
 
 
-def facts(result) -> tuple:
-    """Everything of a result but its times."""
+def without_timings(result) -> tuple:
+    """The vectors, truncations and tokens of a result."""
     vectors = [
         (
-            each.dense.tolist(),
-            each.sparse.indices.tolist(),
-            each.sparse.values.tolist(),
-            each.colbert.tolist(),
+            embedding.dense.tolist(),
+            embedding.sparse.indices.tolist(),
+            embedding.sparse.values.tolist(),
+            embedding.colbert.tolist(),
         )
-        for each in result.embeddings
+        for embedding in result.embeddings
     ]
     return vectors, result.truncations, result.tokens
 
 
-async def test_a_text_is_computed_once_and_found_afterwards() -> None:
+async def test_a_text_is_computed_once_and_then_cached() -> None:
     model, metrics = FakeM3(), Metrics()
     async with cached_engine(model, metrics) as engine:
-        first = await engine.embed(asked(["ab", "abc", "ab"]))
-        second = await engine.embed(asked(["abc", "ab"]))
-        third = await engine.embed(asked(["d", "ab"]))
+        first = await engine.embed(request(["ab", "abc", "ab"]))
+        second = await engine.embed(request(["abc", "ab"]))
+        third = await engine.embed(request(["d", "ab"]))
     assert model.batches == [[2, 3], [1]]
-    assert facts(second)[0] == facts(first)[0][1:]
-    assert facts(third)[0][1] == facts(first)[0][0]
+    assert without_timings(second)[0] == without_timings(first)[0][1:]
+    assert without_timings(third)[0][1] == without_timings(first)[0][0]
     assert second.tokens == 5
     assert second.timings.tokenize == second.timings.inference == 0 < third.timings.inference
     assert metrics.value("embedder_cache_hits_total") == 3
@@ -66,64 +66,66 @@ async def test_a_text_is_computed_once_and_found_afterwards() -> None:
     assert engine.cache.count == 3
 
 
-async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
+async def test_the_cache_is_off_by_default() -> None:
     model = FakeM3()
     async with engine_for(model) as engine:
         for _ in range(2):
-            await engine.embed(asked(["a"]))
+            await engine.embed(request(["a"]))
     assert model.batches == [[1], [1]]
 
 
-async def test_a_text_is_found_if_its_entry_has_all_kinds_that_are_asked_for() -> None:
+async def test_an_entry_is_used_only_if_it_has_all_kinds_that_are_asked_for() -> None:
     model = FakeM3()
     async with cached_engine(model) as engine:
-        await engine.embed(asked(["ab"], DENSE))
-        await engine.embed(asked(["ab"], SPARSE))
-        both = await engine.embed(asked(["ab"], Outputs(dense=True, sparse=True)))
+        await engine.embed(request(["ab"], DENSE))
+        await engine.embed(request(["ab"], SPARSE))
+        both = await engine.embed(request(["ab"], Outputs(dense=True, sparse=True)))
         assert model.batches == [[2], [2]], "its entry has both kinds now"
-        everything = await engine.embed(asked(["ab"]))
-        (found,) = (await engine.embed(asked(["ab"], SPARSE))).embeddings
+        everything = await engine.embed(request(["ab"]))
+        (found,) = (await engine.embed(request(["ab"], SPARSE))).embeddings
     assert model.batches == [[2], [2], [2]]
     assert both.embeddings[0].colbert is None
     assert (found.dense, found.colbert) == (None, None)
-    async with engine_for(FakeM3()) as lonely:
-        assert facts(await lonely.embed(asked(["ab"]))) == facts(everything)
+    async with engine_for(FakeM3()) as uncached:
+        assert without_timings(await uncached.embed(request(["ab"]))) == without_timings(everything)
 
 
-async def test_each_model_of_a_request_has_entries_of_its_own() -> None:
+async def test_each_model_of_a_request_has_its_own_entries() -> None:
     model, dense = FakeM3(), FakeM3()
     async with cached_engine(model, dense=dense) as engine:
-        first = await engine.embed(asked(["ab"]))
-        assert facts(await engine.embed(asked(["ab"]))) == facts(first)
+        first = await engine.embed(request(["ab"]))
+        assert without_timings(await engine.embed(request(["ab"]))) == without_timings(first)
     assert model.batches == dense.batches == [[2]]
 
 
-async def test_a_failure_is_not_kept() -> None:
+async def test_a_failure_is_not_cached() -> None:
     model = FakeM3()
     async with cached_engine(model) as engine:
         model.failures = [ValueError("broken"), None]
         with pytest.raises(InferenceError):
-            await engine.embed(asked(["ab"]))
-        await engine.embed(asked(["ab"]))
+            await engine.embed(request(["ab"]))
+        await engine.embed(request(["ab"]))
     assert model.batches == [[2], [2]]
 
 
-async def test_a_text_that_is_found_waits_for_no_place_in_the_queue() -> None:
+async def test_a_cached_text_does_not_wait_for_the_queue() -> None:
     model = FakeM3()
     async with cached_engine(model, max_queue_size=1) as engine:
-        await engine.embed(asked(["known"]))
+        await engine.embed(request(["known"]))
         async with busy(engine, model):
-            waits = asyncio.create_task(engine.embed(asked(["waits"])))
+            waits = asyncio.create_task(engine.embed(request(["waits"])))
             await waiting(engine, 1)
-            assert (await engine.embed(asked(["known"]))).tokens == 5
+            assert (await engine.embed(request(["known"]))).tokens == 5
         await waits
 
 
-async def test_texts_of_any_size_are_found() -> None:
+async def test_long_texts_are_cached() -> None:
     texts = [f"{i} " + "a" * 60_000 for i in range(3)]
     model = FakeM3()
     async with cached_engine(model) as engine:
-        assert facts(await engine.embed(asked(texts))) == facts(await engine.embed(asked(texts)))
+        assert without_timings(await engine.embed(request(texts))) == without_timings(
+            await engine.embed(request(texts))
+        )
     assert sum(map(len, model.batches)) == len(texts)
 
 
@@ -133,46 +135,43 @@ OPTIONS = st.sampled_from([{}, UNCUT, FROM_LEFT])
 
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.tuples(TEXTS, OPTIONS), min_size=1, max_size=4), max_size=4))
-async def test_answers_and_errors_are_those_of_an_engine_without_a_cache(waves) -> None:
+async def test_results_and_errors_equal_those_of_an_engine_without_cache(waves) -> None:
     async def outcome(engine, texts, options):
         try:
-            return facts(await engine.embed(asked(texts, **options)))
+            return without_timings(await engine.embed(request(texts, **options)))
         except TextTooLongError as error:
             return str(error), error.problems
 
-    async with engine_for(FakeM3()) as lonely, cached_engine(FakeM3()) as engine:
+    async with engine_for(FakeM3()) as uncached, cached_engine(FakeM3()) as engine:
         for wave in waves:
-            found = await asyncio.gather(*(outcome(engine, *each) for each in wave))
-            assert found == [await outcome(lonely, *each) for each in wave]
+            found = await asyncio.gather(*(outcome(engine, *call) for call in wave))
+            assert found == [await outcome(uncached, *call) for call in wave]
 
 
-async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> None:
+async def test_another_model_of_the_same_name_has_other_entries() -> None:
     model = FakeM3()
     async with cached_engine(model) as engine:
-        await engine.embed(asked(["ab"]))
+        await engine.embed(request(["ab"]))
         model.spaces = {"dense": VectorSpace("dense", *8 * ["other"])}
-        await engine.embed(asked(["ab"]))
+        await engine.embed(request(["ab"]))
     assert model.batches == [[2], [2]]
 
 
 def test_an_entry_is_a_read_only_copy_with_the_same_bits() -> None:
     batch = np.float32([[0.1, 0.2], [1, 0]])
     weights = SparseVector(np.array([1, 9]), np.float32([0.3, 2]))
-    made = TextEmbedding(batch[0], weights, batch[1:])
-    kept = Entry(TokenizedText(np.array([3, 1, 2]), 5, exact=False), made).copied()
-    expected = [array.tobytes() for array in made.arrays if array is not None]
+    vectors = TextEmbedding(batch[0], weights, batch[1:])
+    copy = Entry(TokenizedText(np.array([3, 1, 2]), 5, exact=False), vectors).copy()
+    expected = [array.tobytes() for array in vectors.arrays if array is not None]
     batch[:] = weights.values[:] = 0
-    arrays = [array for array in kept.vectors.arrays if array is not None]
+    arrays = [array for array in copy.vectors.arrays if array is not None]
     assert [array.tobytes() for array in arrays] == expected
-    for array in (*arrays, kept.read.ids):
+    for array in (*arrays, copy.read.ids):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 7
-    assert (kept.read.ids.tolist(), kept.read.original_tokens, kept.read.exact) == (
-        [3, 1, 2],
-        5,
-        False,
-    )
-    assert kept.nbytes == sum(map(len, expected)) + 24 + 1200
+    assert copy.read.ids.tolist() == [3, 1, 2]
+    assert (copy.read.original_tokens, copy.read.exact) == (5, False)
+    assert copy.nbytes == sum(map(len, expected)) + 24 + 1200
 
 
 def cache_of(size: int) -> CachedPipeline:
@@ -180,48 +179,48 @@ def cache_of(size: int) -> CachedPipeline:
 
 
 def entry(nbytes: int = 2000) -> Entry:
-    """One that takes so many bytes."""
+    """An entry of this size."""
     vectors = TextEmbedding(np.zeros(nbytes - 1200, np.int8))
     return Entry(TokenizedText(np.zeros(0, np.int64), 0), vectors)
 
 
-async def test_the_least_recently_used_is_dropped_first() -> None:
+async def test_the_least_recently_used_entries_are_dropped_first() -> None:
     cache = cache_of(6000)
-    await cache._keep({key: entry() for key in "abc"})
+    await cache._store({key: entry() for key in "abc"})
     assert (cache.count, cache.nbytes) == (3, 6000)
     assert cache._entries.get("a") is not None
-    await cache._keep({"d": entry()})
+    await cache._store({"d": entry()})
     assert {*cache._entries} == {"a", "c", "d"}
     assert cache.nbytes == 6000
 
 
 @pytest.mark.parametrize("large", [1, 10**9], ids=["in a thread", "at once"])
-async def test_of_a_request_as_many_entries_are_kept_as_there_is_room_for(
+async def test_as_many_entries_of_a_request_are_stored_as_fit_into_the_cache(
     large: int, monkeypatch
 ) -> None:
     monkeypatch.setattr(vector_cache, "_LARGE_BYTES", large)
     cache = cache_of(6000)
-    await cache._keep({"old": entry()})
-    await cache._keep({"a": entry(3000), "huge": entry(6001), "b": entry(3000), "c": entry()})
+    await cache._store({"old": entry()})
+    await cache._store({"a": entry(3000), "huge": entry(6001), "b": entry(3000), "c": entry()})
     assert {*cache._entries} == {"a", "b"}
 
 
-def test_everything_that_vectors_depend_on_is_in_their_key() -> None:
-    model, other, joined = FakeModel(), FakeModel(), FakeModel()
-    for each, weights in {model: "m", other: "n", joined: "mp"}.items():
-        each.spaces = {"dense": VectorSpace("dense", weights, *7 * ["same"])}
+def test_a_key_depends_on_all_options_that_vectors_depend_on() -> None:
+    first, other, joined = FakeModel(), FakeModel(), FakeModel()
+    for model, weights in {first: "m", other: "n", joined: "mp"}.items():
+        model.spaces = {"dense": VectorSpace("dense", weights, *7 * ["same"])}
     texts = ["a", "b", "", "\\ud800", "a"]
-    task = ModelWork(model, ALL, texts, "p")
+    work = ModelWork(first, ALL, texts, "p")
     found = [
-        keys_of(task, CUT_AT_END),
-        keys_of(replace(task, prompt="q"), CUT_AT_END),
-        keys_of(replace(task, input_type="query"), CUT_AT_END),
-        keys_of(replace(task, model=other), CUT_AT_END),
-        keys_of(replace(task, model=joined, prompt=""), CUT_AT_END),
-        keys_of(task, TruncationOptions(side="left")),
-        keys_of(task, TruncationOptions(max_tokens=7)),
+        make_keys(work, CUT_AT_END),
+        make_keys(replace(work, prompt="q"), CUT_AT_END),
+        make_keys(replace(work, input_type="query"), CUT_AT_END),
+        make_keys(replace(work, model=other), CUT_AT_END),
+        make_keys(replace(work, model=joined, prompt=""), CUT_AT_END),
+        make_keys(work, TruncationOptions(side="left")),
+        make_keys(work, TruncationOptions(max_tokens=7)),
     ]
-    assert [[*each] for each in found] == [texts[:4]] * len(found)
+    assert [[*keys] for keys in found] == [texts[:4]] * len(found)
     assert len({key for keys in found for key in keys.values()}) == len(found) * 4
-    # Whether a text may be cut changes no vector of one that is.
-    assert keys_of(task, TruncationOptions(truncate=False)) == found[0]
+    # `truncate` decides only whether a text is refused.
+    assert make_keys(work, TruncationOptions(truncate=False)) == found[0]

@@ -1,4 +1,4 @@
-"""Which model makes what of a request, what its vectors need, and what becomes of them."""
+"""Embedding requests: work for each model, memory of vectors, normalization, jobs."""
 
 import asyncio
 from dataclasses import replace
@@ -10,9 +10,9 @@ from smart_embedder.errors import InvalidRequestError
 from smart_embedder.pipelines.embedding import (
     ModelWork,
     assign_models,
-    hold_vectors,
-    truncations_of,
-    vector_bytes,
+    count_vector_bytes,
+    find_truncations,
+    reserve_vectors,
 )
 from smart_embedder.requests import AnswerMemory, EmbedRequest, Outputs, Purpose, RerankRequest
 from smart_embedder.tokens import TokenizedText
@@ -21,7 +21,7 @@ from tests.smart_embedder.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeRer
 
 
 @pytest.mark.parametrize(
-    ("wanted", "own", "left"),
+    ("outputs", "dense_outputs", "other_outputs"),
     [
         (ALL, Outputs(dense=True), Outputs(sparse=True, colbert=True)),
         (Outputs(dense=True), Outputs(dense=True), None),
@@ -29,24 +29,24 @@ from tests.smart_embedder.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeRer
         (Outputs(dense=True, colbert=True), Outputs(dense=True), Outputs(colbert=True)),
     ],
 )
-def test_a_dense_model_of_its_own_makes_dense_vectors_and_the_embedder_the_rest(
-    wanted, own, left
+def test_a_separate_dense_model_computes_dense_vectors_and_the_embedder_the_others(
+    outputs, dense_outputs, other_outputs
 ) -> None:
     embedder, dense = FakeM3(), FakeQwen()
-    embedder.default_prompt, dense.reads_input_type = "own: ", True
-    request = EmbedRequest(["a"], wanted, input_type="query")
-    tasks = assign_models(replace(loaded(embedder), dense=dense), request, "given: ")
-    expected = [(dense, own, "given: ", "query")] if own else []
-    expected += [(embedder, left, "own: ", None)] if left else []
-    assert [(each.model, each.outputs, each.prompt, each.input_type) for each in tasks] == expected
-    (task,) = assign_models(loaded(embedder), request, "given: ")
-    assert (task.model, task.outputs, task.prompt) == (embedder, wanted, "given: ")
+    embedder.default_prompt, dense.reads_input_type = "default: ", True
+    request = EmbedRequest(["a"], outputs, input_type="query")
+    works = assign_models(replace(loaded(embedder), dense=dense), request, "given: ")
+    expected = [(dense, dense_outputs, "given: ", "query")] if dense_outputs else []
+    expected += [(embedder, other_outputs, "default: ", None)] if other_outputs else []
+    assert [(work.model, work.outputs, work.prompt, work.input_type) for work in works] == expected
+    (work,) = assign_models(loaded(embedder), request, "given: ")
+    assert (work.model, work.outputs, work.prompt) == (embedder, outputs, "given: ")
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dimensions", [None, 2, 4])
-async def test_vectors_have_unit_length_where_the_model_or_the_request_says_so(
+async def test_vectors_are_normalized_by_the_model_or_by_normalize_dense(
     normalizes, normalize, dimensions
 ) -> None:
     model = FakeQwen()
@@ -54,19 +54,20 @@ async def test_vectors_have_unit_length_where_the_model_or_the_request_says_so(
     async with engine_for(model) as engine:
         plain = (await engine.embed(EmbedRequest(["abc"]))).embeddings[0].dense
         request = EmbedRequest(["abc"], normalize_dense=normalize, dimensions=dimensions)
-        (made,) = (await engine.embed(request)).embeddings
+        (embedding,) = (await engine.embed(request)).embeddings
     expected = plain[:dimensions]
     if normalize if not normalizes else dimensions == 2:
         expected = expected / np.linalg.norm(expected)
-    np.testing.assert_allclose(made.dense, expected, rtol=1e-6)
+    np.testing.assert_allclose(embedding.dense, expected, rtol=1e-6)
 
 
-async def test_no_vector_is_divided_by_nothing() -> None:
+async def test_normalizing_a_zero_vector_does_not_divide_by_zero() -> None:
     class Zero(FakeModel):
         normalizes = False
 
         def results(self, sequences):
-            return [replace(each, dense=each.dense * 0) for each in super().results(sequences)]
+            results = super().results(sequences)
+            return [replace(result, dense=result.dense * 0) for result in results]
 
     async with engine_for(Zero()) as engine:
         result = await engine.embed(EmbedRequest(["a"], normalize_dense=True))
@@ -76,32 +77,33 @@ async def test_no_vector_is_divided_by_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "size"),
     [
-        # Before they are made: of each text 4 numbers, of each token its id, a weight and a row.
+        # Before the forward: 4 numbers for the text; an id, a weight and a row for each token.
         ({}, 4 * 4 + 2 * (8 + 12 + 4)),
-        # And then: 3 numbers, 2 weights, a row, 2 ids, and 3 strings of 16 bytes.
+        # Afterwards: 3 numbers, 2 weights, a row, 2 ids, and 3 strings of 16 bytes.
         ({"return_tokens": True}, 3 * 4 + 2 * 12 + 4 + 2 * 8 + 3 * 16),
     ],
 )
-async def test_what_is_made_counts_with_its_tokens_and_their_strings(options, size) -> None:
+async def test_memory_is_reserved_for_vectors_token_ids_and_token_strings(options, size) -> None:
     async with engine_for(FakeM3()) as engine:
         await engine.embed(EmbedRequest(["ab"], ALL, **options, answer=AnswerMemory(size)))
         with pytest.raises(InvalidRequestError, match=r"of these (1 texts|2 tokens) need"):
             await engine.embed(EmbedRequest(["ab"], ALL, **options, answer=AnswerMemory(size - 1)))
 
 
-async def test_a_request_over_two_models_is_answered_and_counted_as_one() -> None:
+async def test_the_results_of_two_models_are_merged_into_one() -> None:
     async with engine_for(FakeM3(), dense=FakeQwen()) as engine:
         result = await engine.embed(EmbedRequest(["ab", "c"], ALL))
     assert result.tokens == 6
-    for each in result.embeddings:
-        assert all(vectors is not None for vectors in (each.dense, each.sparse, each.colbert))
+    for embedding in result.embeddings:
+        kinds = (embedding.dense, embedding.sparse, embedding.colbert)
+        assert all(vectors is not None for vectors in kinds)
     assert {stage.model for stage in result.timings.stages} == {"fake-m3", "fake-qwen"}
 
 
-def model() -> FakeModel:
-    made = FakeModel()
-    made.dense_width, made.colbert_width = 100, 10
-    return made
+def wide_model() -> FakeModel:
+    model = FakeModel()
+    model.dense_width, model.colbert_width = 100, 10
+    return model
 
 
 @pytest.mark.parametrize(
@@ -114,56 +116,58 @@ def model() -> FakeModel:
         (ALL, 5 * (8 + 12 + 40) + 2 * 400),
     ],
 )
-def test_each_kind_of_vectors_counts_for_each_token_or_text(outputs, nbytes) -> None:
-    assert vector_bytes(model(), outputs, [2, 3]) == nbytes
+def test_each_kind_of_vectors_is_counted_for_each_token_or_text(outputs, nbytes) -> None:
+    assert count_vector_bytes(wide_model(), outputs, [2, 3]) == nbytes
 
 
-def done(outputs: Outputs, *lengths: int) -> ModelWork:
-    """A task that has read texts of so many tokens, of which each had one more."""
-    task = ModelWork(model(), outputs, ["a", "b"])
-    task.read = [TokenizedText(np.zeros(length, np.int64), length + 1) for length in lengths]
-    return task
+def tokenized(outputs: Outputs, *lengths: int) -> ModelWork:
+    """The work of a model that reads texts of these lengths, each cut by one token."""
+    work = ModelWork(wide_model(), outputs, ["a", "b"])
+    work.read = [TokenizedText(np.zeros(length, np.int64), length + 1) for length in lengths]
+    return work
 
 
-def test_what_all_models_read_is_held_together_or_refused_with_what_helps() -> None:
-    tasks = [done(Outputs(dense=True), 2, 3), done(Outputs(sparse=True), 4, 5)]
+def test_the_vectors_of_all_models_are_reserved_together_or_refused_with_advice() -> None:
+    works = [tokenized(Outputs(dense=True), 2, 3), tokenized(Outputs(sparse=True), 4, 5)]
     size = 5 * 8 + 800 + 9 * 20
-    hold_vectors(tasks, AnswerMemory(size))
+    reserve_vectors(works, AnswerMemory(size))
     with pytest.raises(InvalidRequestError, match=f"vectors of these 2 texts need {size} bytes"):
-        hold_vectors(tasks, AnswerMemory(size - 1))
-    tasks.append(done(Outputs(colbert=True), 1, 1))
-    told = "of these 16 tokens need .* vector of each token"
-    with pytest.raises(InvalidRequestError, match=told):
-        hold_vectors(tasks, AnswerMemory(size))
-    cuts = truncations_of(tasks[:2], EmbedRequest(["a", "b"]))
-    assert [(cut.index, cut.original_tokens) for cut in cuts] == [(0, 3), (1, 4), (0, 5), (1, 6)]
+        reserve_vectors(works, AnswerMemory(size - 1))
+    works.append(tokenized(Outputs(colbert=True), 1, 1))
+    message = "of these 16 tokens need .* vector of each token"
+    with pytest.raises(InvalidRequestError, match=message):
+        reserve_vectors(works, AnswerMemory(size))
+    truncations = find_truncations(works[:2], EmbedRequest(["a", "b"]))
+    found = [(truncation.index, truncation.original_tokens) for truncation in truncations]
+    assert found == [(0, 3), (1, 4), (0, 5), (1, 6)]
 
 
-async def test_a_prompt_counts_for_each_text_when_its_cost_is_estimated(monkeypatch) -> None:
-    """It is tokenised with each: a long one makes many short texts a huge request."""
-    made = model()
-    async with engine_for(made) as engine:
-        threads, seen = engine._tokenizer_threads, []
+async def test_a_prompt_counts_for_each_text_when_a_thread_is_chosen(monkeypatch) -> None:
+    """A long prompt makes a huge request of many short texts."""
+    model = FakeModel()
+    async with engine_for(model) as engine:
+        threads, calls = engine._tokenizer_threads, []
         run = threads.run
 
-        async def watched(call, texts, client):
-            seen.append((texts, client))
+        async def record_run(call, texts, client):
+            calls.append((texts, client))
             return await run(call, texts, client)
 
-        monkeypatch.setattr(threads, "run", watched)
-        made.default_prompt = "p: "
+        monkeypatch.setattr(threads, "run", record_run)
+        model.default_prompt = "p: "
         await engine.embed(EmbedRequest(["a", "b"], client="me"))
-    assert seen == [(["a", "b", "p: ", "p: "], "me")]
+    assert calls == [(["a", "b", "p: ", "p: "], "me")]
 
 
-async def test_the_client_and_the_class_of_a_request_are_those_of_its_job() -> None:
-    made = FakeModel()
-    async with engine_for(made, reranker=FakeReranker()) as engine:
-        async with busy(engine, made):
-            embedded = engine.embed(EmbedRequest(["a"], client="me"))
-            scored = engine.rerank(RerankRequest("q", ["b"], is_bulk=True, client="you"))
-            tasks = [asyncio.create_task(each) for each in (embedded, scored)]
+async def test_a_job_has_the_client_and_the_class_of_its_request() -> None:
+    model = FakeModel()
+    async with engine_for(model, reranker=FakeReranker()) as engine:
+        async with busy(engine, model):
+            embedding = asyncio.create_task(engine.embed(EmbedRequest(["a"], client="me")))
+            scoring = asyncio.create_task(
+                engine.rerank(RerankRequest("q", ["b"], is_bulk=True, client="you"))
+            )
             await queued(engine, tokens=1 + 2)
-            jobs = {each.client: (each.is_bulk, each.purpose) for each in engine._queue.jobs}
-        await asyncio.gather(*tasks)
+            jobs = {job.client: (job.is_bulk, job.purpose) for job in engine._queue.jobs}
+        await asyncio.gather(embedding, scoring)
     assert jobs == {"me": (False, Purpose.EMBEDDING), "you": (True, Purpose.RERANKING)}

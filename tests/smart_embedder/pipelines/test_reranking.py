@@ -1,4 +1,4 @@
-"""Reranking through the engine: scores, sharing, limits, and what is told."""
+"""Reranking through the engine: scores, late interaction, time limits, memory and weights."""
 
 import asyncio
 from dataclasses import replace
@@ -29,7 +29,7 @@ from tests.smart_embedder.fakes import ALL, FakeM3, FakeReranker
 from tests.support.texts import varied_texts
 
 
-async def test_scores_of_one_forward_come_back_in_the_order_of_the_passages() -> None:
+async def test_scores_are_in_the_order_of_the_passages() -> None:
     reranker = FakeReranker()
     async with engine_for(reranker=reranker) as engine:
         result = await engine.rerank(RerankRequest("q", ["ccc", "a", "bb", ""]))
@@ -37,9 +37,7 @@ async def test_scores_of_one_forward_come_back_in_the_order_of_the_passages() ->
     assert reranker.batches == [[4, 2, 3, 1]]
 
 
-async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_logits_alone() -> (
-    None
-):
+async def test_normalize_applies_a_float32_sigmoid_to_logits_without_overflow() -> None:
     reranker = FakeReranker()
     reranker.offset = -2.0
     async with engine_for(reranker=reranker) as engine:
@@ -52,7 +50,7 @@ async def test_normalising_is_a_float32_sigmoid_that_never_overflows_and_is_of_l
     assert sigmoid([-1e30, -50.0, 1e30]) == [0.0, np.float32(np.exp(-50.0)), 1.0]
 
 
-async def test_without_a_model_that_can_score_it_says_why() -> None:
+async def test_reranking_without_a_reranker_is_refused() -> None:
     async with engine_for() as engine:
         with pytest.raises(RerankerDisabledError, match="RERANKER_MODEL is none"):
             await engine.rerank(RerankRequest("q", ["a"]))
@@ -63,7 +61,7 @@ async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> Non
     async with engine_for(model, late_interaction=True, rerank_gpu_timeout=0.4) as engine:
         model.held = True
         request = asyncio.create_task(engine.rerank(RerankRequest("q", ["a", "b"])))
-        for _ in range(2):  # 0.3 seconds for each of the two forwards
+        for _ in range(2):  # Each of the two forwards takes 0.3 seconds.
             begun = asyncio.create_task(asyncio.to_thread(model.entered.acquire))
             await asyncio.wait({request, begun}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({request}, timeout=0.3)
@@ -94,18 +92,18 @@ async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> 
     ("query", "passages", "message"),
     [("q", [], "no passages"), (" \n", ["a"], "the query is blank")],
 )
-async def test_there_are_passages_and_the_query_is_not_blank(query, passages, message) -> None:
+async def test_no_passages_or_a_blank_query_are_refused(query, passages, message) -> None:
     async with engine_for(reranker=FakeReranker()) as engine:
         with pytest.raises(EmptyInputError, match=message):
             await engine.rerank(RerankRequest(query, passages))
 
 
-async def test_scores_are_computed_only_where_their_tokens_may_be_held() -> None:
-    held = AnswerMemory(8 * (1 + 3 + 2))
+async def test_passages_whose_tokens_exceed_the_memory_are_refused() -> None:
+    memory = AnswerMemory(8 * (1 + 3 + 2))
     async with engine_for(reranker=FakeReranker()) as engine:
-        await engine.rerank(RerankRequest("q", ["aaa", "bb"], answer=held))
+        await engine.rerank(RerankRequest("q", ["aaa", "bb"], answer=memory))
         with pytest.raises(InvalidRequestError, match="these 7 tokens need 56 bytes"):
-            await engine.rerank(RerankRequest("q", ["aaa", "bbb"], answer=held))
+            await engine.rerank(RerankRequest("q", ["aaa", "bbb"], answer=memory))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +112,9 @@ def reference(tiny_m3) -> BGEM3FlagModel:
 
 
 @pytest.mark.parametrize("weights", [None, [0.4, 0.2, 0.4]])
-async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights) -> None:
+async def test_late_interaction_equals_compute_score_of_flag_embedding(
+    tiny_m3, reference: BGEM3FlagModel, weights
+) -> None:
     query, passages = "hybrid search vector", varied_texts(48)
     expected = reference.compute_score(
         [(query, passage) for passage in passages],
@@ -124,8 +124,8 @@ async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights)
         weights_for_different_modes=weights,
     )
     request = RerankRequest(query, passages, weights=FusionWeights(*weights or ()))
-    own = {"reranker_model": "late-interaction", "max_batch_tokens": 300}
-    async with engine_on_cpu(tiny_m3, **own) as engine:
+    settings = {"reranker_model": "late-interaction", "max_batch_tokens": 300}
+    async with engine_on_cpu(tiny_m3, **settings) as engine:
         result = await engine.rerank(request)
     fused = expected["colbert+sparse+dense"]
     np.testing.assert_allclose(result.scores, fused, rtol=0, atol=1e-5)
@@ -135,7 +135,7 @@ async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights)
 
 
 @pytest.mark.parametrize("weights", [(0, 0, 0), (-1, 1, 1), (float("nan"), 1, 1)])
-def test_weights_that_give_no_mean_are_refused(weights) -> None:
+def test_negative_zero_and_nan_weights_are_refused(weights) -> None:
     with pytest.raises(InvalidRequestError, match="weights must be at least 0"):
         FusionWeights(*weights)
 
@@ -144,23 +144,23 @@ def test_weights_that_give_no_mean_are_refused(weights) -> None:
     ("parts", "mean"),
     [((0.8, 0.4, 0.2), 2.6 / 8), ((0.8, None, 0.2), 1.8 / 6), ((None, 0.4, None), 0.4)],
 )
-def test_the_fused_score_is_the_weighted_mean_of_the_kinds_that_are_made(parts, mean) -> None:
+def test_the_fused_score_is_the_weighted_mean_of_the_present_scores(parts, mean) -> None:
     assert fuse(FusionWeights(1, 2, 5), PartScores(*parts)) == pytest.approx(mean)
 
 
-@pytest.mark.parametrize(("most", "times"), [(1, 70), (1000, 7), (1 << 20, 1)])
-def test_products_are_made_for_some_query_vectors_at_a_time_and_short_jobs_run_between(
-    monkeypatch, most: int, times: int
+@pytest.mark.parametrize(("max_products", "steps"), [(1, 70), (1000, 7), (1 << 20, 1)])
+def test_short_jobs_may_preempt_between_steps_of_the_colbert_products(
+    monkeypatch, max_products: int, steps: int
 ) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(reranking, "run_preempting_call", lambda: asked.append(1))
-    monkeypatch.setattr(reranking, "_MOST_PRODUCTS", most)
+    calls: list[int] = []
+    monkeypatch.setattr(reranking, "run_preempting_call", lambda: calls.append(1))
+    monkeypatch.setattr(reranking, "_MAX_PRODUCTS", max_products)
     generator = np.random.default_rng(0)
     query, passage = (generator.normal(size=(n, 16)).astype(np.float32) for n in (70, 90))
-    whole = (query @ passage.T).max(axis=1).mean()
-    parts = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
-    assert parts == pytest.approx(whole, abs=1e-6)
-    assert len(asked) == times
+    expected = (query @ passage.T).max(axis=1).mean()
+    colbert = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
+    assert colbert == pytest.approx(expected, abs=1e-6)
+    assert len(calls) == steps
 
 
 def sparse_of(**weights: float) -> SparseVector:
@@ -168,7 +168,7 @@ def sparse_of(**weights: float) -> SparseVector:
     return SparseVector(ids, np.float32([*weights.values()]))
 
 
-def test_each_kind_that_both_have_gives_its_score() -> None:
+def test_a_passage_is_scored_by_each_kind_that_query_and_passage_have() -> None:
     query = TextEmbedding(
         np.float32([1, 2]), sparse_of(_1=2, _5=3, _9=1), np.float32([[1, 0], [0, 1]])
     )
@@ -182,14 +182,14 @@ def test_each_kind_that_both_have_gives_its_score() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "fits"), [((0, 1, 0), True), ((1, 0, 0), False), ((1, 1, 0), True)]
+    ("weights", "is_valid"), [((0, 1, 0), True), ((1, 0, 0), False), ((1, 1, 0), True)]
 )
-async def test_one_of_the_kinds_that_are_made_must_have_a_weight(weights, fits: bool) -> None:
+async def test_a_kind_that_the_model_computes_must_have_a_weight(weights, is_valid: bool) -> None:
     model = FakeM3()
     model.kinds = Outputs(sparse=True, colbert=True)
     request = RerankRequest("qu", ["ab"], weights=FusionWeights(*weights))
     async with engine_for(model, late_interaction=True) as engine:
-        if fits:
+        if is_valid:
             await engine.rerank(request)
         else:
             with pytest.raises(InvalidRequestError, match="one of the weights must be above 0"):

@@ -1,4 +1,4 @@
-"""What is refused: kinds not made, options without effect, and texts that may not be cut."""
+"""Validation: unknown kinds, options without effect, prompts and truncation."""
 
 import asyncio
 from dataclasses import replace
@@ -32,7 +32,7 @@ REFUSE = TruncationOptions(truncate=False)
 SPARSE, REST = Outputs(sparse=True), Outputs(sparse=True, colbert=True)
 
 
-def test_what_was_cut_is_reported_with_its_place_and_side_and_a_query_once() -> None:
+def test_truncations_are_reported_with_index_and_side_and_once_for_a_query() -> None:
     cuts = [(3, 3, True), (3, 9, True), (0, 0, True), (2, 7, False)]
     texts = [TokenizedText(np.zeros(kept, np.int64), had, exact) for kept, had, exact in cuts]
     found = text_truncations(FakeModel(), texts, "inputs", "left")
@@ -40,7 +40,7 @@ def test_what_was_cut_is_reported_with_its_place_and_side_and_a_query_once() -> 
         Truncation("inputs", 1, "fake", 3, 9, "left"),
         Truncation("inputs", 3, "fake", 2, 7, "left", exact=False),
     ]
-    assert [each.truncated_tokens for each in found] == [6, 5]
+    assert [truncation.truncated_tokens for truncation in found] == [6, 5]
     ids = np.zeros(1, np.int64)
     pairs = [
         TokenizedPair(ids, 8, 5, 4, 4),
@@ -55,7 +55,7 @@ def test_what_was_cut_is_reported_with_its_place_and_side_and_a_query_once() -> 
     assert pair_truncations(FakeReranker(), [TokenizedPair(ids, 8, 8, 4, 4)], "right") == []
 
 
-def test_a_refusal_tells_of_the_first_in_words_and_of_ten_at_most() -> None:
+def test_a_truncation_error_explains_the_first_text_and_names_at_most_ten() -> None:
     check_truncations([], REFUSE)
     cuts = [Truncation("sentences", number, "m", 8, 11) for number in range(4, 30)]
     check_truncations(cuts, TruncationOptions())
@@ -76,7 +76,7 @@ POOLED = {"colbert_pool_factor": 2}
 
 
 @pytest.mark.parametrize(
-    ("outputs", "asked", "message"),
+    ("outputs", "options", "message"),
     [
         (SPARSE, {"output_dtype": "int8"}, "output_dtype has no effect"),
         (DENSE, POOLED, "without ColBERT vectors"),
@@ -88,8 +88,8 @@ POOLED = {"colbert_pool_factor": 2}
         (SPARSE, {"return_tokens": True}, None),
     ],
 )
-def test_what_is_made_of_vectors_must_have_an_effect(outputs, asked, message) -> None:
-    request = EmbedRequest([], outputs, **asked)
+def test_rendering_options_without_effect_are_refused(outputs, options, message) -> None:
+    request = EmbedRequest([], outputs, **options)
     if message is None:
         check_rendering(request)
     else:
@@ -97,11 +97,11 @@ def test_what_is_made_of_vectors_must_have_an_effect(outputs, asked, message) ->
             check_rendering(request)
 
 
-async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> None:
-    rest, dense = FakeModel(), FakeModel()
-    rest.name, rest.kinds = "fake-sparse", SPARSE
+async def test_a_kind_that_no_model_computes_is_refused_and_the_models_are_named() -> None:
+    sparse, dense = FakeModel(), FakeModel()
+    sparse.name, sparse.kinds = "fake-sparse", SPARSE
     dense.name, dense.kinds = "fake-dense", Outputs(dense=True)
-    async with engine_for(rest, dense=dense) as engine:
+    async with engine_for(sparse, dense=dense) as engine:
         with pytest.raises(KindNotMadeError) as caught:
             await engine.embed(EmbedRequest(["ab"], ALL))
         with pytest.raises(KindNotMadeError, match="dense vectors are not made here"):
@@ -115,7 +115,7 @@ async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> 
 
 
 @pytest.mark.parametrize(
-    ("asked", "read"),
+    ("options", "prompt_tokens"),
     [
         ({"input_type": "query"}, 6),
         ({"prompt_name": "code"}, 4),
@@ -123,39 +123,39 @@ async def test_a_kind_that_is_not_made_is_refused_and_the_models_are_named() -> 
         ({"input_type": "document"}, 0),
     ],
 )
-async def test_of_two_models_the_one_that_makes_dense_vectors_reads_a_prompt(asked, read) -> None:
+async def test_only_the_model_of_dense_vectors_reads_a_prompt(options, prompt_tokens) -> None:
     embedder, dense = FakeM3(), FakeQwen()
     async with engine_for(embedder, dense=dense) as engine:
-        await engine.embed(EmbedRequest(["ab"], ALL, **asked))
-    assert (dense.batches, embedder.batches) == ([[2 + read]], [[2]])
+        await engine.embed(EmbedRequest(["ab"], ALL, **options))
+    assert (dense.batches, embedder.batches) == ([[2 + prompt_tokens]], [[2]])
 
 
 @pytest.mark.parametrize(
-    ("prompts", "asked", "read"),
+    ("prompts", "options", "prompt_tokens"),
     [
-        # By the names in use; a model without one takes the type all the same.
+        # The type finds a prompt by several names; a model without any accepts the type too.
         ({"query": "p"}, {"input_type": "query"}, 1),
         ({"passage": "p"}, {"input_type": "document"}, 1),
         ({"corpus": "p"}, {"input_type": "document"}, 1),
         ({}, {"input_type": "query"}, 0),
         ({}, {"input_type": "document"}, 0),
-        # A preferred one comes before that of the type.
+        # A preferred prompt is used before that of the type.
         (FakeQwen.prompts, {"preferred_prompts": ("code",), "input_type": "query"}, 4),
         (FakeQwen.prompts, {"preferred_prompts": ("x", "code")}, 4),
         (FakeQwen.prompts, {"preferred_prompts": ("x",), "input_type": "query"}, 6),
         (FakeQwen.prompts, {"preferred_prompts": ("x",)}, 0),
-        # The shortest, and the longest, of which with its text 100 tokens are read.
+        # The shortest and the longest prompt; the model reads at most 100 tokens.
         ({}, {"prompt": "x"}, 1),
         ({}, {"prompt": "x" * MAX_PROMPT_CHARACTERS}, 98),
     ],
 )
-async def test_a_prompt_is_given_or_found_by_the_type_of_texts(prompts, asked, read) -> None:
+async def test_a_prompt_is_given_or_found_by_input_type(prompts, options, prompt_tokens) -> None:
     embedder = FakeM3()
     embedder.prompts = prompts
     async with engine_for(embedder) as engine:
-        # It is for all kinds where one model makes them.
-        await engine.embed(EmbedRequest(["ab"], REST, **asked))
-    assert embedder.batches == [[2 + read]]
+        # If one model computes all kinds, the prompt applies to all.
+        await engine.embed(EmbedRequest(["ab"], REST, **options))
+    assert embedder.batches == [[2 + prompt_tokens]]
 
 
 NO_EFFECT = [
@@ -183,16 +183,14 @@ NO_EFFECT_ON_QWEN = [
         *((FakeQwen(), *case) for case in NO_EFFECT_ON_QWEN),
     ],
 )
-async def test_an_option_without_effect_is_refused_and_said_why(
-    dense, options, kinds, message
-) -> None:
+async def test_an_option_without_effect_is_refused(dense, options, kinds, message) -> None:
     async with engine_for(FakeM3(), dense=dense) as engine:
         with pytest.raises(InvalidRequestError, match=message):
             await engine.embed(EmbedRequest(["ab"], kinds, **options))
         await engine.embed(EmbedRequest(["ab"]))
 
 
-async def test_a_text_that_one_of_two_models_would_cut_is_refused_and_nothing_computed() -> None:
+async def test_without_truncate_a_text_too_long_for_one_of_two_models_is_refused() -> None:
     embedder, dense = FakeM3(), FakeQwen()
     async with engine_for(embedder, dense=dense) as engine:
         with pytest.raises(TextTooLongError, match="has 104 tokens, and fake-qwen reads"):
@@ -202,11 +200,11 @@ async def test_a_text_that_one_of_two_models_would_cut_is_refused_and_nothing_co
     assert (dense.batches, embedder.batches) == ([[100]], [])
 
 
-async def test_token_strings_stand_beside_weights_and_rows_of_the_kinds_asked_for() -> None:
+async def test_token_strings_belong_to_sparse_weights_and_colbert_rows() -> None:
     async with engine_for(FakeM3(), dense=FakeQwen()) as engine:
         result = await engine.embed(EmbedRequest(["abab", "c"], ALL, return_tokens=True))
-        assert [each.sparse for each in result.token_strings] == [["a", "b"], ["c"]]
-        assert [each.colbert for each in result.token_strings] == [["b", "a", "b"], []]
+        assert [strings.sparse for strings in result.token_strings] == [["a", "b"], ["c"]]
+        assert [strings.colbert for strings in result.token_strings] == [["b", "a", "b"], []]
         assert (await engine.embed(EmbedRequest(["abab"]))).token_strings is None
     async with engine_for(FakeM3()) as engine:
         result = await engine.embed(EmbedRequest(["ab"], SPARSE, return_tokens=True))
@@ -223,8 +221,7 @@ OPTIONS = [
 ]
 
 
-async def test_requests_with_different_options_share_a_batch_and_nothing_else() -> None:
-    """Each answer is that of a lonely request, to the last bit."""
+async def test_requests_with_different_options_in_one_batch_get_bit_identical_results() -> None:
     texts = [f"text {i} " + "abcdefgh" * (i * 5) for i in range(6)]
     dense = FakeQwen()
     async with engine_for(FakeM3(), dense=dense, max_batch_tokens=100_000) as engine:
@@ -232,24 +229,25 @@ async def test_requests_with_different_options_share_a_batch_and_nothing_else() 
         dense.batches.clear()
         held = await hold(engine, dense)
         together = [
-            asyncio.create_task(engine.embed(EmbedRequest(texts, ALL, **each))) for each in OPTIONS
+            asyncio.create_task(engine.embed(EmbedRequest(texts, ALL, **options)))
+            for options in OPTIONS
         ]
         await queued(engine, sum(result.tokens for result in alone))
         let_go(dense)
         results = await asyncio.gather(*together)
         await held
     assert list(map(len, dense.batches)) == [1, len(texts) * len(OPTIONS)]
-    for one, other in zip(alone, results, strict=True):
-        assert (one.truncations, one.tokens) == (other.truncations, other.tokens)
-        assert one.token_strings == other.token_strings
-        for left, right in zip(one.embeddings, other.embeddings, strict=True):
-            for ours, theirs in zip(left.arrays, right.arrays, strict=True):
-                assert ours is theirs is None or ours.tobytes() == theirs.tobytes()
+    for expected, result in zip(alone, results, strict=True):
+        assert (expected.truncations, expected.tokens) == (result.truncations, result.tokens)
+        assert expected.token_strings == result.token_strings
+        for left, right in zip(expected.embeddings, result.embeddings, strict=True):
+            for array, other in zip(left.arrays, right.arrays, strict=True):
+                assert array is other is None or array.tobytes() == other.tobytes()
 
 
-async def test_a_passage_that_may_not_be_cut_is_refused_and_named() -> None:
+async def test_without_truncate_a_passage_that_is_too_long_is_refused() -> None:
     class Truncating(FakeReranker):
-        """Reads at most five characters of a passage."""
+        """A reranker that reads at most five characters of a passage."""
 
         def tokenize_pairs(self, *arguments):
             pairs = super().tokenize_pairs(*arguments)
@@ -257,8 +255,8 @@ async def test_a_passage_that_may_not_be_cut_is_refused_and_named() -> None:
 
     async with engine_for(FakeM3(), reranker=Truncating()) as engine:
         request = RerankRequest("q", ["abcde", "abcdef"], truncation=LEFT)
-        (cut,) = (await engine.rerank(request)).truncations
-        assert (cut.pointer, cut.side) == ("/passages/1", "left")
+        (truncation,) = (await engine.rerank(request)).truncations
+        assert (truncation.pointer, truncation.side) == ("/passages/1", "left")
         with pytest.raises(TextTooLongError, match="the text at index 1 has 6 tokens"):
             await engine.rerank(replace(request, truncation=REFUSE))
 
