@@ -40,6 +40,7 @@ LAWS: Final = {
     "class share": "while both classes wait, bulk gets a fifth, but for a forward each",
     "share": "of two clients that wait, neither gets more than its share, but for a forward each",
     "job share": "nor does one of two requests of a client, but for a forward each",
+    "turnover": "a waiting node gets its share of its group, however many others come and go",
     "work": "no device rests while a request waits for it",
     "lost": "a sequence that was taken is on a device, or its request has its outcome",
     "order": "sequences are taken in order, once, and only of requests that wait",
@@ -67,6 +68,8 @@ _MOMENT = 1e-6
 # Of two clocks that are added to in different orders.
 _ROUNDING = 1e-6
 _MOST_PREEMPTING_TOKENS = 256
+# Forwards that a node may be owed; 1.3 were seen.
+_MOST_OWED_FORWARDS = 3
 # Of one client, whose shares are compared with each other.
 _MOST_WATCHED_JOBS = 6
 # At which a token takes twice as long, as the engine predicts.
@@ -146,6 +149,7 @@ class Auditor:
         self._takes = 0
         self._quiets = 0
         self._excess: dict[tuple[Hashable, Hashable], float] = {}
+        self._owed: dict[Hashable, float] = {}
         self._failing: dict[FakeDevice, list[Forward]] = {}
         self._memory: dict[tuple[FakeDevice, Model], _Memory] = {}
         self._leased: Counter[int] = Counter()
@@ -248,9 +252,7 @@ class Auditor:
             for forward in book.forwards:
                 if forward is None or forward.ends > now + _MOMENT:
                     self.fail("own", "a job is completed before its last forward has returned")
-            self._check_limit(book, overdue=False)
-        elif isinstance(error, InferenceTimeoutError):
-            self._check_limit(book, overdue=True)
+        self._check_limit(book, overdue=isinstance(error, InferenceTimeoutError))
 
     def _check_limit(self, book: JobBook, *, overdue: bool) -> None:
         """A forward is above its limit if and only if the job has failed for that, and then.
@@ -263,7 +265,7 @@ class Auditor:
         limits = {each: self._limit_of(each, job) for each in book.forwards if each is not None}
         if not overdue:
             for each, limit in limits.items():
-                seconds = each.ends - each.began
+                seconds = min(each.ends, now) - each.began
                 if seconds > limit + _MOMENT:
                     self.fail("deadline", f"a forward of {seconds:.3f} s is let pass, not {limit}")
             return
@@ -388,6 +390,7 @@ class Auditor:
         for job in served:
             for key in _keys(job):
                 groups.setdefault(_group(key), set()).add(key)
+        self._count_owed(gains, groups, still, preempts=preempts)
         for key, tokens in gains.items():
             gain, group = tokens / _weight(key), groups[_group(key)]
             for pair in [pair for pair in self._excess if pair[0] == key]:
@@ -398,6 +401,26 @@ class Auditor:
                     del self._excess[pair]
             elif not preempts:  # A forward with all that another had is no loss for that one.
                 self._count_excess(key, gain, (group & still) - {key})
+
+    def _count_owed(
+        self,
+        gains: Counter[Hashable],
+        groups: dict[Hashable, set[Hashable]],
+        still: set[Hashable],
+        *,
+        preempts: bool,
+    ) -> None:
+        """Count the tokens that each waiting node was owed by its group and did not get."""
+        for group in groups.values():
+            tokens = 0 if preempts else sum(gains[key] for key in group)
+            fair = tokens / sum(map(_weight, group))
+            for key in group:
+                owed = self._owed.get(key, 0.0) + fair - gains[key] / _weight(key)
+                self._owed[key] = max(0.0, owed)
+                if owed > _MOST_OWED_FORWARDS * self.most_tokens:
+                    self.fail("turnover", f"{key} is owed {owed:.0f} weighted tokens")
+        for key in [key for key in self._owed if key not in still]:
+            del self._owed[key]
 
     def _count_excess(self, key: Hashable, gain: float, others: set[Hashable]) -> None:
         """Count what a node got beside others of its group, which still wait."""

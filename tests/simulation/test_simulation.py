@@ -4,8 +4,8 @@ import pytest
 
 from tests.simulation.scenario import run
 
-# Of the 40 seeds from 91900 on, a number drawn at random: few that together find each planted fault
-# that any of them finds (34 of 46), twice where two do, and have each outcome of a request.
+# A few of 40 random seeds: together they find each planted fault that any of the 40 finds (34 of
+# 46), twice where two do, and have each outcome of a request.
 SEEDS = [91900 + number for number in (3, 10, 12, 15, 16, 17, 20, 21, 22, 28, 29, 38)]
 # Of callbacks of the event loop; 66,000 in all.
 MOST_STEPS_OF_A_SEED = 6_000
