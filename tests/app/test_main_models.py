@@ -149,7 +149,7 @@ OPENAI = {"input": "a", "model": "dense-model"}
         ("/embeddings/", {"sentences": ["a"], "model": "judge"}, 404, "is not served here"),
         ("/rerank", {"query": "a", "passages": ["b"], "model": "dense-model"}, 404, "not served"),
         ("/embeddings/", NAMED | {"return_sparse": True}, 400, "kind_not_made"),
-        ("/embeddings/", NAMED | {"return_dense": False}, 422, "Nothing is asked for"),
+        ("/embeddings/", NAMED | {"return_dense": False}, 422, "No output is requested"),
         ("/v1/embeddings", OPENAI | {"return_colbert": True}, 400, "kind_not_made"),
         ("/models/dense-model/embed_sparse", {"inputs": ["a"]}, 400, "Sparse vectors are not made"),
         ("/models/dense-model/rerank", {"query": "a", "texts": ["b"]}, 422, "is no reranker"),
