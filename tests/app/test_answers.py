@@ -243,9 +243,9 @@ def test_a_rerank_response_has_parts_timings_usage_and_warnings() -> None:
     ],
 )  # fmt: skip
 def test_a_truncation_warning_names_the_text_the_side_and_the_tokens(cut, field, pointer, expected):
-    code, place, told, side, bound = expected
+    code, place, reads, side, bound = expected
     warning = truncation_as_json(cut, field, pointer)
-    assert warning["message"] == f"The text at {place} {told}"
+    assert warning["message"] == f"The text at {place} {reads}"
     assert (warning["code"], warning["severity"]) == (code, "warning")
     assert warning["target"] == {"field": field, "index": cut.index, "pointer": place}
     details = warning["details"]
@@ -265,7 +265,7 @@ ALL = Outputs(dense=True, sparse=True, colbert=True)
 DTYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
 
 
-def asked(outputs: Outputs, **fields: Any) -> EmbedRequest:
+def embed_request(outputs: Outputs, **fields: Any) -> EmbedRequest:
     return EmbedRequest([], outputs, **fields)
 
 
@@ -281,11 +281,11 @@ class Held(AnswerMemory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def reserve(self, size: int, what: str, advice: str) -> None:
         super().reserve(size, what, advice)
-        self.asked.append(size)
+        self.requested.append(size)
 
 
 @given(
@@ -298,18 +298,18 @@ class Held(AnswerMemory):
 def test_memory_is_reserved_for_quantization_pooling_and_muvera(
     texts, dtype, factor, muvera, at_once
 ) -> None:
-    options = asked(ALL, output_dtype=dtype, colbert_pool_factor=factor, muvera=muvera)
+    options = embed_request(ALL, output_dtype=dtype, colbert_pool_factor=factor, muvera=muvera)
     embeddings = [embedding_of(tokens) for tokens in texts]
     memory = Held()
     reserve_rendering_memory(embeddings, options, memory, at_once=at_once)
     pooling = max((4 * tokens**2 for tokens in texts), default=0) if factor else 0
-    (held,) = memory.asked
-    made = 0
+    (held,) = memory.requested
+    processed = 0
     for embedding in embeddings:
         vectors = vectors_of(embedding, options)
         new = vectors.nbytes - 8 * embedding.sparse.indices.size
-        made += new if dtype != "float32" else (0 if vectors.muvera is None else 40_960)
-    assert held - pooling >= (made if at_once else 0)
+        processed += new if dtype != "float32" else (0 if vectors.muvera is None else 40_960)
+    assert held - pooling >= (processed if at_once else 0)
     # At most half of float32, and the vector of MUVERA.
     most = [
         (e.nbytes // 2 if dtype != "float32" else 0) + 40_960 * bool(muvera) for e in embeddings
@@ -320,13 +320,17 @@ def test_memory_is_reserved_for_quantization_pooling_and_muvera(
 @pytest.mark.parametrize(
     ("options", "embedding", "held"),
     [
-        (asked(ALL), embedding_of(10), 0),
-        (asked(ALL, colbert_pool_factor=2), embedding_of(10), 400),
-        (asked(ALL, colbert_pool_factor=2), TextEmbedding(np.ones(4, np.float32)), 0),
+        (embed_request(ALL), embedding_of(10), 0),
+        (embed_request(ALL, colbert_pool_factor=2), embedding_of(10), 400),
+        (embed_request(ALL, colbert_pool_factor=2), TextEmbedding(np.ones(4, np.float32)), 0),
         # Slow post-processing needs so much memory that it runs outside the event loop.
-        (asked(ALL, output_dtype="int8"), embedding_of(100), range(LARGE_ANSWER_BYTES)),
-        (asked(ALL, colbert_pool_factor=2), embedding_of(100), range(LARGE_ANSWER_BYTES, 1 << 20)),
-        (asked(ALL, muvera="query"), embedding_of(1), range(LARGE_ANSWER_BYTES, 1 << 20)),
+        (embed_request(ALL, output_dtype="int8"), embedding_of(100), range(LARGE_ANSWER_BYTES)),
+        (
+            embed_request(ALL, colbert_pool_factor=2),
+            embedding_of(100),
+            range(LARGE_ANSWER_BYTES, 1 << 20),
+        ),
+        (embed_request(ALL, muvera="query"), embedding_of(1), range(LARGE_ANSWER_BYTES, 1 << 20)),
     ],
 )
 def test_memory_is_reserved_only_for_requested_post_processing(options, embedding, held) -> None:
@@ -339,27 +343,27 @@ DENSE = Outputs(dense=True)
 
 
 def test_muvera_needs_colbert_vectors_that_the_response_may_leave_out() -> None:
-    request = asked(DENSE, muvera="query")
+    request = embed_request(DENSE, muvera="query")
     assert request.needed == replace(DENSE, colbert=True)
-    assert (asked(DENSE).needed, asked(ALL).needed) == (DENSE, ALL)
-    made = vectors_of(embedding_of(5), request)
-    assert made.colbert is None
-    assert made.muvera is not None
+    assert (embed_request(DENSE).needed, embed_request(ALL).needed) == (DENSE, ALL)
+    vectors = vectors_of(embedding_of(5), request)
+    assert vectors.colbert is None
+    assert vectors.muvera is not None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_dense_and_colbert_vectors_are_quantized(dtype) -> None:
     embedding = embedding_of(6)
-    request = asked(ALL, output_dtype=dtype, colbert_pool_factor=3)
-    made = vectors_of(embedding, request, TokenStrings(["a"], None))
-    np.testing.assert_array_equal(made.dense.values, quantize(embedding.dense, dtype).values)
-    assert (made.colbert.dtype, len(made.colbert.values)) == (dtype, 2)
-    assert made.sparse is embedding.sparse
-    assert made.tokens == TokenStrings(["a"], None)
-    values = made.dense.values.nbytes + made.colbert.values.nbytes
-    assert made.nbytes == values + 6 * 8
-    made = vectors_of(TextEmbedding(), replace(request, muvera="document"))
-    assert (made.dense, made.sparse, made.colbert, made.muvera, made.nbytes) == (None,) * 4 + (0,)
+    request = embed_request(ALL, output_dtype=dtype, colbert_pool_factor=3)
+    vectors = vectors_of(embedding, request, TokenStrings(["a"], None))
+    np.testing.assert_array_equal(vectors.dense.values, quantize(embedding.dense, dtype).values)
+    assert (vectors.colbert.dtype, len(vectors.colbert.values)) == (dtype, 2)
+    assert vectors.sparse is embedding.sparse
+    assert vectors.tokens == TokenStrings(["a"], None)
+    values = vectors.dense.values.nbytes + vectors.colbert.values.nbytes
+    assert vectors.nbytes == values + 6 * 8
+    none = vectors_of(TextEmbedding(), replace(request, muvera="document"))
+    assert (none.dense, none.sparse, none.colbert, none.muvera, none.nbytes) == (None,) * 4 + (0,)
 
 
 def test_an_embedding_response_has_its_texts_in_order_and_its_models() -> None:

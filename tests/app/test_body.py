@@ -189,22 +189,23 @@ def test_a_body_with_two_discriminators_or_none_is_refused() -> None:
 
 async def test_invalid_json_is_refused_with_its_size_and_an_example() -> None:
     for content in (b'{"sentences": ["a"', b"\xff", b"x" * 20_000):
-        told = await refusal(content)
-        assert f"the body of {len(content)} bytes is not JSON (" in told
-        assert '"sentences"' in told
+        message = await refusal(content)
+        assert f"the body of {len(content)} bytes is not JSON (" in message
+        assert '"sentences"' in message
     assert (await refusal(b"")).startswith("the body is empty: send {")
     large = b'["' + b"\\n" * 200_000
-    told = await refusal(large)
+    message = await refusal(large)
     assert (
-        f"the body of {len(large)} bytes is not JSON (EOF while parsing a string at line 1" in told
+        f"the body of {len(large)} bytes is not JSON (EOF while parsing a string at line 1"
+        in message
     )
 
 
 async def test_too_many_json_values_are_refused_before_the_body_is_whole():
     parts = [b'{"input": [' + b"1," * 1500, b"never read"]
-    told = await refusal(*parts)
-    assert "more than 1000 values" in told
-    assert "check_embedding_ctx_length=False" not in told, "for this service's own API"
+    message = await refusal(*parts)
+    assert "more than 1000 values" in message
+    assert "check_embedding_ctx_length=False" not in message, "for this service's own API"
     assert "check_embedding_ctx_length=False" in await refusal(*parts, schemas=SCHEMAS[::-1])
     for byte in (b" ", b"\\"):
         assert "bytes beside its texts" in await refusal(byte * 64_002)
@@ -256,9 +257,9 @@ TYPES = {
 
 
 @pytest.mark.parametrize(
-    ("headers", "told"),
+    ("headers", "message"),
     [
-        *(([(b"content-type", value.encode())], told) for value, told in TYPES.items()),
+        *(([(b"content-type", value.encode())], message) for value, message in TYPES.items()),
         ([], None),
         ([(b"content-type", b" ")], None),
         ([PAGE], "the request has no Content-Type: send"),
@@ -275,11 +276,11 @@ TYPES = {
     ],
     ids=lambda case: str(case)[:60],
 )
-def test_content_type_must_be_json_in_utf_8_and_present_for_web_pages(headers, told) -> None:
-    if told is None:
+def test_content_type_must_be_json_in_utf_8_and_present_for_web_pages(headers, message) -> None:
+    if message is None:
         body._require_json(Headers(raw=headers))
     else:
-        with pytest.raises(UnsupportedMediaError, match=re.escape(told)):
+        with pytest.raises(UnsupportedMediaError, match=re.escape(message)):
             body._require_json(Headers(raw=headers))
 
 

@@ -47,7 +47,7 @@ def test_a_model_has_its_hub_id_its_last_part_and_an_alias_with_embed(settings, 
 
 
 @pytest.mark.parametrize(
-    ("settings", "find", "asked", "found"),
+    ("settings", "find", "name", "found"),
     [
         *(({}, "embedder", name, BGE) for name in ("baai/BGE-M3", "BGE-M3", "bge-m3-EMBED")),
         *(({}, "embedder", name, BGE) for name in (None, "")),
@@ -77,13 +77,13 @@ def test_a_model_has_its_hub_id_its_last_part_and_an_alias_with_embed(settings, 
         ),
     ],
 )
-def test_a_model_is_found_by_any_of_its_names_in_any_case(settings, find, asked, found) -> None:
-    model = getattr(catalogue(**settings), find)(asked)
+def test_a_model_is_found_by_any_of_its_names_in_any_case(settings, find, name, found) -> None:
+    model = getattr(catalogue(**settings), find)(name)
     assert (model and model.name) == found
 
 
 @pytest.mark.parametrize(
-    ("settings", "find", "asked", "said"),
+    ("settings", "find", "name", "message"),
     [
         ({}, "embedder", RERANKER, f"the model {RERANKER} is not served here"),
         ({}, "reranker", BGE, f"the model {BGE} is not served here"),
@@ -94,14 +94,14 @@ def test_a_model_is_found_by_any_of_its_names_in_any_case(settings, find, asked,
     ],
 )
 def test_a_model_with_another_task_is_as_unknown_as_any_other_name(
-    settings, find, asked, said
+    settings, find, name, message
 ) -> None:
-    with pytest.raises(UnknownModelError, match=said):
-        getattr(catalogue(**settings), find)(asked)
+    with pytest.raises(UnknownModelError, match=message):
+        getattr(catalogue(**settings), find)(name)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"model_aliases": "small=bge-large"}, "MODEL_ALIASES=small=bge-large is not allowed"),
         # With one name, a client could get the vectors of either.
@@ -119,8 +119,8 @@ def test_a_model_with_another_task_is_as_unknown_as_any_other_name(
         ),
     ],
 )
-def test_an_alias_of_no_model_and_a_name_of_two_models_stop_the_start(settings, said) -> None:
-    with pytest.raises(StartupError, match=said):
+def test_an_alias_of_no_model_and_a_name_of_two_models_stop_the_start(settings, message) -> None:
+    with pytest.raises(StartupError, match=message):
         catalogue(**settings)
 
 

@@ -47,7 +47,7 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
 
 
 @pytest.mark.parametrize(
-    ("model", "body", "said"),
+    ("model", "body", "message"),
     [
         (EmbeddingRequest, {"sentences": "one"}, f"the field sentences is a string of 3 characters: send a list of strings, as in {LIST}"),
         (EmbeddingRequest, {"sentences": None}, "the field sentences is null: send a list of strings"),
@@ -78,9 +78,9 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
         (RerankBody, {"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),
     ],
 )  # fmt: skip
-def test_the_error_of_an_invalid_field_says_what_to_send(model, body, said: str) -> None:
+def test_the_error_of_an_invalid_field_says_what_to_send(model, body, message: str) -> None:
     sent = body if isinstance(body, bytes) else orjson.dumps(body)
-    assert str(problem(model, sent)).startswith(said)
+    assert str(problem(model, sent)).startswith(message)
 
 
 @pytest.mark.parametrize("unknown", [9, 10, 11, 5000])
@@ -91,8 +91,11 @@ def test_only_ten_unknown_fields_are_reported_and_no_field_is_lost(unknown: int)
     for sent in (known | names, names | known):
         with pytest.raises(ValidationError) as caught:
             EmbeddingRequest.model_validate(sent)
-        told = [error["loc"] for error in caught.value.errors()]
-        assert told == [("return_dense",), *((f"unknown {i}",) for i in range(min(unknown, 10)))]
+        locations = [error["loc"] for error in caught.value.errors()]
+        assert locations == [
+            ("return_dense",),
+            *((f"unknown {i}",) for i in range(min(unknown, 10))),
+        ]
     ignored = OpenAIEmbeddingRequest.model_validate(names | {"input": "a", "dimensions": 7})
     assert (ignored.input, ignored.dimensions) == (["a"], 7)
 
@@ -118,8 +121,8 @@ def test_no_error_quotes_a_text_of_the_request(model: type[RequestModel], body) 
         answer = error
     else:
         return
-    said = [str(answer), *(problem["message"] for problem in answer.problems)]
-    assert all(text.isprintable() and "hush" not in text for text in said)
+    messages = [str(answer), *(problem["message"] for problem in answer.problems)]
+    assert all(text.isprintable() and "hush" not in text for text in messages)
     assert len(answer.problems) <= 10
 
 
@@ -167,8 +170,8 @@ def test_an_openai_error_has_a_type_and_the_field(code, status, kind, answered) 
 def test_a_cohere_error_has_jinas_detail_and_may_have_no_field() -> None:
     for problems in (None, [], [{"pointer": "", "detail": "no object"}]):
         assert answer_in(error(problems=problems), OPENAI)[1]["error"]["param"] is None
-    told = {"message": "It failed.", "detail": "It failed.", "id": "r", "code": "invalid_request"}
-    assert answer_in(error("invalid_request", 422), COHERE) == (400, told)
+    body = {"message": "It failed.", "detail": "It failed.", "id": "r", "code": "invalid_request"}
+    assert answer_in(error("invalid_request", 422), COHERE) == (400, body)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +192,8 @@ def test_a_cohere_error_has_jinas_detail_and_may_have_no_field() -> None:
     ],
 )
 def test_a_tei_error_has_its_type(code, status, kind, answered) -> None:
-    told = {"error": "It failed.", "error_type": kind}
-    assert answer_in(error(code, status), TEI) == (answered, told)
+    expected = {"error": "It failed.", "error_type": kind}
+    assert answer_in(error(code, status), TEI) == (answered, expected)
 
 
 def test_an_error_on_a_shared_path_has_the_fields_of_all_dialects() -> None:
@@ -213,10 +216,10 @@ def scope() -> dict[str, object]:
 def test_an_unexpected_error_is_500_and_reveals_nothing() -> None:
     of = scope()
     answer = internal_error_response(of, ValueError("secret"))
-    told = orjson.loads(answer.body)
-    assert (answer.status_code, told["code"]) == (500, "internal_error")
-    assert told["request_id"] == "an id"
-    assert "secret" not in str(told)
+    body = orjson.loads(answer.body)
+    assert (answer.status_code, body["code"]) == (500, "internal_error")
+    assert body["request_id"] == "an id"
+    assert "secret" not in str(body)
     assert (context_of(of).error_code, context_of(of).error_status) == ("internal_error", 500)
 
 
@@ -237,7 +240,7 @@ async def test_a_memory_error_is_503_wherever_it_is_raised() -> None:
     assert [(entry["event"], entry["reason"]) for entry in log] == [
         ("request_out_of_memory", "of something")
     ]
-    for answer, told in ((outside, orjson.loads(outside.body)), (inside, inside.json())):
-        assert (answer.status_code, told["code"]) == (503, "out_of_memory")
+    for answer, body in ((outside, orjson.loads(outside.body)), (inside, inside.json())):
+        assert (answer.status_code, body["code"]) == (503, "out_of_memory")
         assert answer.headers["retry-after"] == "30"
-        assert told["detail"].startswith("The service has too little memory for this request now;")
+        assert body["detail"].startswith("The service has too little memory for this request now;")

@@ -90,9 +90,9 @@ def test_json_base64_and_safetensors_hold_the_whole_response(
     request = EmbedRequest([], outputs, output_dtype=dtype, muvera=muvera)
     answer = answer_to(tokens, request, strings=strings)
     content = b"".join(RENDERERS[accept](answer))
-    items, told = decode(JSON if accept == "base64" else accept, content)
+    items, report = decode(JSON if accept == "base64" else accept, content)
     untyped = {"output_dtype"} if (accept, dtype) == (JSON, "float32") else set()
-    assert told == {name: value for name, value in answer.report().items() if name not in untyped}
+    assert report == {name: value for name, value in answer.report().items() if name not in untyped}
     if accept == "base64":
         items = [of_base64(item) for item in items]
     for item, text, row in zip(items, answer.request.texts, answer.vectors(), strict=True):
@@ -154,10 +154,10 @@ VARIANTS = [
 def test_cached_and_computed_responses_are_equal(tiny_m3: Path) -> None:
     def ask(options: Item) -> Item:
         texts = [f"{options} {text}" for text in (*varied_texts(6), "search " * 100, "")]
-        told: Item = answered(client, "/embeddings/", sentences=texts, **options)
-        assert {warning["code"] for warning in told["warnings"]} == {"input_truncated"}
-        del told["processing_time_ms"]
-        return told
+        response: Item = answered(client, "/embeddings/", sentences=texts, **options)
+        assert {warning["code"] for warning in response["warnings"]} == {"input_truncated"}
+        del response["processing_time_ms"]
+        return response
 
     settings = {"embedding_model": str(tiny_m3), "bge_embed_max_length": 60}
     with serving(**settings) as client:

@@ -86,12 +86,12 @@ class Client:
 
     def __init__(self) -> None:
         self.leaves, self.waits = asyncio.Event(), asyncio.Event()
-        self.asked = 0
+        self.calls = 0
         self.request = Request({"type": "http", "headers": []}, self.receive)
 
     async def receive(self) -> dict[str, object]:
-        self.asked += 1
-        if self.asked == 1:  # The rest of a body, which is not read any more.
+        self.calls += 1
+        if self.calls == 1:  # The rest of a body, which is not read any more.
             return {"type": "http.request", "body": b"", "more_body": False}
         self.waits.set()
         await self.leaves.wait()
@@ -105,10 +105,10 @@ async def test_counts_and_stages_are_recorded_for_the_log_and_the_trace() -> Non
     stages = (Stage("queue", 1.0, 2.0), Stage("forward", 2.0, 3.0))
     result = RerankResult([], [], [], 7, Timings(0.001, 0.02, 0.3, 4.0, stages))
 
-    async def work(models: LoadedModels, asked: RerankRequest) -> RerankResult:
+    async def work(models: LoadedModels, sent: RerankRequest) -> RerankResult:
         assert models is held
-        assert (asked.client, asked.model, asked.is_bulk) == ("address:192.0.2.1", None, True)
-        assert asked.answer is context.answer
+        assert (sent.client, sent.model, sent.is_bulk) == ("address:192.0.2.1", None, True)
+        assert sent.answer is context.answer
         return result
 
     held, service = loaded(FakeModel()), create_app(Settings(api_token=None)).state.service
@@ -190,8 +190,8 @@ async def test_the_status_is_loading_healthy_unhealthy_or_draining() -> None:
     with pytest.raises(StartupError):
         await failed.engine.start()
     for failed.drain.announced in (False, True):
-        told = ("unhealthy", "the models could not be loaded; the log says why")
-        assert failed.status == told
+        expected = ("unhealthy", "the models could not be loaded; the log says why")
+        assert failed.status == expected
     await failed.engine.close()
 
 
@@ -294,8 +294,8 @@ health_router = Router(OLLAMA, is_public=True)
 
 @router.work("/ollama/embed", OllamaAnswer, summary="Embed texts")
 async def ollama_embed(body: OllamaRequest, call: Call) -> Response:
-    asked = EmbedRequest(body.ollama_input, Outputs(dense=True))
-    result = await embed(call, asked, field="ollama_input", model=find_embedder(call))
+    request = EmbedRequest(body.ollama_input, Outputs(dense=True))
+    result = await embed(call, request, field="ollama_input", model=find_embedder(call))
     return JSONResponse(
         {"embeddings": [embedding.dense.tolist() for embedding in result.embeddings]}
     )
@@ -341,11 +341,11 @@ async def test_on_a_shared_path_the_discriminator_decides_on_errors_and_metrics(
         neither = await client.post("/embeddings", json={"sentence": []})
         assert (neither.status_code, "error" in neither.json()) == (422, True)
         assert "other APIs on this path have the field input (OpenAI)" in neither.json()["detail"]
-        for body, told in ((b"null", "null"), (b"[]", "a list of 0 items"), (b"7", "a number")):
+        for body, kind in ((b"null", "null"), (b"[]", "a list of 0 items"), (b"7", "a number")):
             for path in ("/embeddings", "/models/fake/embed"):
                 refused = await client.post(path, content=body)
                 assert refused.status_code == 422
-                assert f"The body is {told}: send an object such as" in refused.text
+                assert f"The body is {kind}: send an object such as" in refused.text
         both = await client.post("/embeddings", json={"sentences": ["a"], "input": ["b"]})
         assert both.status_code == 422
         value = service.metrics.value

@@ -51,10 +51,10 @@ def test_vector_spaces_are_in_the_header_and_others_get_412_before_any_work(
     answer = client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     own = answer.headers["vector-space"]
-    told = spaces_in(own)
-    assert [*told] == kinds
+    spaces = spaces_in(own)
+    assert [*spaces] == kinds
     for kind in set(kinds) - {"dense"}:
-        assert told[kind] == known[kind]
+        assert spaces[kind] == known[kind]
     assert client.post(path, json=body, headers={"if-vector-space": own}).status_code == 200
     series = ("embedding_batch_size_count", "embedder_batch_tokens_count")
     done = [metric(client, name) for name in series]
@@ -62,14 +62,14 @@ def test_vector_spaces_are_in_the_header_and_others_get_412_before_any_work(
     other = f"{kind}-0123456789ab"
     refused = client.post(path, json=body, headers={"if-vector-space": other})
     assert refused.status_code == 412, refused.text
-    assert f"{told[kind]} here, wanted {other}" in refused.text
+    assert f"{spaces[kind]} here, wanted {other}" in refused.text
     assert "vector-space" not in refused.headers
     assert [metric(client, name) for name in series] == done
 
 
 def test_a_response_models_and_info_have_the_vector_space_of_each_kind(client, known):
-    told = answered(client, "/embeddings/", sentences=[TEXT], return_colbert=False)
-    assert told["vector_space"] == {
+    response = answered(client, "/embeddings/", sentences=[TEXT], return_colbert=False)
+    assert response["vector_space"] == {
         "dense": known["dense"], "sparse": known["sparse"], "colbert": None,
     }  # fmt: skip
     assert all(re.fullmatch(f"{kind}-[0-9a-f]{{12}}", known[kind]) for kind in known)
@@ -83,8 +83,8 @@ def test_safetensors_have_the_vector_space_in_their_metadata(client, known) -> N
     answer = client.post("/embeddings/", json={"sentences": [TEXT]}, headers=headers)
     assert answer.status_code == 200, answer.text
     assert spaces_in(answer.headers["vector-space"]) == known
-    _, told = from_safetensors(answer.content)
-    assert told["vector_space"] == known
+    _, metadata = from_safetensors(answer.content)
+    assert metadata["vector_space"] == known
 
 
 def test_options_that_change_vectors_change_the_vector_space(client, known) -> None:
@@ -104,8 +104,8 @@ def test_options_that_change_vectors_change_the_vector_space(client, known) -> N
     assert len({*found}) == len(changed)
     # Fewer dimensions are always normalized.
     options = {"dimensions": 32, "normalize_dense": True}
-    told = answered(client, "/embeddings/", sentences=[TEXT], **options)
-    assert told["vector_space"]["dense"] == found[1]
+    response = answered(client, "/embeddings/", sentences=[TEXT], **options)
+    assert response["vector_space"]["dense"] == found[1]
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ async def test_the_lateness_of_the_event_loop_is_observed() -> None:
 
 
 async def test_a_shutdown_before_the_models_are_loaded_cancels_the_start() -> None:
-    told: list[object] = []
+    reported: list[object] = []
     begun, go_on = threading.Event(), threading.Event()
 
     def load(settings: Settings) -> DefaultModels:
@@ -154,24 +154,24 @@ async def test_a_shutdown_before_the_models_are_loaded_cancels_the_start() -> No
         go_on.wait()
         return loading(MODELS)(settings)
 
-    calls = {"on_ready": told.append, "on_failure": told.append}
+    calls = {"on_ready": reported.append, "on_failure": reported.append}
     app = create_app(settings_of(MODELS), loader=load, **calls)
     async with app.router.lifespan_context(app):
         await asyncio.to_thread(begun.wait)
         go_on.set()
     assert app.state.service.engine.closing
-    assert told == []
+    assert reported == []
 
 
 async def test_a_failed_start_is_reported_once_and_the_app_still_answers() -> None:
-    told: list[Exception] = []
+    errors: list[Exception] = []
     failed = asyncio.Event()
 
     def fail(_: Settings) -> DefaultModels:
         raise StartupError("there is no such folder")
 
     def report(error: Exception) -> None:
-        told.append(error)
+        errors.append(error)
         failed.set()
 
     app = create_app(Settings(), loader=fail, on_failure=report)
@@ -179,7 +179,7 @@ async def test_a_failed_start_is_reported_once_and_the_app_still_answers() -> No
         await failed.wait()
         async with client_of(app) as client:
             assert (await client.get("/health")).json()["status"] == "unhealthy"
-    assert [str(error) for error in told] == ["there is no such folder"]
+    assert [str(error) for error in errors] == ["there is no such folder"]
 
 
 def test_the_module_creates_app_on_first_access() -> None:

@@ -141,9 +141,9 @@ def test_links_have_the_forwarded_prefix_and_paths_do_not(ask_below) -> None:
     ],
 )
 def test_a_forwarded_prefix_must_be_a_path_from_a_trusted_proxy(peer, prefix) -> None:
-    told = {"peer": peer, "x_forwarded_prefix": prefix}
-    assert ask("/", accept="text/html", **told).headers["location"] == "ui"
-    assert "servers" not in ask("/openapi.json", **told).json()
+    sender = {"peer": peer, "x_forwarded_prefix": prefix}
+    assert ask("/", accept="text/html", **sender).headers["location"] == "ui"
+    assert "servers" not in ask("/openapi.json", **sender).json()
 
 
 def test_a_forwarded_prefix_may_look_like_a_path_of_the_service() -> None:
@@ -181,8 +181,8 @@ async def test_the_log_line_has_all_numbers_and_no_text(tmp_path: Path) -> None:
     requests = [line for line in lines if line["event"] == "request"]
     embed, rerank, invalid, refused, unknown, too_large, wrong_method = requests
     assert embed.keys() >= WORK | {"sentences"}
-    told = [embed[name] for name in ("request_id", "route", "client", "status", "sentences")]
-    assert told == ["first", "/embeddings/", "default", 200, 2]
+    values = [embed[name] for name in ("request_id", "route", "client", "status", "sentences")]
+    assert values == ["first", "/embeddings/", "default", 200, 2]
     assert embed["bytes_in"] > 50
     assert embed["bytes_out"] > 100
     assert embed["ms"] >= embed["inference_ms"] > 0

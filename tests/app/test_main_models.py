@@ -70,15 +70,15 @@ def test_a_model_that_no_request_names_is_not_loaded(client) -> None:
     health = {model["name"]: model for model in client.get("/health").json()["served_models"]}
     assert (health["other-m3"]["state"], health["other-m3"]["info"]) == ("unloaded", None)
     kinds = {name: model["makes"] and model["makes"]["kinds"] for name, model in health.items()}
-    made = ["dense", "sparse", "colbert"]
+    all_kinds = ["dense", "sparse", "colbert"]
     assert kinds["other-m3"] is None
     assert health["other-m3"]["token_budgets"] == {}
     ready = [name for name, model in health.items() if model["state"] == "ready"]
     assert all(min(health[name]["token_budgets"].values()) >= 512 for name in ready)
     assert kinds["tiny-reranker"] == ["scores"]
-    told = [health[name]["info"] for name in ready]
-    assert all(info["refused"] == [] for info in told)
-    assert made in kinds.values()
+    infos = [health[name]["info"] for name in ready]
+    assert all(info["refused"] == [] for info in infos)
+    assert all_kinds in kinds.values()
     assert metric(client, "embedder_model_state", model="other-m3", state="unloaded") == 1
     info = client.get("/models/other-m3/info")
     assert (info.status_code, info.json()["error_type"]) == (503, "Unhealthy")
@@ -135,8 +135,8 @@ def test_concurrent_requests_for_two_models_are_not_mixed(client, alone) -> None
     with ThreadPoolExecutor(len(bodies)) as threads:
         answers = list(threads.map(lambda body: answered(client, "/embeddings/", **body), bodies))
     for place, answer in enumerate(answers):
-        wanted = expected if place % 3 == 1 else dense(answers[0])
-        np.testing.assert_allclose(dense(answer), wanted, atol=1e-6)
+        own_vectors = expected if place % 3 == 1 else dense(answers[0])
+        np.testing.assert_allclose(dense(answer), own_vectors, atol=1e-6)
 
 
 NAMED = {"sentences": ["a"], "model": "dense-model"}
@@ -144,7 +144,7 @@ OPENAI = {"input": "a", "model": "dense-model"}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "message"),
     [
         ("/embeddings/", {"sentences": ["a"], "model": "judge"}, 404, "is not served here"),
         ("/rerank", {"query": "a", "passages": ["b"], "model": "dense-model"}, 404, "not served"),
@@ -156,8 +156,8 @@ OPENAI = {"input": "a", "model": "dense-model"}
     ],
 )
 def test_a_request_for_an_unsupported_task_is_refused_in_one_sentence(
-    client, path, body, status, said
+    client, path, body, status, message
 ) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == status, answer.text
-    assert said in answer.text
+    assert message in answer.text

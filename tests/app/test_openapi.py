@@ -185,7 +185,7 @@ LATE = replace(loaded(FakeModel()), dense=Dense(), late_interaction=True)
 
 
 @pytest.mark.parametrize(
-    ("models", "told"),
+    ("models", "expected"),
     [
         (None, [UNKNOWN] * 5),
         (loaded(FakeModel()), [BY_FAKE, OFF, "10", "10", "no limit"]),
@@ -195,9 +195,9 @@ LATE = replace(loaded(FakeModel()), dense=Dense(), late_interaction=True)
     ],
 )
 def test_the_description_has_the_limits_of_loaded_models(
-    models: LoadedModels | None, told: list[str]
+    models: LoadedModels | None, expected: list[str]
 ) -> None:
-    embedding, reranking, tokens, of_reranking, pairs = told
+    embedding, reranking, tokens, of_reranking, pairs = expected
     rows = lengths(_describe_limits(Settings(), models))
     assert rows == [[embedding, reranking], [tokens, of_reranking], ["", pairs]]
 
@@ -206,7 +206,7 @@ async def test_the_description_has_the_limits_of_its_service() -> None:
     limits = {"max_queue_size": 321, "rerank_max_queue": 12}
     async with served(loaded(FakeModel()), **limits) as (_, client):
         description = (await client.get("/openapi.json")).json()
-    told = description["info"]["description"]
-    assert lengths(told) == [[BY_FAKE, OFF], ["10", "10"], ["", "no limit"]]
-    assert "| requests of all clients | 321 | 12 |" in told
+    text = description["info"]["description"]
+    assert lengths(text) == [[BY_FAKE, OFF], ["10", "10"], ["", "no limit"]]
+    assert "| requests of all clients | 321 | 12 |" in text
     assert "/openapi.json" not in description["paths"]

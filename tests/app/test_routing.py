@@ -91,12 +91,12 @@ def test_405_names_the_allowed_methods(client, method, path, allowed) -> None:
 
 def test_another_content_type_or_encoding_is_415(client) -> None:
     """test_body.py covers other types."""
-    for headers, said in (
+    for headers, message in (
         ({"Content-Type": "text/plain"}, "text/plain"),
         (JSON | {"Content-Encoding": "gzip"}, "Content-Encoding"),
     ):
         answer = client.post("/embeddings/", content=BODY, headers=headers)
-        assert said in assert_refused(answer, 415, "unsupported_media_type")
+        assert message in assert_refused(answer, 415, "unsupported_media_type")
         assert answer.headers["accept"] == "application/json"
         assert answer.headers["accept-encoding"] == "identity"
 

@@ -148,8 +148,8 @@ async def test_the_server_stops_after_the_requests_in_work(
     assert (draining["requests_in_work"], draining["most_seconds"]) == (1, TIMEOUT)
     assert (stopped["event"], stopped["requests_aborted"]) == ("stopped", len(failed))
     assert stopped["drained_seconds"] == pytest.approx(now() - began, abs=0.2)
-    told = [moment - began for moment in service.failed]
-    assert told == [pytest.approx(moment, abs=0.2) for moment in failed]
+    failures = [moment - began for moment in service.failed]
+    assert failures == [pytest.approx(moment, abs=0.2) for moment in failed]
     assert ends <= now() - began <= min(ends + 3, TIMEOUT)
 
 
@@ -247,12 +247,12 @@ async def test_a_second_signal_exits_with_its_status(log_is_read, monkeypatch) -
     class Ended(BaseException):
         pass
 
-    said = []
+    written = []
 
     def end(status: int) -> None:
         raise Ended(status)
 
-    monkeypatch.setattr(os, "write", lambda descriptor, text: said.append((descriptor, text)))
+    monkeypatch.setattr(os, "write", lambda descriptor, text: written.append((descriptor, text)))
     monkeypatch.setattr(os, "_exit", end)
     monkeypatch.setattr(server, "has_event", lambda *_: log_is_read)
     service = Service(delay=10)
@@ -260,7 +260,7 @@ async def test_a_second_signal_exits_with_its_status(log_is_read, monkeypatch) -
     with service.drain.track(), pytest.raises(Ended, match="130"):
         service.server.handle_exit(signal.SIGINT, None)
     text = b"second signal (SIGINT): ended at once, with 1 requests in work\n"
-    assert said == [(2, text)] * log_is_read
+    assert written == [(2, text)] * log_is_read
 
 
 @pytest.mark.parametrize(
@@ -274,8 +274,8 @@ async def test_the_logged_url_can_be_called(host: str, shown: str) -> None:
         with capture_logs() as log:
             async with service.running():
                 url = service.server.url
-                told = urlsplit(url)
-                with socket.create_connection((told.hostname, told.port)):
+                parts = urlsplit(url)
+                with socket.create_connection((parts.hostname, parts.port)):
                     pass
                 closing = GET.replace(b"Host", b"Connection: close\r\nHost")
                 assert b"200 OK" in await asyncio.wait_for(service.call(closing), 10)

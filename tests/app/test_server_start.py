@@ -42,20 +42,20 @@ UVICORN = ("app.main:app", "--port", "0")
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "said"),
+    ("module", "arguments", "message"),
     [
         ("app", ["--prot=1"], "there is no flag --prot: the nearest is --port; --help "),
         ("uvicorn", UVICORN, "API_TOKENS_FILE=/absent "),
     ],
 )
 def test_a_wrong_setting_stops_the_start_before_the_port_opens(
-    tmp_path: Path, module: str, arguments: Sequence[str], said: str
+    tmp_path: Path, module: str, arguments: Sequence[str], message: str
 ) -> None:
     status, output = run_to_the_end(
         tmp_path, module=module, arguments=arguments, API_TOKENS_FILE="/absent"
     )
     assert (status, output.count("\n")) == (1, 1)
-    assert output.startswith(f"Smart Embedder cannot start: {said}")
+    assert output.startswith(f"Smart Embedder cannot start: {message}")
 
 
 @pytest.mark.parametrize("module", ["app", "uvicorn"])
@@ -155,16 +155,16 @@ def test_the_exit_status_tells_whether_the_start_succeeded(
             raise outcome
         return outcome
 
-    said = []
+    calls = []
     monkeypatch.setattr(process, "serve", serve)
     monkeypatch.setattr(process, "load_settings", lambda _: Settings(port=7, log_level="error"))
-    monkeypatch.setattr(process, "configure_logs", lambda *how, **_: said.append(how))
-    monkeypatch.setattr(process, "require_port", lambda *where: said.append(where))
-    monkeypatch.setattr(process, "delay_garbage_collection", lambda: said.append("rarely"))
+    monkeypatch.setattr(process, "configure_logs", lambda *how, **_: calls.append(how))
+    monkeypatch.setattr(process, "require_port", lambda *where: calls.append(where))
+    monkeypatch.setattr(process, "delay_garbage_collection", lambda: calls.append("rarely"))
     monkeypatch.setattr(process.threading, "active_count", lambda: 1)
     with pytest.raises(Ended, match=f"^{status}$"):
         run(None, ["--port", "7"])
-    assert said == ["rarely", ("console", "error"), ("127.0.0.1", 7)]
+    assert calls == ["rarely", ("console", "error"), ("127.0.0.1", 7)]
     printed = capsys.readouterr().err
     assert printed == ("Smart Embedder cannot start: no\n" if status and outcome != 1 else "")
     assert callable(signal.getsignal(signal.SIGTERM)), "process 1 of a container would ignore it"
@@ -215,10 +215,10 @@ def test_output_to_a_closed_pipe_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", [{}, {"api_token": "secret"}])
 @pytest.mark.parametrize("ui", [False, True])
 def test_the_printed_example_has_the_token_as_a_variable(tokens, ui, monkeypatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(process, "print_beside_log", told.append)
+    texts: list[str] = []
+    monkeypatch.setattr(process, "print_beside_log", texts.append)
     _print_example("http://a:1", Settings(ui=ui, **tokens))
-    (printed,) = told
+    (printed,) = texts
     assert "curl -s http://a:1/embeddings/" in printed
     assert ("See it: http://a:1/ui" in printed) == ui
     assert ("Bearer $API_TOKEN" in printed) == ("Requests need a token" in printed) == bool(tokens)
@@ -250,7 +250,7 @@ class StartedServer:
 def test_a_failed_start_stops_the_server_and_is_logged_last(
     case, status, events, monkeypatch, capsys
 ) -> None:
-    servers, told, frozen = [], {}, []
+    servers, app_callbacks, frozen = [], {}, []
 
     def make_server(*arguments: object) -> StartedServer:
         servers.append(StartedServer(*arguments))
@@ -259,17 +259,17 @@ def test_a_failed_start_stops_the_server_and_is_logged_last(
         return servers[0]
 
     def create_app(_settings: Settings, **callbacks: object) -> str:
-        told.update(callbacks)
+        app_callbacks.update(callbacks)
         return "app"
 
     def when_running() -> None:
         if case == "ready":
-            told["on_ready"](loaded(FakeModel()))
+            app_callbacks["on_ready"](loaded(FakeModel()))
             assert not frozen
-            told["on_settled"]()
+            app_callbacks["on_settled"]()
             assert frozen
         elif case == "failed":
-            told["on_failure"](StartupError("the folder is not there"))
+            app_callbacks["on_failure"](StartupError("the folder is not there"))
             assert servers[0].should_exit
             assert log == []
 
@@ -281,7 +281,7 @@ def test_a_failed_start_stops_the_server_and_is_logged_last(
     assert [entry["event"] for entry in log] == events
     config, drain, *limits = servers[0].arguments
     assert limits == [20, 3]
-    assert drain is told["drain"]
+    assert drain is app_callbacks["drain"]
     assert capsys.readouterr().out == "", "an example would be no JSON"
     assert (config.app, config.timeout_keep_alive, config.access_log) == ("app", 75, False)
     assert not config.server_header

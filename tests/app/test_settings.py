@@ -130,11 +130,11 @@ def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: P
     )
     done = run_script(script, folder=tmp_path, COLUMNS="100")
     assert (done.returncode, done.stderr) == (0, "False\n")
-    told = "".join(done.stdout.split())  # A line may end at a hyphen.
+    output = "".join(done.stdout.split())  # A line may end at a hyphen.
     for name in Settings.model_fields:
-        assert f"--{name.replace('_', '-')}" in told
-        assert "".join(without_markup(meaning(name)).split()) in told
-    assert "(default:200)" in told
+        assert f"--{name.replace('_', '-')}" in output
+        assert "".join(without_markup(meaning(name)).split()) in output
+    assert "(default:200)" in output
 
 
 def test_an_unknown_name_in_dotenv_stops_the_start_with_the_nearest_setting(tmp_path) -> None:

@@ -135,9 +135,9 @@ class Checkout:
         add_program(self.tools, "prepared-python", f'{assigned} exec {sys.executable} "$@"')
         return str(self.tools / "prepared-python")
 
-    def told(self, line: str, **variables: str) -> dict[str, str]:
+    def app_output(self, line: str, **variables: str) -> dict[str, str]:
         """What the started app printed."""
-        return told(self.start(line, **variables))
+        return read_app_output(self.start(line, **variables))
 
     def start_on_terminal(
         self, line: str, answers: str = "", **variables: str
@@ -169,14 +169,14 @@ def sentence_of(result: "subprocess.CompletedProcess[str]") -> str:
     return sentence.rstrip().removeprefix("start_server: ")
 
 
-def told(result: "subprocess.CompletedProcess[str]") -> dict[str, str]:
+def read_app_output(result: "subprocess.CompletedProcess[str]") -> dict[str, str]:
     """The output of the app that was started."""
     assert result.returncode == 0, result.stderr
     found: dict[str, str] = json.loads(result.stdout.splitlines()[-1])
     return found
 
 
-def told_on_terminal(shown: list[str]) -> dict[str, str]:
+def read_terminal_output(shown: list[str]) -> dict[str, str]:
     """The same on a terminal, where a question may precede it."""
     found: dict[str, str] = json.loads(shown[-1][shown[-1].index("{") :])
     return found

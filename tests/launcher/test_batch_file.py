@@ -97,8 +97,8 @@ class Checkout:
         self.wine = wine
         self.folder = folder / name
         self.programs = folder / "programs"
-        for made in (self.folder, self.programs):
-            made.mkdir()
+        for created in (self.folder, self.programs):
+            created.mkdir()
         shutil.copy(BATCH_FILE, self.folder)
         (self.folder / "launcher").mkdir()
         for text in (ROOT / "launcher").glob("*.txt"):
@@ -210,7 +210,7 @@ TOLD = (
 QWEN = "Qwen/Qwen3-Reranker-0.6B"
 
 
-def told(result: "subprocess.CompletedProcess[str]") -> list[list[str]]:
+def compose_starts(result: "subprocess.CompletedProcess[str]") -> list[list[str]]:
     """The file, models and limits of each start of compose, as far as they are set."""
     lines = [line for line in result.stdout.splitlines() if "told " in line]
     return [line.partition("told ")[2].split() for line in lines]
@@ -225,8 +225,8 @@ def test_docker_starts_without_python_and_local_says_that_it_is_missing(checkout
     sentences = [line.removeprefix("start_server: ") for line in result.stderr.splitlines()]
     expected = [sentence for _, _, sentence in WITHOUT_PYTHON][: len(without_docker)]
     assert len(sentences) == len(expected)
-    for said, sentence in zip(sentences, expected, strict=True):
-        assert said.strip().startswith(sentence)
+    for line, sentence in zip(sentences, expected, strict=True):
+        assert line.strip().startswith(sentence)
     for _, fails, sentence in WITHOUT_PYTHON[-2:]:
         checkout.add_docker(fails=str(fails))
         assert sentence_of(checkout.start()).startswith(sentence)
@@ -258,7 +258,7 @@ def test_the_device_and_the_gpu_memory_choose_the_compose_file_and_the_limits(
     expected.append(["docker-compose.gpu.yml", "mine"])
     cases = write_batch_file(checkout.folder / "cases.bat", tuple(steps))
     result = checkout.run(cases.name)
-    assert told(result) == expected
+    assert compose_starts(result) == expected
     path = windows_path(checkout.folder / "docker-compose.gpu.yml")
     logs = f'Smart Embedder is starting. Logs: docker compose -f "{path}" logs -f'
     assert result.stdout.splitlines()[-1].strip() == logs
@@ -280,12 +280,12 @@ def test_it_asks_for_the_models_at_a_console(
     """
     checkout.add("docker", TOLD)
     checkout.add("timeout", ("exit /b 0",))
-    asked = checkout.start("docker cpu", answers=answers, **variables)
-    assert told(asked) == [["docker-compose.cpu.yml", *expected.split()]]
-    assert asked.stdout.count("BGE or QWEN [BGE]: ") == 2 - len(variables)
-    assert re.search(r"(?m)^  QWEN  Qwen/\S+, 1.2 GB", asked.stdout)
+    result = checkout.start("docker cpu", answers=answers, **variables)
+    assert compose_starts(result) == [["docker-compose.cpu.yml", *expected.split()]]
+    assert result.stdout.count("BGE or QWEN [BGE]: ") == 2 - len(variables)
+    assert re.search(r"(?m)^  QWEN  Qwen/\S+, 1.2 GB", result.stdout)
     for limit in ("QWEN_RERANK_BATCH_SIZE=1", "QWEN_RERANK_MAX_LENGTH=2048"):
-        assert (f"Set for this start: {limit}." in asked.stdout) == ("2048" in expected)
+        assert (f"Set for this start: {limit}." in result.stdout) == ("2048" in expected)
 
 
 def test_the_batch_file_has_windows_line_ends_and_all_its_labels() -> None:

@@ -17,7 +17,7 @@ from tests.launcher.checkout import (
     add_program,
     docker,
     read_terminal,
-    told_on_terminal,
+    read_terminal_output,
 )
 
 QWEN_DENSE, QWEN_RERANKER = "Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Reranker-0.6B"
@@ -57,17 +57,17 @@ def test_on_a_terminal_it_asks_for_unset_models_and_prints_the_limits(
     started: Checkout,
 ) -> None:
     _, both = started.start_on_terminal("local cpu", "\x04\x04")
-    assert "DENSE_EMBEDDING_MODEL" not in told_on_terminal(both)
+    assert "DENSE_EMBEDDING_MODEL" not in read_terminal_output(both)
     assert "\n".join(both).count(ASKED) == 2
     assert any(line.endswith("Set for this start: DEVICE=cpu.") for line in both)
     started.file(".env").write_text("DENSE_EMBEDDING_MODEL=my/model\n")
     _, one = started.start_on_terminal("local cpu", "qwen\n")
-    found = told_on_terminal(one)
+    found = read_terminal_output(one)
     assert (found["RERANKER_MODEL"], found["QWEN_RERANK_BATCH_SIZE"]) == (QWEN_RERANKER, "1")
     limits = "QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048"
     assert any(line.endswith(f"Set for this start: DEVICE=cpu, {limits}.") for line in one)
     _, none = started.start_on_terminal("local cpu", RERANKER_MODEL="none")
-    assert told_on_terminal(none)["RERANKER_MODEL"] == "none"
+    assert read_terminal_output(none)["RERANKER_MODEL"] == "none"
     assert ASKED not in "\n".join(none)
 
 
@@ -76,7 +76,7 @@ def test_a_terminal_shows_the_progress_of_each_step_and_the_demo_asks_nothing(
 ) -> None:
     first = json.loads(started.file(SHOWN).read_text())
     _, demo = started.start_on_terminal("local cpu --demo", COLUMNS="80")
-    assert told_on_terminal(demo)["FLAGS"] == "--demo"
+    assert read_terminal_output(demo)["FLAGS"] == "--demo"
     assert ASKED not in "\n".join(demo)
     of_first = ("Installing PyTorch ... Successfully installed torch-2.0+cpu",)
     of_first += ("Installing the other packages ... Successfully installed tiny-1.0",)
@@ -90,14 +90,14 @@ def test_a_terminal_shows_the_progress_of_each_step_and_the_demo_asks_nothing(
 
 
 @pytest.mark.parametrize(
-    ("answers", "told", "wrong"),
+    ("answers", "expected", "wrong"),
     [
         pytest.param("qwen\nsparse\nqwen\n", f"{QWEN_DENSE} {QWEN_RERANKER} 1 2048", 1, id="qwen"),
         pytest.param("\n\n", f"unset {BGE_RERANKER} unset unset", 0, id="enter"),
     ],
 )
 def test_a_container_gets_the_answers(
-    checkout: Checkout, answers: str, told: str, wrong: int
+    checkout: Checkout, answers: str, expected: str, wrong: int
 ) -> None:
     add_program(checkout.tools, "docker", docker())
     _, shown = checkout.start_on_terminal("docker", answers)
@@ -105,8 +105,8 @@ def test_a_container_gets_the_answers(
     assert "  QWEN  Qwen/Qwen3-Embedding-0.6B, 1.2 GB more." in text
     assert text.count("That is neither BGE nor QWEN.") == wrong
     for limit in ("QWEN_RERANK_BATCH_SIZE=1", "QWEN_RERANK_MAX_LENGTH=2048"):
-        assert (f"Set for this start: {limit}." in text) == told.endswith("1 2048")
-    assert any(line.endswith(f"up --build -d | unset {told}") for line in shown)
+        assert (f"Set for this start: {limit}." in text) == expected.endswith("1 2048")
+    assert any(line.endswith(f"up --build -d | unset {expected}") for line in shown)
 
 
 def test_an_interrupt_at_a_question_ends_it_without_a_traceback(started: Checkout) -> None:

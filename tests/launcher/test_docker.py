@@ -29,7 +29,7 @@ def test_docker_starts_the_compose_file_of_the_device_and_prints_the_logs_comman
 
 
 @pytest.mark.parametrize(
-    ("line", "device", "file", "told"),
+    ("line", "device", "file", "expected"),
     [
         ("docker", "cuda:1", "gpu", "cuda:1"),
         ("docker", "cpu", "cpu", "cpu"),
@@ -39,13 +39,13 @@ def test_docker_starts_the_compose_file_of_the_device_and_prints_the_logs_comman
     ],
 )
 def test_the_argument_decides_on_the_device_and_auto_follows_the_setting(
-    checkout: Checkout, line: str, device: str, file: str, told: str
+    checkout: Checkout, line: str, device: str, file: str, expected: str
 ) -> None:
     """The compose file for CPUs does not pass DEVICE to the service."""
     add_program(checkout.tools, "docker", docker())
     add_program(checkout.tools, "nvidia-smi", "exit 0")
     shown = checkout.start(line, DEVICE=device).stdout
-    assert f"docker-compose.{file}.yml up --build -d | {told} " in shown
+    assert f"docker-compose.{file}.yml up --build -d | {expected} " in shown
     assert ("Set for this start: DEVICE=cuda." in shown) == (device == "cpu" and file == "gpu")
 
 
@@ -62,8 +62,8 @@ def test_a_container_gets_the_reranker_limits_of_the_gpu_memory(
 ) -> None:
     add_program(checkout.tools, "docker", docker())
     answer = "; ".join(f"echo '{line}'" for line in report)
-    asked = f"if [[ $1 == --query-gpu=memory.total ]]; then {answer}; fi"
-    add_program(checkout.tools, "nvidia-smi", asked)
+    script = f"if [[ $1 == --query-gpu=memory.total ]]; then {answer}; fi"
+    add_program(checkout.tools, "nvidia-smi", script)
     shown = checkout.start(**QWEN).stdout
     expected = f"unset unset {QWEN['RERANKER_MODEL']} {tuned or 'unset unset'}\n"
     assert f"docker-compose.gpu.yml up --build -d | {expected}" in shown

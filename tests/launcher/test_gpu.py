@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.gpu import LIBRARY, choose_flavour, device_variables, tune_reranker
-from tests.launcher.checkout import QWEN, Checkout, add_program, told
+from tests.launcher.checkout import QWEN, Checkout, add_program, read_app_output
 from tests.support.nvidia_driver import install_driver
 
 
@@ -92,8 +92,8 @@ def test_an_unusable_driver_is_reported_before_the_download_and_auto_uses_the_cp
     tmp_path: Path, started: Checkout, driver: dict[str, int], problem: str, remedy: str
 ) -> None:
     variables = install_driver(tmp_path, **driver)
-    said = started.refusal("local gpu", **variables)
-    assert said == f"{problem}: {remedy}, or use 'start_server.sh local cpu'."
+    sentence = started.refusal("local gpu", **variables)
+    assert sentence == f"{problem}: {remedy}, or use 'start_server.sh local cpu'."
     assert not started.file(".venv-gpu").exists()
     add_program(started.tools, "nvidia-smi", "echo GPU 0")
     result = started.start("local auto", **variables)
@@ -108,20 +108,20 @@ def test_with_a_driver_and_a_gpu_the_app_is_started_on_it_in_an_environment_of_i
     first, second = started.file(".venv"), started.file(".venv-gpu")
     driver = install_driver(tmp_path, 13_010, gpus=2)
     python = str(first / "bin" / "python")
-    made = started.start("local gpu", DEVICE="cpu", PYTHON=python, **driver)
-    assert "installs into .venv-gpu" in made.stdout
-    found = told(made)
+    result = started.start("local gpu", DEVICE="cpu", PYTHON=python, **driver)
+    assert "installs into .venv-gpu" in result.stdout
+    found = read_app_output(result)
     assert (found["DEVICE"], found["prefix"]) == ("cuda", str(second))
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     for flavour, variables, folder in (("cpu", {}, first), ("gpu", {"DEVICE": "mps"}, second)):
         again = started.start(f"local {flavour}", **variables)
-        assert told(again)["prefix"] == str(folder)
+        assert read_app_output(again)["prefix"] == str(folder)
         assert "Installing" not in again.stdout
     lines = ["DEVICE=cuda:1", "PYTORCH_CUDA_ALLOC_CONF=backend:native", "QWEN_RERANK_BATCH_SIZE=2"]
     lines += [f"RERANKER_MODEL={QWEN['RERANKER_MODEL']}"]
     started.file(".env").write_text("\n".join(lines))
     add_program(started.tools, "nvidia-smi", "echo 24576")
-    found = started.told("local gpu", **driver)
+    found = started.app_output("local gpu", **driver)
     assert not {"DEVICE", "QWEN_RERANK_BATCH_SIZE"} & {*found}
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native"
     assert found["QWEN_RERANK_MAX_LENGTH"] == "8192"

@@ -35,7 +35,7 @@ def test_the_app_runs_in_the_checkout_with_its_own_python_and_gets_the_signals(
 
 def test_demo_makes_its_model_and_passes_the_flag_on(started: Checkout) -> None:
     started.file(".env").write_text("DENSE_EMBEDDING_MODEL=Qwen/Qwen3-Embedding-0.6B\n")
-    found = started.told("local cpu --DEMO", EMBEDDING_MODEL="another/model", **QWEN)
+    found = started.app_output("local cpu --DEMO", EMBEDDING_MODEL="another/model", **QWEN)
     assert found["FLAGS"] == "--demo"
     assert "QWEN_RERANK_BATCH_SIZE" not in found
     assert started.file("smart-embedder-demo").is_dir()
@@ -111,13 +111,13 @@ def test_env_files_are_read_as_the_app_reads_them(
 
 def test_a_byte_order_mark_in_the_env_file_does_not_hide_its_first_line(started: Checkout) -> None:
     started.file(".env").write_text(DOTENV)
-    assert "DEVICE" not in started.told("local cpu")
+    assert "DEVICE" not in started.app_output("local cpu")
 
 
 def test_pythonpath_of_another_environment_is_ignored(started: Checkout, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise ImportError")
     others = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": str(tmp_path), "PYTHONSAFEPATH": "1"}
-    assert started.told("local cpu", **others)["tiny"] == "1.0"
+    assert started.app_output("local cpu", **others)["tiny"] == "1.0"
 
 
 @pytest.mark.parametrize("port", ["http", "65536", "-1", "80.5", "²"])

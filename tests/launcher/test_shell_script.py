@@ -25,8 +25,8 @@ def test_a_missing_python_is_reported_in_one_sentence(
 def test_the_first_working_python_is_used_and_a_named_one_must_work(
     checkout: Checkout,
 ) -> None:
-    said = checkout.refusal("local cpu", PYTHON="/no such/python")
-    assert said.startswith("PYTHON=/no such/python is not a working Python")
+    sentence = checkout.refusal("local cpu", PYTHON="/no such/python")
+    assert sentence.startswith("PYTHON=/no such/python is not a working Python")
     add_program(checkout.tools, "python3.13", "exit 127")
     add_program(checkout.tools, "python3", f'exec {sys.executable} "$@"')
     assert checkout.start("bogus", PYTHON="").stderr.startswith("Usage:")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import LIBRARY, WHEELS, Checkout, told, write_wheel
+from tests.launcher.checkout import LIBRARY, WHEELS, Checkout, read_app_output, write_wheel
 from tests.support.disks import give_up_rights, read_only
 
 SERVICE_LOCK = "requirements/service.lock"
@@ -47,7 +47,7 @@ def test_a_start_installs_only_what_changed(started: Checkout, tmp_path: Path) -
     changed = started.start("local cpu")
     assert "Installing" in changed.stdout
     assert "Making" not in changed.stdout
-    assert told(changed)["tiny"] == "2.0"
+    assert read_app_output(changed)["tiny"] == "2.0"
 
 
 def test_missing_kernels_are_built_and_a_failed_build_only_costs_speed(
@@ -57,11 +57,11 @@ def test_missing_kernels_are_built_and_a_failed_build_only_costs_speed(
     failed = started.start("local cpu", BUILD_FAILS="1")
     slower = "Requests will be slower: the kernels could not be built (no compiler); "
     assert slower in failed.stdout
-    assert told(failed)
+    assert read_app_output(failed)
     for builds in (True, False):
         result = started.start("local cpu")
         assert ("Building the kernels" in result.stdout) == builds
-        assert told(result)
+        assert read_app_output(result)
 
 
 def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: Checkout) -> None:
@@ -73,7 +73,7 @@ def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: 
     assert "start_server: pip could not install requirements/service.lock" in failed.stderr
     requirements.write_text(before)
     again = started.start("local cpu")
-    assert told(again)["tiny"] == "1.0"
+    assert read_app_output(again)["tiny"] == "1.0"
     assert "Making" not in again.stdout
 
 
@@ -111,12 +111,12 @@ def test_a_package_whose_installation_was_killed_is_installed_again(
     assert killed.returncode == -signal.SIGKILL
     (site / "kill.pth").unlink()
     repaired = started.start("local cpu")
-    assert told(repaired)["tiny"] == "2.0"
+    assert read_app_output(repaired)["tiny"] == "2.0"
     assert "Making" not in repaired.stdout
     # Killed a moment later, before the last file.
     (site / "tiny-2.0.dist-info" / "INSTALLER").unlink()
     (site / "tiny.py").unlink()
-    assert told(started.start("local cpu"))["tiny"] == "2.0"
+    assert read_app_output(started.start("local cpu"))["tiny"] == "2.0"
 
 
 def test_a_broken_environment_is_made_again(started: Checkout, tmp_path: Path) -> None:
@@ -147,15 +147,15 @@ def test_a_broken_environment_is_made_again(started: Checkout, tmp_path: Path) -
     assert "Processing " in log
     assert "ERROR: " in log
     requirements.write_text(before)
-    assert told(started.start("local cpu"))["tiny"] == "1.0"
+    assert read_app_output(started.start("local cpu"))["tiny"] == "1.0"
 
 
 def test_a_python_without_venv_is_reported(checkout: Checkout) -> None:
     """Debian packages Python without that module."""
-    said = checkout.start("local cpu", PYTHON=checkout.prepared_python(HIDE))
-    assert said.returncode == 1
-    assert "-m venv' could not make .venv: " in said.stderr
-    assert "No module named venv" in said.stderr
+    result = checkout.start("local cpu", PYTHON=checkout.prepared_python(HIDE))
+    assert result.returncode == 1
+    assert "-m venv' could not make .venv: " in result.stderr
+    assert "No module named venv" in result.stderr
 
 
 @pytest.mark.parametrize("condition", [read_only, give_up_rights])
