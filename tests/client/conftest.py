@@ -30,11 +30,11 @@ class FromThreads:
         return call
 
 
-async def _all_of(asked: Any) -> Any:
+async def _all_of(result: Any) -> Any:
     """Await the result of a method, or all records of a stream."""
-    if isinstance(asked, AsyncIterator):
-        return [record async for record in asked]
-    return await asked
+    if isinstance(result, AsyncIterator):
+        return [record async for record in result]
+    return await result
 
 
 @contextmanager

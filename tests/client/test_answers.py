@@ -23,7 +23,7 @@ from tests.support.texts import varied_texts
 from tests.support.wordpiece import save_colbert
 
 TEXTS = [*varied_texts(6), "", "search " * 40]
-# What changes the JSON answer alone.
+# Options that only change the JSON response.
 OF_JSON = {"sentences", "sparse_as_indices", "encoding"}
 
 
@@ -46,15 +46,15 @@ def equal(array: np.ndarray, numbers: list, dtype: str) -> None:
     assert array.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("asked", ["float32", "int8", "uint8", "binary", "ubinary"])
-def test_vectors_equal_those_in_json_to_the_last_bit(client, plain, asked: str) -> None:
-    dtype = {"binary": "int8", "ubinary": "uint8"}.get(asked, asked)
-    options = {"return_tokens": True, "muvera": "query"} if asked == "float32" else {}
-    options |= {"output_dtype": asked, "return_colbert": True}
+@pytest.mark.parametrize("dtype_name", ["float32", "int8", "uint8", "binary", "ubinary"])
+def test_vectors_equal_those_in_json_to_the_last_bit(client, plain, dtype_name: str) -> None:
+    dtype = {"binary": "int8", "ubinary": "uint8"}.get(dtype_name, dtype_name)
+    options = {"return_tokens": True, "muvera": "query"} if dtype_name == "float32" else {}
+    options |= {"output_dtype": dtype_name, "return_colbert": True}
     found = client.embed(TEXTS, **options)
     answer = plain("/embeddings/", sentences=TEXTS, sparse_as_indices=True, **options)["data"]
     expected = [item["embeddings"] for item in answer]
-    assert found.output_dtype == asked
+    assert found.output_dtype == dtype_name
     equal(found.dense, [vectors["dense"] for vectors in expected], dtype)
     for i, vectors in enumerate(expected):
         equal(found.sparse[i].indices, vectors["sparse"]["indices"], "uint32")
@@ -66,9 +66,9 @@ def test_vectors_equal_those_in_json_to_the_last_bit(client, plain, asked: str) 
         if "muvera" in options:
             equal(found.muvera[i], vectors["muvera"], "float32")
             assert asdict(found.tokens[i]) == answer[i]["tokens"]
-        if asked.endswith("int8"):
+        if dtype_name.endswith("int8"):
             equal(found.colbert_scale[i], vectors["colbert_scale"], "float32")
-    if asked.endswith("int8"):
+    if dtype_name.endswith("int8"):
         equal(found.dense_scale, [vectors["dense_scale"] for vectors in expected], "float32")
     else:
         assert (found.dense_scale, found.colbert_scale) == (None, None)
@@ -90,8 +90,8 @@ def test_single_kind_of_a_single_text(client) -> None:
     kinds = ("dense", "sparse", "colbert")
     for kind in kinds:
         found = client.embed(["search"], **{f"return_{name}": name == kind for name in kinds})
-        made = {name: getattr(found, name) for name in kinds if getattr(found, name) is not None}
-        assert [(name, len(of)) for name, of in made.items()] == [(kind, 1)]
+        vectors = {name: getattr(found, name) for name in kinds if getattr(found, name) is not None}
+        assert [(name, len(of)) for name, of in vectors.items()] == [(kind, 1)]
 
 
 def test_metadata_of_a_response(client, plain) -> None:
@@ -159,7 +159,7 @@ def test_list_is_split_by_bytes(with_colbert: bool, most: int, texts: list[str])
     assert [text for part in parts for text in part] == texts
     sizes = [sum(len(text.encode()) for text in part) for part in parts]
     assert all(size <= most or len(part) == 1 for size, part in zip(sizes, parts, strict=True))
-    # No more of them than needed.
+    # There are no more parts than needed.
     assert all(a + b > most for a, b in itertools.pairwise(sizes))
 
 
@@ -167,20 +167,20 @@ def test_list_is_split_by_bytes(with_colbert: bool, most: int, texts: list[str])
 @pytest.mark.parametrize("more", [{}, {"output_dtype": "int8"}, {"muvera": "query"}])
 @pytest.mark.parametrize("with_colbert", [False, True])
 def test_no_request_exceeds_the_limit_of_a_response(texts, more, with_colbert: bool) -> None:
-    wanted = EmbedRequest([], Outputs(True, True, with_colbert), **more)
+    request = EmbedRequest([], Outputs(True, True, with_colbert), **more)
     for _, call in embed_calls(texts, {"return_colbert": with_colbert} | more, None):
-        # A token for each three bytes is a lot, and BGE-M3 is as wide as any usual model.
+        # A token per three bytes is a lot, and no usual model is wider than BGE-M3.
         lengths = [len(text) // 3 for text in call.body["sentences"]]
-        size = count_vector_bytes(_BgeM3(), wanted.needed, lengths)
+        size = count_vector_bytes(_BgeM3(), request.needed, lengths)
         embeddings = [
             TextEmbedding(
                 dense=np.zeros(1024, np.float32),
-                colbert=np.zeros((length, 1024), np.float32) if wanted.needed.colbert else None,
+                colbert=np.zeros((length, 1024), np.float32) if request.needed.colbert else None,
             )
             for length in lengths
         ]
         memory = AnswerMemory()
-        reserve_rendering_memory(embeddings, wanted, memory, at_once=True)
+        reserve_rendering_memory(embeddings, request, memory, at_once=True)
         assert size + memory.held <= ANSWER_BYTES
 
 
@@ -190,7 +190,7 @@ class _BgeM3:
 
 def test_embed_query_and_documents_without_prompts(client) -> None:
     plain = client.embed(["a river"])
-    assert plain.colbert is None, "these are made where they are asked for"
+    assert plain.colbert is None, "ColBERT vectors are only returned on request"
     for same in (client.embed_query("a river"), client.embed_documents(["a river"])):
         assert same.dense.tobytes() == plain.dense.tobytes()
     with pytest.raises(TypeError, match="leave the option out"):
@@ -208,7 +208,7 @@ def test_embed_query_and_documents_of_a_colbert_model(connect, tmp_path: Path) -
         with pytest.raises(SmartEmbedderError, match="set .*return_colbert to true"):
             client.embed_query("a river")
     assert (query.dense, query.sparse) == (None, None)
-    # PyLate fills a query up.
+    # PyLate pads queries.
     assert len(query.colbert[0]) > len(document) > 0
 
 

@@ -119,7 +119,7 @@ def test_unreachable_server_is_retried_a_limited_number_of_times(
             ) as caught:
                 ask()
             assert len(traffic.sent) == sent
-        # It comes back after the first of these tries.
+        # The server is back after the first of these tries.
         assert client.embed(TEXT).dense is not None
     assert len(traffic.sent) == 5
     assert (caught.value.status, caught.value.code) == (None, "unreachable")
@@ -198,7 +198,7 @@ def test_other_errors_are_not_retried(error: SmartEmbedderError) -> None:
     with pytest.raises(SmartEmbedderError) as caught:
         Retries(max_retries=5, max_wait=60).pause_after(error)
     assert caught.value is error
-    # A page of a stream is sent again.
+    # Only a page of a stream is sent again.
     assert Retries(5, 60, resumes=True).pause_after(LOST) > 0
 
 
@@ -241,7 +241,7 @@ def test_address_and_token_are_read_from_the_environment(
         Client(server.url, http=http) as client,
     ):
         client.embed(TEXT)
-    # The token is not for another service.
+    # The token is not sent to another service.
     assert "authorization" not in sent[0].headers
 
 

@@ -141,7 +141,7 @@ def test_invalid_vector_space_header_is_refused(honest) -> None:
         ask(client, EMBEDDINGS)
 
 
-# Numbers and shapes that have broken readers.
+# Values that have broken parsers.
 LEAVES = st.one_of(
     st.none(),
     st.booleans(),

@@ -21,7 +21,7 @@ _COMMANDS = {
     "js": ["node", str(HERE / "run_client.mjs"), str(ENVIRONMENT / "node")],
 }
 
-# Nothing but the service is asked or told anything.
+# No telemetry, no downloads.
 _ALONE = {"LITELLM_LOCAL_MODEL_COST_MAP": "true", "HAYSTACK_TELEMETRY_ENABLED": "false"}
 
 

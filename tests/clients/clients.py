@@ -118,7 +118,7 @@ CLIENTS = {
     "Milvus, Cohere": replace(OF_COHERE, oversized=None, batch=96),
 }
 IN_LANGCHAIN_JS = 'model: "BAAI/bge-m3",'
-# Applications and providers that are built on a client: its example, and what is replaced in it.
+# Applications and providers that are built on a client: its example, and replacements in the code.
 APPLICATIONS = {
     "n8n": (
         "LangChain.js",
@@ -134,15 +134,15 @@ APPLICATIONS = {
     ),
     "LiteLLM, vLLM": ("LiteLLM", ("openai/", "hosted_vllm/")),
     "LiteLLM, Infinity": ("LiteLLM", ("openai/", "infinity/")),
-    # It names no Content-Type.
+    # It sends no Content-Type.
     "LiteLLM, Voyage": ("LiteLLM", ("openai/", "voyage/")),
-    # Only by `top_k` its requests are known as Voyage's.
+    # The service recognizes Voyage's requests only by `top_k`.
     "LiteLLM, Voyage rerank": (
         "LiteLLM, rerank",
         ("hosted_vllm/", "voyage/"),
         ("query=query", "query=query, top_n=100"),
     ),
-    # Infinity's documents are strings, and Cohere's are objects.
+    # Infinity returns documents as strings, Cohere as objects.
     "LiteLLM, Infinity rerank": (
         "LiteLLM, rerank",
         ("hosted_vllm/", "infinity/"),

@@ -5,7 +5,7 @@ import base64
 import httpx2
 import numpy as np
 
-# Of the server that the clients are tested with; OpenAI's paths take more.
+# The limit of the test server; OpenAI's paths take more.
 MOST_TEXTS = 400
 DENSE = {"return_sparse": False, "return_colbert": False}
 

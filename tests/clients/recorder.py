@@ -12,7 +12,7 @@ import httpx2
 from tests.support.answering_http import Handler, serving, url_of
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
-# What decides how the server reads a request. The rest is the connection's, or of one run alone.
+# The headers that affect how the server reads a request.
 _RECORDED = {"content-type", "content-encoding", "accept", "accept-encoding"}
 _OF_A_CONNECTION = {"content-length", "connection", "transfer-encoding", "date", "server"}
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
     not ENVIRONMENT.is_dir(), reason="scripts/check_clients.sh makes the clients' environment"
 )
 RETRYING = [name for name, client in CLIENTS.items() if client.retries]
-# What is replaced in the example.
+# Replacements in the example.
 SITUATIONS = {
     "wrong_model": [("BAAI/", "unknown/")],
     "wrong_token": [("my-token", "another-token")],
@@ -67,7 +67,7 @@ def test_application_gets_the_native_numbers(
 def test_client_gets_the_native_numbers_of_hundreds_of_texts(
     name, process, clients_server, native
 ) -> None:
-    # Some examples ask for the best 100.
+    # Some examples request the best 100.
     count = 100 if "=100" in EXAMPLES[name].code else MOST_TEXTS - 1
     texts = [f"search {i} " * (i % 7 + 1) for i in range(count)]
     found = process.run(clients_server.url, texts)
@@ -140,7 +140,7 @@ def test_client_retries_429_until_the_rate_limit_allows_it(
     before = rejected(limited_server, "rate_limit")
     with used_up_rate(limited_server) as url:
         assert_right(process.run(url, TEXTS), native, TEXTS)
-    # Those are the request that used it up, and the client's first.
+    # Two requests: the one that used up the limit, and the client's first.
     assert rejected(limited_server, "rate_limit") >= before + 2
 
 

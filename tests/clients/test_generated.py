@@ -31,11 +31,11 @@ def test_generated_typescript_client_embeds_and_reranks(clients_server, tmp_path
     for name in ("client.ts", "tsconfig.json", "package.json"):
         shutil.copy(SOURCES / name, tmp_path)
     (tmp_path / "node_modules").symlink_to(MODULES)
-    with clients_server.client(headers=AUTHORIZED) as own:
-        (tmp_path / "openapi.json").write_text(own.get("/openapi.json").text)
+    with clients_server.client(headers=AUTHORIZED) as native:
+        (tmp_path / "openapi.json").write_text(native.get("/openapi.json").text)
         texts = ["hybrid search", "bread"]
-        embedded = own.post("/embeddings/", json={"sentences": texts}).json()
-        ranked = own.post("/rerank", json={"query": "search", "passages": texts}).json()
+        embedded = native.post("/embeddings/", json={"sentences": texts}).json()
+        ranked = native.post("/rerank", json={"query": "search", "passages": texts}).json()
     generate = ("node_modules/openapi-typescript/bin/cli.js", "openapi.json", "-o", "schema.d.ts")
     # A field of a request with a default may be left out.
     node(tmp_path, *generate, "--default-non-nullable=false")

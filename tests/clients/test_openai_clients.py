@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 TEXTS = ["hybrid search", "What is bread?"]
 INPUT = {"openai, Python": "input=texts", "openai, Node": "input: texts"}
 SEPARATOR = {"openai, Python": "=", "openai, Node": ": "}
-# A request of the same client before the right one, which must be refused.
+# An invalid request of the same client, before the valid one.
 REFUSED = {
     "openai, Python": (
         "vectors = [",
@@ -54,7 +54,7 @@ def test_openai_encodings_give_the_native_vectors(
     option = f'{INPUT[name]}, encoding_format{SEPARATOR[name]}"{encoding}"'
     replaced = [] if encoding is None else [(INPUT[name], option)]
     found = process.run(clients_server.url, texts, *replaced)
-    # Asked for by name, base64 is left to the caller; by default the client decodes it.
+    # The client decodes base64 only if it was not requested by name.
     assert all(isinstance(vector, str) == (encoding == "base64") for vector in found["vectors"])
     assert as_bytes(found) == vectors_of(native, texts).tobytes()
 
@@ -98,5 +98,5 @@ def test_openai_client_waits_for_retry_after_429(name, process, limited_server, 
     with used_up_rate(limited_server) as url:
         found = process.run(url, TEXTS)
     assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
-    # Those are the request that used it up, and the client's first.
+    # Two requests: the one that used up the limit, and the client's first.
     assert rejected(limited_server, "rate_limit") == before + 2

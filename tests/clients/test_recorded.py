@@ -17,18 +17,18 @@ from tests.support.server import RunningServer
 REQUESTS = requests_in(RECORDED) | requests_in(RECORDED.with_name("written.jsonl"))
 
 
-@pytest.mark.parametrize("asked", REQUESTS.values(), ids=list(REQUESTS))
+@pytest.mark.parametrize("recorded", REQUESTS.values(), ids=list(REQUESTS))
 def test_recorded_request_gets_the_native_numbers(
-    asked: dict, clients_server: RunningServer, native
+    recorded: dict, clients_server: RunningServer, native
 ) -> None:
-    headers = {"authorization": f"Bearer {TOKEN}"} | asked["headers"]
+    headers = {"authorization": f"Bearer {TOKEN}"} | recorded["headers"]
     with clients_server.client() as client:
         client.headers.clear()
         response = client.request(
-            asked["method"], asked["path"], content=asked["body"], headers=headers
+            recorded["method"], recorded["path"], content=recorded["body"], headers=headers
         )
     assert response.status_code == 200, response.text
-    sent, answer = json.loads(asked["body"]), response.json()
+    sent, answer = json.loads(recorded["body"]), response.json()
     if "inputs" in sent:
         assert np.float32(answer).tobytes() == vectors_of(native, sent["inputs"]).tobytes()
     elif "query" in sent and "texts" in sent:
@@ -36,7 +36,7 @@ def test_recorded_request_gets_the_native_numbers(
         assert_same_scores(found, scores_of(native, sent["query"], sent["texts"]))
     elif "texts" in sent:
         found = answer["embeddings"]
-        # Where no types are asked for, it is a list.
+        # Without embedding_types it is a list.
         found = np.float32(found["float"] if sent.get("embedding_types") else found)
         assert found.tobytes() == vectors_of(native, sent["texts"]).tobytes()
     elif "documents" in sent:

@@ -21,7 +21,7 @@ GPU, CPU = "docker-compose.gpu.yml", "docker-compose.cpu.yml"
 FILES = (GPU, CPU)
 OURS = "embedder"
 MOUNTED_TOKENS = "/app/api_tokens"
-# What is a fact of the container and not the operator's choice.
+# Properties of the container, not of the deployment.
 COMMON = {
     "HOST": "0.0.0.0",
     "PORT": "8000",
@@ -132,8 +132,8 @@ def compose_command() -> list[str] | None:
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) is None:
             continue
-        asked = [*command, "version", "--short"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        version_command = [*command, "version", "--short"]
+        done = subprocess.run(version_command, capture_output=True, text=True, check=False)
         found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", done.stdout)
         if done.returncode == 0 and found and tuple(map(int, found.groups())) >= (2, 24, 4):
             return command
@@ -207,7 +207,7 @@ def test_each_compose_file_works_alone(checkout: Path, name: str) -> None:
     assert int(ours["shm_size"]) == 1 << 30
     (port,) = ours["ports"]
     assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "8000", 8000)
-    # The stop grace is above the drain.
+    # The stop grace period is longer than the drain.
     drain = Settings.model_fields["shutdown_timeout"].default
     assert int(ours["stop_grace_period"].removesuffix("s")) > drain
 
@@ -280,7 +280,7 @@ def test_second_project_shares_only_models_and_https_ports(
     )
     assert second["services"][OURS]["container_name"] == "staging-cpu"
     shared = first & set(names_on_the_host(second))
-    # Certificates are fetched through 80 and 443 alone.
+    # Certificates can only be fetched through ports 80 and 443.
     assert shared == {"volume smart-embedder-hf-cache", "port 80", "port 443"}
 
 

@@ -75,7 +75,7 @@ def test_base_image_has_a_digest_and_packages_have_hashes() -> None:
     installing = [line for line in every if re.search(r"/bin/pip .*install ", line)]
     assert len(installing) == 4
     assert all("--no-deps --require-hashes -r /" in line for line in installing)
-    # No pip and no compiler is put into an image.
+    # No image has pip or a compiler.
     assert "venv --without-pip /venv" in "\n".join(stages()["service"])
     assert "apt-get" not in "\n".join(every)
 
@@ -164,7 +164,7 @@ def test_entrypoint_passes_flags_and_runs_other_commands(
     started = subprocess.Popen(
         [*command, *words], env={"PATH": str(tmp_path)}, stdout=subprocess.PIPE, text=True
     )
-    # Of the same process: a shell in between would not pass SIGTERM on.
+    # The same process: a shell in between would not forward SIGTERM.
     assert started.communicate()[0] == f"{started.pid} {ran}\n"
     assert not any(line.startswith("CMD") for line in stages()["service"])
 

@@ -19,7 +19,7 @@ from tests.support.server import RunningServer
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("cpu", "gpu")
-# The oldest whose `sleep` before a stop needs no feature gate, and the newest with a schema.
+# The oldest version in which preStop `sleep` needs no feature gate, and the newest with a schema.
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 NAME = {"app.kubernetes.io/name": "smart-embedder"}
 
@@ -42,9 +42,9 @@ def made_of(folder: Path) -> dict[str, dict[str, Any]]:
         ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    made = list(yaml.safe_load_all(done.stdout))
-    kinds = {manifest["kind"]: manifest for manifest in made}
-    assert len(kinds) == len(made)
+    manifests = list(yaml.safe_load_all(done.stdout))
+    kinds = {manifest["kind"]: manifest for manifest in manifests}
+    assert len(kinds) == len(manifests)
     return kinds
 
 
@@ -63,11 +63,11 @@ def settings_of(objects, container) -> dict[str, str]:
     """Return the environment variables of the process."""
     (source,) = container["envFrom"]
     assert source["configMapRef"]["name"] == objects["ConfigMap"]["metadata"]["name"]
-    own = {
+    variables = {
         variable["name"]: variable["value"] for variable in container["env"] if "value" in variable
     }
-    assert not own.keys() & objects["ConfigMap"]["data"].keys()
-    return objects["ConfigMap"]["data"] | own
+    assert not variables.keys() & objects["ConfigMap"]["data"].keys()
+    return objects["ConfigMap"]["data"] | variables
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -90,15 +90,15 @@ def test_local_models_volume_is_mounted_read_only(
     shutil.copytree(FOLDER, tmp_path / "kubernetes")
     file = tmp_path / "kubernetes" / overlay / "kustomization.yaml"
     file.write_text(f"{file.read_text()}components: [../local-models]\n")
-    made = made_of(file.parent)
-    kubernetes_validate.validate(made["Deployment"], version, strict=True)
-    pod = made["Deployment"]["spec"]["template"]["spec"]
+    manifests = made_of(file.parent)
+    kubernetes_validate.validate(manifests["Deployment"], version, strict=True)
+    pod = manifests["Deployment"]["spec"]["template"]["spec"]
     (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
     assert volume["persistentVolumeClaim"]["readOnly"]
     (only,) = pod["containers"]
     (mount,) = (mount for mount in only["volumeMounts"] if mount["name"] == "models")
     assert (mount["mountPath"], mount["readOnly"]) == ("/models", True)
-    # What every overlay mounts is still there.
+    # The mounts of every overlay are kept.
     assert "/app/model_cache" in {mount["mountPath"] for mount in only["volumeMounts"]}
 
 
@@ -181,9 +181,9 @@ def test_grace_period_is_longer_than_the_drain(objects, container, pod) -> None:
 
 def test_probes_and_the_autoscaling_metric_exist(objects, container, server: RunningServer) -> None:
     for probe, word in (("startup", "ready"), ("readiness", "ready"), ("liveness", "live")):
-        asked = container[f"{probe}Probe"]["httpGet"]
-        assert (asked["path"], asked["port"]) == (f"/health/{word}", "http")
-        assert server.get(asked["path"]).status_code == 200
+        probe_target = container[f"{probe}Probe"]["httpGet"]
+        assert (probe_target["path"], probe_target["port"]) == (f"/health/{word}", "http")
+        assert server.get(probe_target["path"]).status_code == 200
     (metric,) = objects["HorizontalPodAutoscaler"]["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"]
     rules = yaml.safe_load((FOLDER / "prometheus-adapter.yaml").read_text())["rules"]["custom"]

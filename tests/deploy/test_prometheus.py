@@ -93,7 +93,7 @@ def send_load(server: RunningServer) -> None:
 def shown_in_the_guide() -> list[str]:
     page = DEPLOYED.parents[1] / "docs" / "monitoring.md"
     queries = re.findall(r"```promql\n(.+?)\n```", page.read_text(encoding="utf-8"), re.DOTALL)
-    # The server has run for seconds.
+    # The server has run only for seconds.
     return [re.sub(r"\[(5m|1h)\]", "[1m]", query) for query in queries]
 
 
@@ -135,7 +135,7 @@ def test_panels_show_what_happened(
     assert positive("Texts and pairs a second") == {"texts", "pairs"}
     assert positive("Latency of /rerank") == {"P50", "P95", "P99"}
     assert positive("Trouble") == set()
-    # 46 texts were asked for, 20 of them of the other model; 6 were there already.
+    # Of 46 texts, 20 were for the other model, and 6 were in the cache.
     assert shown(prometheus, "Embedding cache, size")["entries"] == 40
     assert 0 < shown(prometheus, "Embedding cache, hit rate")["hit rate"] < 1
     assert positive("Embedding cache, size") == {"bytes", "entries"}

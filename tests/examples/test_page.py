@@ -11,13 +11,13 @@ from tests.support.server import REPOSITORY
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 PINS = (REPOSITORY / "requirements/examples.txt").read_text()
-# Modules whose package has another name.
+# Modules whose packages have other names.
 PACKAGES = {"llama_index.vector_stores": "llama-index-vector-stores-qdrant"}
 PACKAGES |= {"llama_index.core": "llama-index-core", "smart_embedder_client": "./client"}
 
-# The client lies here.
+# The client is in this repository.
 UNPINNED = {"./client"}
-# By the packages that are named.
+# Dependencies of the named packages.
 BROUGHT_ALONG = {"pydantic", "qdrant-client", "httpx", "numpy"}
 
 
@@ -48,9 +48,9 @@ def test_example_header_lists_pinned_packages_and_the_docs_link_to_it(
     packages = packages_of(example)
     assert {"./client"} <= packages
     assert all(re.search(rf"(?m)^{package}==", PINS) for package in packages - UNPINNED)
-    # Those come with the others.
+    # Dependencies need not be named.
     assert imported_by(example) - BROUGHT_ALONG <= packages
-    # The other modules of the client may need packages that only an extra of it brings.
+    # Submodules of the client may need packages of its extras.
     assert "from smart_embedder_client." not in example.read_text()
     page = (REPOSITORY / "docs" / "hybrid-search.md").read_text()
     assert f"](../examples/{example.name})" in page

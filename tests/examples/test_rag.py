@@ -14,7 +14,7 @@ import pytest
 from tests.support.answering_http import Handler, serving, url_of
 from tests.support.server import REPOSITORY, RunningServer, free_port, run_server
 
-# That of scripts/check_examples.sh where it is there.
+# The environment of scripts/check_examples.sh, if it exists.
 ENVIRONMENT = REPOSITORY / ".venv-examples/rag/bin/python"
 PYTHON = ENVIRONMENT if ENVIRONMENT.exists() else sys.executable
 
@@ -32,7 +32,7 @@ class LanguageModel(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answer = ""
         self.status = 200
-        self.asked: list[tuple[str, str | None, dict]] = []
+        self.requests: list[tuple[str, str | None, dict]] = []
 
 
 class _Handler(Handler):
@@ -40,7 +40,7 @@ class _Handler(Handler):
 
     def respond(self) -> None:
         body = json.loads(self.read_body())
-        self.server.asked.append((self.path, self.headers["Authorization"], body))
+        self.server.requests.append((self.path, self.headers["Authorization"], body))
         content = {"choices": [{"message": {"role": "assistant", "content": self.server.answer}}]}
         self.answer(self.server.status, json.dumps(content).encode())
 
@@ -102,7 +102,7 @@ def test_rag_answer_cites_files_and_warns_of_wrong_citations(
         "[1] errors/pump.txt",
         "[9] is no passage that the model was given: do not trust it.",
     ]
-    _, (path, token, body) = llm.asked
+    _, (path, token, body) = llm.requests
     assert (path, token, body["model"]) == ("/v1/chat/completions", "Bearer my-key", "a-model")
     question = body["messages"][1]["content"]
     assert question.startswith(f"[1] {FILES['errors/pump.txt']}\n\n[2] ")
@@ -111,7 +111,7 @@ def test_rag_answer_cites_files_and_warns_of_wrong_citations(
 
     llm.answer = "The pump is blocked."
     assert "No passage is cited" in ask(manual, service, f"{url_of(llm)}/v1/").stdout
-    assert llm.asked[-1][1] is None
+    assert llm.requests[-1][1] is None
 
 
 def test_rag_skips_files_that_are_not_utf8(

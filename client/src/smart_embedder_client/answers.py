@@ -271,8 +271,8 @@ def read_embeddings(
     """Parse the vectors of `texts`; raise `SmartEmbedderError` if the response does not fit."""
     safetensors.check_media_type(response)
     try:
-        content, most = response.content, limits.of_vectors(texts, options)
-        tensors, metadata = safetensors.read(content, most)
+        response_limits = limits.of_vectors(texts, options)
+        tensors, metadata = safetensors.read(response.content, response_limits)
         check_tensors(tensors, options, len(texts), metadata["output_dtype"])
         embeddings = Embeddings(
             **split_by_text(tensors),

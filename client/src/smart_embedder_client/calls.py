@@ -97,10 +97,10 @@ def embed_calls(
     fields, headers = split_vector_space(options)
     headers |= {"Accept": safetensors.MEDIA_TYPE} | _priority_header(priority)
     for part in _split_texts(_check_texts(texts), options):
-        most = limits.of_vectors(part, options)
+        response_limits = limits.of_vectors(part, options)
         read = partial(read_embeddings, texts=part, options=options)
         body = {"sentences": part, **fields}
-        yield len(part), Call("POST", "/embeddings/", most, read, body, headers)
+        yield len(part), Call("POST", "/embeddings/", response_limits, read, body, headers)
 
 
 def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,8 +157,9 @@ def rerank_call(
     read = partial(read_ranking, query=query, passages=passages, options=options)
     fields, headers = split_vector_space(options)
     body = {"query": query, "passages": passages, **fields}
-    most = limits.of_ranking(query, passages)
-    return Call("POST", "/rerank", most, read, body, headers | _priority_header(priority))
+    response_limits = limits.of_ranking(query, passages)
+    headers |= _priority_header(priority)
+    return Call("POST", "/rerank", response_limits, read, body, headers)
 
 
 def tokenize_call(texts: Sequence[str], model: str | None) -> Call[list[Tokenized]]:

@@ -39,20 +39,20 @@ def test_vector_space_ids_of_each_kind_are_compared(
     edge_runs: Runs, server: RunningServer, other_server: RunningServer, check
 ) -> None:
     edge_runs.run()
-    own, other = spaces_of(server), spaces_of(other_server)
-    assert check(server).splitlines() == [f"{kind}: the same space, {own[kind]}" for kind in KINDS]
+    ids, other_ids = spaces_of(server), spaces_of(other_server)
+    assert check(server).splitlines() == [f"{kind}: the same space, {ids[kind]}" for kind in KINDS]
     name = edge_runs.target.collection
     command = f"smart-embedder ingest --from-collection {name}"
     assert check(other_server, status=1).splitlines() == [
-        *(f"{kind}: another space, {other[kind]} of the service, {own[kind]} stored"
+        *(f"{kind}: another space, {other_ids[kind]} of the service, {ids[kind]} stored"
           for kind in KINDS),
         f"To embed the texts again: {command} --collection NEW",
     ]  # fmt: skip
     assert json.loads(check(server, "--json")) == {
-        "collection": name, "stored": own, "served": own, "same": True,
+        "collection": name, "stored": ids, "served": ids, "same": True,
     }  # fmt: skip
     result = json.loads(check(other_server, "--json", status=1))
-    assert (result["stored"], result["served"], result["same"]) == (own, other, False)
+    assert (result["stored"], result["served"], result["same"]) == (ids, other_ids, False)
 
 
 def test_vector_space_ids_of_other_kinds_are_ignored(

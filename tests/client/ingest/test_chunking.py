@@ -50,7 +50,7 @@ def test_chunks_do_not_exceed_the_token_limit(
     chunks = chunker.split(text, is_markdown=is_markdown)
     counts = tokens_of(client, chunks)
     assert max(counts) <= TOKENS
-    # They are filled, too.
+    # The chunks are also well filled.
     assert sum(counts) / len(counts) > TOKENS / 3
     assert set(text.split()) == {word for chunk in chunks for word in chunk.split()}
 
@@ -80,10 +80,10 @@ def test_short_text_is_one_chunk_and_text_without_spaces_is_split(
 
 
 def test_tokens_of_each_word_are_counted_once(client: Client) -> None:
-    asked: list[str] = []
+    counted: list[str] = []
 
     def count(texts):
-        asked.extend(texts)
+        counted.extend(texts)
         return client.count_tokens(texts)
 
     chunker = ServiceChunker(count, TOKENS, OVERLAP)
@@ -91,27 +91,27 @@ def test_tokens_of_each_word_are_counted_once(client: Client) -> None:
     chunker.prepare(texts)
     for text in texts:
         chunker.split(text)
-    assert len(asked) == len(set(asked))
+    assert len(counted) == len(set(counted))
 
 
 def test_stop_ends_a_long_split() -> None:
-    asked: list[str] = []
+    counted: list[str] = []
 
     def count(texts):
-        asked.extend(texts)
-        if len(asked) >= 100:
+        counted.extend(texts)
+        if len(counted) >= 100:
             chunker.stop()
         return [1] * len(texts)
 
     chunker = ServiceChunker(count, TOKENS, OVERLAP)
     with pytest.raises(StoppedError):
         chunker.split(" ".join(f"word{i}" for i in range(5_000)))
-    assert len(asked) < 300
-    # No further words are asked for, either.
+    assert len(counted) < 300
+    # `prepare` stops, too.
     chunker = ServiceChunker(count, TOKENS, OVERLAP)
     with pytest.raises(StoppedError):
         chunker.prepare(str(i) for i in range(1_000))
-    assert len(asked) < 500
+    assert len(counted) < 500
 
 
 def test_cache_of_counted_words_is_bounded() -> None:

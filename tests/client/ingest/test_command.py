@@ -21,14 +21,14 @@ def test_report_is_printed(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) 
     assert main(edge_runs.arguments()) == 0
     out, err = capsys.readouterr()
     assert out.endswith("0 there already, 0 removed\n")
-    # No bar, because this is no terminal.
+    # No progress bar without a terminal.
     assert err == ""
     assert main(edge_runs.arguments("--json")) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["documents"], report["uploaded"], report["refused"]) == (3, 0, [])
     (edge_runs.options.source / "lid.txt").unlink()
     assert main(edge_runs.arguments()) == 0
-    assert "1 points are of what is gone or has changed: --sync removes them" in (
+    assert "1 points are of sources that are gone or have changed: --sync removes them" in (
         capsys.readouterr().out
     )
 
@@ -65,7 +65,10 @@ def test_skipped_and_unreadable_files_are_reported(
     out = capsys.readouterr().out
     assert ": 0 stored, " in out
     assert " there already, 0 removed\n" in out
-    assert "1 points are of what is gone or has changed: nothing is removed before all is" in out
+    assert (
+        "1 points are of sources that are gone or have changed: nothing is removed before all is"
+        in out
+    )
     assert f"2 files or folders could not be read:\n  {folder}/a.txt is not UTF-8: " in out
     assert f"  {folder}/evil [2J.txt is not UTF-8" in out
     assert main(edge_runs.arguments("--json")) == 1
@@ -89,7 +92,7 @@ def test_exit_status_1_if_nothing_was_read(
     assert ("0 removed" in out, "not read: 3 .png" in out) == (True, True)
     assert err == f"Nothing was read: {folder} has no text.\n"
     assert main(["/no/such/file", *edge_runs.arguments()[1:]]) == 1
-    # The same command would do no better.
+    # Running the same command again would not help.
     assert capsys.readouterr().err == "/no/such/file does not exist.\n"
 
 
@@ -99,7 +102,7 @@ def test_progress_bar_on_a_terminal_shows_the_rate(edge_runs: Runs) -> None:
     shown = b""
     with edge_runs.started(stderr=stderr) as process:
         os.close(stderr)
-        # The end of a terminal is an error.
+        # Reading at the end of a terminal raises an error.
         with suppress(OSError):
             while piece := os.read(terminal, 65_536):
                 shown += piece

@@ -40,7 +40,7 @@ async def test_pooling_of_texts_with_too_many_colbert_vectors(client: AsyncClien
     np.testing.assert_array_equal(short.colbert, full.colbert[0])
     np.testing.assert_array_equal(long.colbert, pooled.colbert[0])
     np.testing.assert_allclose(long.dense, full.dense[1], atol=1e-5)
-    # By more than was asked for, where it is needed.
+    # If needed, the pool factor is larger than requested.
     options = VectorOptions(ALL.kinds, "float32", colbert_pool_factor=2)
     (found,) = await embedder(client, options, max_vectors=10).embed(["search " * 60])
     assert 5 < len(found.colbert) <= 10

@@ -30,7 +30,7 @@ def test_requests_to_a_busy_or_slow_qdrant_are_retried(
     target = replace(http_runs.target, timeout=1 if "seconds" in fault else 60)
     report = replace(http_runs, target=target).run()
     assert len(http_runs.ids()) == report.points
-    # A request that was too slow, or had no answer, is stored all the same.
+    # Points of requests that timed out or got no response are stored, too.
     assert {"seconds", "after"} & {*fault} or stored_once(http_runs, qdrant, report.points)
     assert capsys.readouterr().err.count("trying again") == 1
     assert http_runs.run().uploaded == 0
@@ -70,14 +70,14 @@ def test_qdrant_errors_are_alike_over_http_and_grpc(
     qdrant.fail(status=503)
     with pytest.raises(QdrantBusyError, match=f"answers {away}: told to fail"):
         runs.run(patience=0.1)
-    # A point that is refused is named, and the others are stored.
+    # A refused point is reported, and the others are stored.
     qdrant.fail(status=refusing, reason="the vector is odd", text="pump is blocked")
     report = runs.run()
     ((source, reason),) = report.refused
     assert source == "pump.txt"
     assert f"answers {refuses}: the vector is odd" in reason
     assert stored_once(runs, qdrant, report.points - 1)
-    # It alone is tried again.
+    # Only the refused point is sent again.
     assert runs.run().refused == report.refused
     qdrant.fail(status=429, times=1)
     last = runs.run()
@@ -100,7 +100,7 @@ def test_uploads_keep_the_limits_of_bytes_and_streams(
 ) -> None:
     for i in range(60):
         (folder / f"{i:03}.txt").write_text(f"{i} " + "river winter " * 18)
-    # Of these texts a point is some 30 KB of JSON.
+    # A point of these texts has about 30 KB of JSON.
     report = http_runs.run(batch_bytes=200_000, streams=3)
     state = qdrant.state(http_runs.target.collection)
     assert stored_once(http_runs, qdrant, report.points)

@@ -21,7 +21,7 @@ from smart_embedder_client.qdrant.store import OtherSpaceError
 from tests.client.ingest.conftest import Runs
 from tests.support.server import REPOSITORY, RunningServer
 
-# A process that kills itself before, or after, the nth upload.
+# A process that kills itself before or after the nth upload.
 KILL = """
 import os, signal, sys
 from smart_embedder_client.ingest.command import main
@@ -51,8 +51,8 @@ def new_of(runs: Runs, url: str) -> Runs:
 
 
 def copied(runs: Runs, new: Runs, **options: Any) -> Report:
-    asked = LoadOptions(patience=60.0, **options)
-    return asyncio.run(ingest_collection(asked, runs.target.collection, new.target, new.url))
+    load_options = LoadOptions(patience=60.0, **options)
+    return asyncio.run(ingest_collection(load_options, runs.target.collection, new.target, new.url))
 
 
 def arguments(runs: Runs, new: Runs, *more: str) -> list[str]:
@@ -74,13 +74,13 @@ def check_vectors(new: Runs, expected: dict[str, dict[str, Any]]) -> None:
     assert {point.id: dict(point.payload) for point in points} == expected
     texts = [point.payload["text"] for point in points]
     with Client(new.url) as client:
-        made = client.embed_documents(texts, return_colbert=True)
+        embedded = client.embed_documents(texts, return_colbert=True)
     for i, point in enumerate(points):
-        np.testing.assert_allclose(point.vectors.dense, made.dense[i], atol=1e-5)
-        np.testing.assert_allclose(point.vectors.colbert, made.colbert[i], atol=1e-5)
-        found, wanted = point.vectors.sparse.as_dict(), made.sparse[i].as_dict()
-        assert found == pytest.approx(wanted, abs=1e-5)
-    assert new.look(lambda store: store.origin()).vector_space == made.vector_space
+        np.testing.assert_allclose(point.vectors.dense, embedded.dense[i], atol=1e-5)
+        np.testing.assert_allclose(point.vectors.colbert, embedded.colbert[i], atol=1e-5)
+        found, weights = point.vectors.sparse.as_dict(), embedded.sparse[i].as_dict()
+        assert found == pytest.approx(weights, abs=1e-5)
+    assert new.look(lambda store: store.origin()).vector_space == embedded.vector_space
 
 
 def test_points_are_copied_with_new_vectors(runs: Runs, other_server: RunningServer) -> None:
@@ -105,17 +105,17 @@ def test_killed_copy_is_resumed(
     (folder / "rows.jsonl").write_text("\n".join(rows))
     edge_runs.run()
     before, new = payloads(edge_runs), new_of(edge_runs, other_server.url)
-    asked = arguments(edge_runs, new, "--streams", "1", "--requests", "1")
+    command = arguments(edge_runs, new, "--streams", "1", "--requests", "1")
     for kill in (["1", "before"], ["2", "after"]):
         killed = subprocess.run(
-            [sys.executable, "-c", KILL, *kill, *asked],
+            [sys.executable, "-c", KILL, *kill, *command],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
             timeout=120,
             check=False,
         )
         assert killed.returncode == -signal.SIGKILL, kill
     capsys.readouterr()
-    assert main(asked) == 0
+    assert main(command) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{len(before)} chunks of {len(before)} documents in ")
     check_vectors(new, before)

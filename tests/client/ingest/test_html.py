@@ -137,7 +137,7 @@ def test_chunks_have_the_anchors_of_their_positions(tmp_path: Path) -> None:
 def test_page_is_stored_again_if_an_anchor_changes(edge_runs: Runs, folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
-    # Sections under the same heading, with the same text and without anchors.
+    # Two sections with the same heading and text, and no anchors.
     same = "<h2>Example</h2><p>search a river</p>" * 2
     page = folder / "page.html"
     page.write_text(f"<main>{SPHINX}{same}</main>")

@@ -45,7 +45,7 @@ def test_journal_marks_documents_and_many_points_as_seen(tmp_path: Path) -> None
         assert journal.see_first([DIGESTS[i] for i in (0, 0, 1)]) == [True, False, True]
         assert journal.see_first(DIGESTS[:1]) == [False]
         assert journal.seen_points == 0
-        # More than one statement of SQLite takes.
+        # More ids than a statement of SQLite takes.
         ids = [str(uuid4()) for _ in range(2500)]
         journal.mark_seen(ids[:2000])
         assert set(journal.unseen(ids)) == set(ids[2000:])
@@ -56,7 +56,7 @@ def test_unusable_journal_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with Journal(path) as journal:
         with pytest.raises(JournalError, match="another run has it open"):
             Journal(path)
-        # SQLite's own limit fails as a full disk does.
+        # The page limit of SQLite fails like a full disk.
         journal._connection.execute("PRAGMA max_page_count = 8")
         with pytest.raises(JournalError, match="cannot be used: database or disk is full"):
             journal.add(DIGESTS[0], [str(uuid4()) for _ in range(10_000)])
@@ -67,8 +67,8 @@ def test_unusable_journal_is_reported_in_one_sentence(tmp_path: Path) -> None:
 
 
 def document(**changes: object) -> Document:
-    made = {"source": "a", "key": "", "text": "t", "metadata": {}, "size": 1} | changes
-    return Document(**made)  # type: ignore[arg-type]
+    fields = {"source": "a", "key": "", "text": "t", "metadata": {}, "size": 1} | changes
+    return Document(**fields)  # type: ignore[arg-type]
 
 
 def test_digests_and_ids_change_with_every_option_and_field() -> None:
@@ -78,20 +78,22 @@ def test_digests_and_ids_change_with_every_option_and_field() -> None:
     pairs = [(each, RECIPE) for each in documents] + [(document(), each) for each in recipes[1:]]
     assert len({document_digest(*pair) for pair in pairs}) == len(pairs)
     assert len({chunk_ids(each, ["t"], recipe)[0] for each, recipe in pairs}) == len(pairs)
-    # The length of chunks changes documents alone.
+    # The chunk length changes only the digests of documents.
     shorter = Recipe("texts", ("model",), (256, 64))
     assert document_digest(document(), RECIPE) != document_digest(document(), shorter)
     assert chunk_ids(document(), ["t"], RECIPE) == chunk_ids(document(), ["t"], shorter)
-    # Chunks that repeat in a document have their own names.
+    # Repeated chunks of a document have different ids.
     ids = chunk_ids(document(), ["a", "b", "a"], RECIPE)
     assert len(set(ids)) == 3
     assert ids[:2] == chunk_ids(document(text="other"), ["a", "b"], RECIPE)
 
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 60), st.none() | st.integers(1, 5))
-def test_batches_keep_order_and_limits(items: list[int], most: int, most_items: int | None) -> None:
-    made = list(batches(items, lambda item: item, lambda: most, most_items))
-    assert [item for batch in made for item in batch] == items
-    for batch in made:
-        assert sum(batch) <= most or len(batch) == 1
-        assert 0 < len(batch) <= (most_items or len(batch))
+def test_batches_keep_order_and_limits(
+    items: list[int], max_weight: int, max_items: int | None
+) -> None:
+    grouped = list(batches(items, lambda item: item, lambda: max_weight, max_items))
+    assert [item for batch in grouped for item in batch] == items
+    for batch in grouped:
+        assert sum(batch) <= max_weight or len(batch) == 1
+        assert 0 < len(batch) <= (max_items or len(batch))

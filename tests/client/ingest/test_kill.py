@@ -33,7 +33,7 @@ def test_killed_run_is_resumed(rows: Runs, qdrant: QdrantServer, after: bool) ->
         qdrant.wait_for(name, lambda state: state["faults"] == 1)
         run.kill()
         run.wait(30)
-        # What else was on its way is stored by now.
+        # Other uploads that were sent are stored by now.
         qdrant.wait_for(name, lambda state: state["streams"] == state["requests"] == 1)
     qdrant.fail()
     stored = len(qdrant.state(name)["uploads"])
@@ -59,7 +59,7 @@ def test_run_waits_for_a_restarted_service(
 ) -> None:
     with Relay() as relay:
         runs = replace(rows, url=relay.url)
-        # Nothing is stored before the service is gone, so that the run needs it again.
+        # The service is killed before anything is stored, so the run needs it again.
         qdrant.fail(status=503)
         with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as service:
             relay.connect_to(service.url)

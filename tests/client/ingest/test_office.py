@@ -58,7 +58,7 @@ def test_docx_is_read_with_headings_and_tables(tmp_path: Path) -> None:
     inserted = "<w:p><w:ins><w:r><w:t>inserted</w:t></w:r></w:ins></w:p>"
     field = f"<w:sdt><w:sdtContent>{paragraph('of a form')}</w:sdtContent></w:sdt>"
     (tmp_path / "manual.docx").write_bytes(make_docx([*body, table(rows), inserted, field]))
-    # Word's own note that the document is open.
+    # The lock file that Word creates for an open document.
     (tmp_path / "~$manual.docx").write_bytes(b"no document")
     (document,), skipped = read(tmp_path)
     assert document.text == (

@@ -10,7 +10,7 @@ def test_progress_line_per_minute_without_a_terminal(
     now = 0.0
     with Progress("texts", "B", clock=lambda: now) as progress:
         progress.expect(10_000)
-        # An earlier run has stored nine tenths, which takes 50 seconds to find out.
+        # An earlier run has stored 90 %, which this run finds out in 50 seconds.
         for _ in range(9):
             progress.skip(1_000)
         now = 50.0

@@ -48,12 +48,12 @@ def test_later_runs_store_missing_points_and_remove_only_with_sync(
     assert runs.run().uploaded == 1
     assert len(runs.ids()) == len(ids)
 
-    made = runs.look(lambda store: store.layout())
-    assert made.kinds == {"dense", "sparse", "colbert"}
-    assert made.sparse == {"sparse": None}
-    assert made.vectors["colbert"].is_multivector
-    assert made.vectors["colbert"].edges == 0
-    assert {config.distance for config in made.vectors.values()} == {"Cosine"}
+    layout = runs.look(lambda store: store.layout())
+    assert layout.kinds == {"dense", "sparse", "colbert"}
+    assert layout.sparse == {"sparse": None}
+    assert layout.vectors["colbert"].is_multivector
+    assert layout.vectors["colbert"].edges == 0
+    assert {config.distance for config in layout.vectors.values()} == {"Cosine"}
 
 
 def test_unchanged_chunks_of_a_changed_document_keep_their_ids(
@@ -123,9 +123,9 @@ def test_collection_without_origin_is_refused_by_its_model_name(edge_runs: Runs)
 @pytest.mark.parametrize("datatype", ["float16", "uint8"])
 def test_datatype_of_stored_vectors(edge_runs: Runs, datatype: str) -> None:
     assert edge_runs.run(datatype=datatype).refused == []
-    made = edge_runs.look(lambda store: store.layout())
-    assert {config.datatype for config in made.vectors.values()} == {datatype}
-    # The next run takes the type of the collection.
+    layout = edge_runs.look(lambda store: store.layout())
+    assert {config.datatype for config in layout.vectors.values()} == {datatype}
+    # The next run uses the datatype of the collection.
     assert edge_runs.run().uploaded == 0
     with pytest.raises(IngestError, match=f"its vector dense is .*{datatype}.* is needed"):
         edge_runs.run(datatype="float32")

@@ -296,7 +296,7 @@ def test_skipped_files_are_counted_by_suffix_and_bad_ones_are_reported(tmp_path:
     (folder / "package.json").write_text('{"name": "a"}')
     (folder / "below" / "rows.jsonl").write_text('{"text": "the river"}')
     (folder / "below" / "rows.csv").write_text("text\nthe mountain\n")
-    # Their beginnings are read, and the files behind them.
+    # They are read up to the error, and the next files are read, too.
     bad = {"e.txt": b"caf\xe9", "f.csv": b"body\nx\n"}
     bad["below/a.jsonl"] = b'{"text": "one"}\n{"text": \n{"text": "three"}\n'
     for name, content in bad.items():
@@ -334,7 +334,7 @@ def test_long_text_is_cut_between_paragraphs(tmp_path: Path) -> None:
     assert [document.is_part for document in found] == [False] + [True] * (len(found) - 1)
     assert len({document.key for document in found}) == len(found)
     assert sum(document.size for document in found) == path.stat().st_size
-    # Without spaces, too.
+    # Also without spaces.
     path.write_text("a" * 300_000)
     assert [len(document.text) for document in read(path)] == [131_072, 131_072, 37_856]
 
@@ -363,7 +363,7 @@ def test_row_of_gigabytes_is_read_only_to_the_limit(
     try:
         with pytest.raises(SourceError, match="more than 1048576"):
             read(path)
-        # Python holds some fields of a character in 60 bytes each.
+        # Python takes 60 bytes for a field of one character.
         assert tracemalloc.get_traced_memory()[1] < 30 * 2**20
     finally:
         tracemalloc.stop()

@@ -85,7 +85,7 @@ def test_changed_vector_space_stops_the_run(
 ) -> None:
     source = tmp_path / "rows.jsonl"
     source.write_text("\n".join(json.dumps({"text": f"{i} river winter"}) for i in range(400)))
-    # The first upload waits until the other service is there.
+    # The first upload waits until the other service runs.
     qdrant.fail(status=503)
     with Relay() as relay:
         relay.connect_to(server.url)

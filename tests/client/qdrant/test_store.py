@@ -20,7 +20,7 @@ def test_collection_may_have_additional_vectors() -> None:
         sparse={**WANTED.sparse, "bm25": "idf"},
     )
     assert [*find_differences(WANTED, more)] == []
-    # Of bge-m3 a point has room for so many.
+    # The number of bge-m3's vectors that fit into a point.
     assert WANTED.max_colbert_vectors == 1023
     assert [*find_differences(WANTED, with_dense(edges=32))] == []
 

@@ -157,7 +157,7 @@ def test_hit_shows_match_headings_anchor_and_equal_texts_once(
     assert shown.endswith(" ...")
     assert QUERY in shown
     assert headings == "    Rivers > Far"
-    # Either of the two, which have the same scores.
+    # Both have the same scores, so either may come first.
     places = {location.partition("#end: dense ")[0], also.removeprefix("    the same text: ")}
     assert places in ({"    a.html", "b.html#far"}, {"    b.html", "a.html#far"})
     assert hit["location"] == f"{hit['source']}#end"
@@ -177,7 +177,7 @@ def test_best_part_has_the_most_similar_tokens() -> None:
     assert {"word125", "word130"} <= {word.strip(".") for word in part.split()}
     assert len(part) <= 300
     assert best_part(text, Tokenized(np.arange(200), spans), similarity * 0) == text[:300]
-    # Without spaces and sentences, too.
+    # Also without spaces and sentences.
     spans = np.array([(i, i + 1) for i in range(1_000)])
     similarity = np.zeros((1, 1_000), np.float32)
     similarity[0, 700] = 1.0

@@ -16,7 +16,7 @@ from tests.deploy.ray.ray_cluster import BIN, run_cluster
 def cluster():
     if not BIN.is_dir():
         pytest.skip("scripts/check_cluster.sh runs these")
-    # Short: Ray puts sockets below it.
+    # A short path: Ray creates sockets below it.
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
     with run_cluster(folder) as running:
         yield running

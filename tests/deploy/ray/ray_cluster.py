@@ -18,7 +18,7 @@ from tests.support.server import REPOSITORY, free_port
 from tests.support.waiting import wait_until
 
 BIN = REPOSITORY / ".venv-cluster" / "bin"
-# Ray would take the machine's outer address for 127.0.0.1.
+# Ray replaces 127.0.0.1 by the machine's public address.
 NODE = "127.0.0.2"
 LIMIT = 120.0
 _REPLICA = "ray::ServeReplica:smart-embedder:SmartEmbedder"
@@ -69,9 +69,9 @@ class RayCluster:
 
 def environment(**settings: str) -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if k in {"HOME", "LANG", "TMPDIR"}}
-    own = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
+    defaults = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
     path = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
-    return inherited | own | path | settings
+    return inherited | defaults | path | settings
 
 
 @contextmanager
@@ -128,9 +128,9 @@ def serving(cluster: RayCluster, model: Path) -> Iterator[str]:
     config = yaml.safe_load((REPOSITORY / "deploy" / "ray" / "service.yaml").read_text())
     port = config["http_options"]["port"] = cluster.http_port
     (application,) = config["applications"]
-    own = {"EMBEDDING_MODEL": str(model), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
+    models = {"EMBEDDING_MODEL": str(model), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
     limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
-    application["runtime_env"]["env_vars"] |= own | limits
+    application["runtime_env"]["env_vars"] |= models | limits
     (deployment,) = application["deployments"]
     deployment["ray_actor_options"] = {"num_cpus": 1}
     deployment["autoscaling_config"] |= {

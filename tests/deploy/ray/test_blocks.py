@@ -64,6 +64,6 @@ def test_files_with_the_same_label_are_refused(table: Path) -> None:
     files = [table / day / "part-00000.parquet" for day in ("day1", "day2")]
     with pytest.raises(InputError, match=r"the same ids, which begin with part-00000\.parquet"):
         find_input(files)
-    # A file and its folder are one file named twice, with two labels.
+    # A file that is given twice, by its path and by its folder, has two labels.
     with pytest.raises(InputError, match="is named twice"):
         find_input([table, files[0]])

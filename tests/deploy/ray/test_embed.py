@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.timeout(5 * LIMIT)
 
 ROWS = 1500
-# Some 20 rows.
+# About 20 rows.
 BLOCK = ["--block-bytes", "1000", "--block-rows", "20"]
 
 
@@ -45,8 +45,8 @@ class EmbedJob:
         self.output = folder / "out"
         self._settings = {"EMBEDDING_MODEL": str(model), "RERANKER_MODEL": "none"}
         self._settings["DTYPE"] = "float32"  # Elsewhere auto means bfloat16, on some processors.
-        own = ["--output", str(self.output), "--address", cluster.address, "--id-column", "key"]
-        self._command = [BIN / "python", "-m", "deploy.ray.embed", *arguments, *own, *BLOCK]
+        options = ["--output", str(self.output), "--address", cluster.address, "--id-column", "key"]
+        self._command = [BIN / "python", "-m", "deploy.ray.embed", *arguments, *options, *BLOCK]
 
     def start(self, log: Path, **settings: str) -> "subprocess.Popen[bytes]":
         with log.open("wb") as output:
@@ -71,7 +71,7 @@ class EmbedJob:
         also()
         process.send_signal(signal.SIGKILL)
         process.wait(30)
-        # Its workers end with it, and may still finish what they are at.
+        # Its workers end with it, and may still finish a block.
         wait_until(lambda: not self._cluster.embedders(), "no worker is left")
         return len(self.blocks)
 
@@ -121,10 +121,10 @@ def test_job_is_resumed_after_kills_and_lost_workers(
     places = range(0, ROWS, 100)
     texts = [table["text"][place].as_py() for place in places]
     sequences = [sequence.ids for sequence in embedder.tokenize(texts)]
-    made = embedder.launch(sequences, [Outputs(dense=True, sparse=True)] * len(texts))()
-    for place, lonely in zip(places, made, strict=True):
-        np.testing.assert_allclose(table["dense"][place].as_py(), lonely.dense, atol=1e-5)
-        assert table["sparse_indices"][place].as_py() == lonely.sparse.indices.tolist()
+    alone = embedder.launch(sequences, [Outputs(dense=True, sparse=True)] * len(texts))()
+    for place, embedding in zip(places, alone, strict=True):
+        np.testing.assert_allclose(table["dense"][place].as_py(), embedding.dense, atol=1e-5)
+        assert table["sparse_indices"][place].as_py() == embedding.sparse.indices.tolist()
     assert "0 rows embedded" in job.finish(log)
 
 
@@ -142,7 +142,7 @@ def test_parquet_to_qdrant_is_resumed_with_the_same_points(
         assert "done already" in output
         uploads = qdrant.state("smart-embedder")["uploads"]
     assert len(uploads) == ROWS
-    # What was under way was sent again, under the same ids.
+    # Open blocks were sent again, with the same ids.
     assert sum(uploads.values()) < ROWS + 5 * 20
 
 

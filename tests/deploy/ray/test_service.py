@@ -104,7 +104,7 @@ def test_killed_replica_does_not_affect_requests_of_others(
         load.wait_for_more(100)
         first.kill()
         load.wait_for_more(200)
-    # Only what was in the one that died; nothing that another says to have answered.
+    # Only requests of the killed replica failed, and none that another has answered.
     assert len(load.failed) <= CLIENTS
     assert {load.statuses[request] for request in load.failed} <= {500, 503}
     for pid in cluster.replicas():

@@ -17,7 +17,7 @@ def start_worker(tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Start a worker as on a processor with only these `kernels`."""
 
     workers = []
-    # Loggers that are used meanwhile would keep what it configures, for all tests of this process.
+    # Loggers would keep this configuration for all tests of this process.
     monkeypatch.setattr(worker, "configure_logs", lambda *_: None)
 
     def start(kernels: native.InstructionSet, dtype: str) -> None:

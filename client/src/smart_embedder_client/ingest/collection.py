@@ -76,7 +76,7 @@ async def ask_service(
     health = await patience.wait_for(client.health)
     max_tokens = health.details.get("max_input_length")
     if type(max_tokens) is not int:
-        raise IngestError("what answers /health does not say how many tokens a text may have")
+        raise IngestError("/health does not report the maximum tokens of a text (max_input_length)")
     models = (answer.dense_model_name, answer.sparse_model_name, answer.colbert_model_name)
     return Served(
         name=answer.dense_model_name,

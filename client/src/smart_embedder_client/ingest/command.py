@@ -100,7 +100,7 @@ def _describe(report: Report, *, sync: bool) -> Iterator[str]:
         yield f"{report.truncated} chunks were longer than the model reads, and were cut"
     if report.stale:
         advice = "nothing is removed before all is read" if sync else "--sync removes them"
-        yield f"{report.stale} points are of what is gone or has changed: {advice}"
+        yield f"{report.stale} points are of sources that are gone or have changed: {advice}"
     yield from (f"{source}: {reason}" for source, reason in report.refused[:_MAX_REFUSALS])
     if report.refused:
         yield f"{len(report.refused)} chunks were refused; the same command tries them again"

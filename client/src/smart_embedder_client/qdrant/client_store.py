@@ -109,7 +109,7 @@ def _connection_error(address: str, source: Exception) -> QdrantError:
         return QdrantBusyError(f"Qdrant at {address} did not answer in time")
     if isinstance(source, httpx.TransportError):
         return QdrantBusyError(f"no connection to Qdrant at {address}: {source}")
-    return QdrantError(f"what answers at {address} is not Qdrant: {source}")
+    return QdrantError(f"the server at {address} is not Qdrant: {source}")
 
 
 def _read_reason(error: UnexpectedResponse) -> str:
