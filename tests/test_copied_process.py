@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bad_start import run_to_the_end
+from tests.support.bad_start import run_until_exit
 from tests.support.server import start_process
 
 PRINT = """
@@ -19,7 +19,7 @@ sys.exit(7)
 
 
 def told(folder: Path, *, fresh: bool) -> tuple[int, str]:
-    return run_to_the_end(
+    return run_until_exit(
         folder, module="told", arguments=["--one", "two"], fresh=fresh, SETTING="a b"
     )
 
@@ -53,4 +53,4 @@ def test_the_template_has_imported_what_most_of_a_start_is(tmp_path: Path) -> No
     (tmp_path / "imported.py").write_text(
         "import sys\nprint([name in sys.modules for name in ('torch', 'huggingface_hub')])\n"
     )
-    assert run_to_the_end(tmp_path, module="imported") == (0, "[True, False]\n")
+    assert run_until_exit(tmp_path, module="imported") == (0, "[True, False]\n")

@@ -11,7 +11,7 @@ from app.connection import (
     MAX_PIPELINED_REQUESTS,
 )
 from tests.app.wire import RESPONSE_TIMEOUT, Client
-from tests.support.skipped_time import in_skipped_time, turns
+from tests.support.skipped_time import in_skipped_time, run_ready
 
 GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
 CHUNKED = b"POST /%d HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -128,7 +128,7 @@ async def test_the_rest_of_a_body_after_its_response_has_ten_seconds() -> None:
 async def test_requests_are_answered_in_order_whatever_their_bodies() -> None:
     client, sizes = Client(), [0, 200_000, 3, 70_000, 0, 0, 65_536, 1]
     await client.send(b"".join(POST % (1, size) + b"a" * size for size in sizes))
-    await turns(100)
+    await run_ready(100)
     assert [len(body) for body in client.app.bodies] == sizes
     assert client.statuses == [200] * len(sizes)
 
@@ -139,7 +139,7 @@ async def test_pipelined_requests_are_limited() -> None:
     await client.send(b"".join(GET % number for number in range(1000)))
     assert len(client.protocol.pipeline) == MAX_PIPELINED_REQUESTS
     await client.go()
-    await turns(2000)
+    await run_ready(2000)
     assert client.statuses == [200] * (MAX_PIPELINED_REQUESTS + 1)
     assert client.wire.sent_eof
 
@@ -304,7 +304,7 @@ async def test_a_request_gets_http_disconnect_when_its_client_leaves() -> None:
     await sent.send(GET % 1)
     for client in (sending, sent):
         client.protocol.connection_lost(None)
-        await turns()
+        await run_ready()
         assert (client.app.paths, client.app.left) == (["/1"], ["/1"])
         assert not client.state.connections
 

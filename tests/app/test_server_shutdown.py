@@ -18,7 +18,7 @@ from app.connection import bounded_connection
 from app.middleware import draining
 from app.middleware.draining import Drain
 from app.server import DrainingServer
-from tests.support.skipped_time import in_skipped_time, now, turns
+from tests.support.skipped_time import in_skipped_time, now, run_ready
 
 TIMEOUT = 30.0
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -279,7 +279,7 @@ async def test_the_logged_url_can_be_called(host: str, shown: str) -> None:
                     pass
                 closing = GET.replace(b"Host", b"Connection: close\r\nHost")
                 assert b"200 OK" in await asyncio.wait_for(service.call(closing), 10)
-                await turns()
+                await run_ready()
     except SystemExit:
         pytest.skip(f"{host} cannot be listened on here")
     assert url == f"http://{shown}:{url.rpartition(':')[2]}"

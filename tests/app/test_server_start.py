@@ -34,7 +34,7 @@ from app.settings import Settings
 from smart_embedder.errors import StartupError
 from smart_embedder.requests import ANSWER_BYTES
 from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
-from tests.support.bad_start import run_to_the_end
+from tests.support.bad_start import run_until_exit
 from tests.support.script import run_script
 from tests.support.server import run_server
 
@@ -51,7 +51,7 @@ UVICORN = ("app.main:app", "--port", "0")
 def test_a_wrong_setting_stops_the_start_before_the_port_opens(
     tmp_path: Path, module: str, arguments: Sequence[str], message: str
 ) -> None:
-    status, output = run_to_the_end(
+    status, output = run_until_exit(
         tmp_path, module=module, arguments=arguments, API_TOKENS_FILE="/absent"
     )
     assert (status, output.count("\n")) == (1, 1)
@@ -62,7 +62,7 @@ def test_a_wrong_setting_stops_the_start_before_the_port_opens(
 def test_the_last_log_line_of_a_failed_start_is_its_reason(tmp_path, module) -> None:
     model = {"EMBEDDING_MODEL": str(tmp_path / "absent"), "LOG_LEVEL": "debug"}
     arguments = UVICORN if module == "uvicorn" else ()
-    status, output = run_to_the_end(tmp_path, module=module, arguments=arguments, **model)
+    status, output = run_until_exit(tmp_path, module=module, arguments=arguments, **model)
     assert status == 1
     assert "Finished server process" in output
     last = output.splitlines()[-1]

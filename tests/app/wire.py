@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from app.connection import BoundedConnection, bounded_connection
-from tests.support.skipped_time import turns
+from tests.support.skipped_time import run_ready
 
 RESPONSE_TIMEOUT = 30.0
 
@@ -122,25 +122,25 @@ class Client:
 
     async def send(self, data: bytes) -> None:
         self.protocol.data_received(data)
-        await turns()
+        await run_ready()
 
     async def send_in_pieces(self, data: bytes, size: int) -> None:
         """Send in pieces until the service closes the connection."""
         for start in range(0, len(data), size):
             if self.wire.ended is None and not self.wire.sent_eof:
                 self.protocol.data_received(data[start : start + size])
-        await turns()
+        await run_ready()
 
     async def go(self) -> None:
         self.app.go.set()
-        await turns(100)
+        await run_ready(100)
 
     async def wait(self, seconds: int) -> None:
         """Call `tick` once a second until the connection ends."""
         for _ in range(seconds):
             if self.wire.ended is None:
                 self.protocol.tick()
-                await turns()
+                await run_ready()
 
     @property
     def statuses(self) -> list[int]:

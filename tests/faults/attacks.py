@@ -1,8 +1,8 @@
-"""Attacks on one server with the default limits, and what a neighbour and the memory see of each.
+"""Attacks on a server with the default limits: its memory, and the wait of another client.
 
 Limits of a single connection (sizes, order, upgrades) are in tests/app/test_connection.py.
 
-An outcome is the status of an answer, or 0 where the connection ended without one.
+An outcome is the status of a response, or 0 if the connection ended without one.
 """
 
 import json
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.raw import address_of, connect, head, read_status
-from tests.support.memory import forget_peak, status_bytes
+from tests.support.memory import reset_peak, status_bytes
 from tests.support.server import RunningServer
 
 MIB = 1 << 20
 BODY_BYTES = 16 * MIB
-# What a request may cost beside 20 times its body.
+# The memory that a request may take in addition to 20 times its body.
 BESIDE = 50 * MIB
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 WORDS = "search vector weight dense token "
@@ -31,17 +31,17 @@ LONG = WORDS * 1800
 MANY = [f"{number} {WORDS * 90}" for number in range(500)]
 SHORT = [f"{number}" for number in range(1024)]
 SMALL = json.dumps({"sentences": ["search"], "return_colbert": False}).encode()
-# Its answer holds 7 MB of vectors and is 18 MB of JSON.
+# The response holds 7 MB of vectors and is 18 MB of JSON.
 LARGE = json.dumps({"sentences": ["search vector " * 50] * 256}).encode()
 Outcomes = Counter[int]
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What came of an attack.
+    """The result of an attack.
 
-    `grown` are the bytes that the server took for it at its peak, and `longest_health` the seconds
-    that a neighbour waited for /health at most.
+    `grown` is the growth of the server's memory in bytes, at its peak, and `longest_health` the
+    longest response time of /health for another client, in seconds.
     """
 
     outcomes: Outcomes
@@ -51,9 +51,9 @@ class Observation:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack, the outcomes that it may have, and how much memory the server may take for it.
+    """An attack, its allowed outcomes, and the memory that the server may take for it.
 
-    Where `counts` is set the outcomes are exactly these.
+    If `counts` is set, the outcomes must be exactly these.
     """
 
     name: str
@@ -63,17 +63,17 @@ class Attack:
     counts: Outcomes | None = None
 
     def allows(self, seen: Observation) -> bool:
-        """Whether outcomes and memory are as they should be."""
-        as_counted = self.counts is None or seen.outcomes == self.counts
-        as_told = seen.outcomes.keys() <= self.statuses
-        return as_counted and as_told and seen.grown <= self.most_memory
+        """Return whether outcomes and memory are allowed."""
+        has_counts = self.counts is None or seen.outcomes == self.counts
+        has_statuses = seen.outcomes.keys() <= self.statuses
+        return has_counts and has_statuses and seen.grown <= self.most_memory
 
 
 def observe(server: RunningServer, attack: Attack) -> Observation:
-    """Attack the server; fails where /health is not 200 all the while, or at the end."""
+    """Attack the server; fails if /health ever is not 200."""
     pid = server.process.pid
     before = status_bytes(pid, "VmRSS")
-    forget_peak(pid)
+    reset_peak(pid)
     host, port = address_of(server)
     watch = [sys.executable, "-S", str(Path(__file__).with_name("health_watch.py"))]
     with subprocess.Popen(
@@ -109,7 +109,7 @@ def leave_in_body(server: RunningServer) -> Outcomes:
 
 
 def idle_connections(server: RunningServer) -> Outcomes:
-    """Kept connections that ask for nothing any more."""
+    """Keep connections open without further requests."""
     outcomes = Outcomes()
     with ExitStack() as stack:
         for _ in range(200):
@@ -123,7 +123,7 @@ def idle_connections(server: RunningServer) -> Outcomes:
 
 
 def many_large_bodies(server: RunningServer) -> Outcomes:
-    """As many as fit are read, the rest gets 503."""
+    """Send more bodies than fit: the rest gets 503."""
     body = padded(BODY_BYTES)
 
     def send(_: int) -> int:
@@ -136,7 +136,7 @@ def many_large_bodies(server: RunningServer) -> Outcomes:
 
 
 def unread_answers(server: RunningServer) -> Outcomes:
-    """Large answers that nobody reads; when the readers have left, there is room again."""
+    """Request large responses without reading them; when the clients leave, memory is free."""
     with ExitStack() as stack, ThreadPoolExecutor(60) as threads:
         raws = [stack.enter_context(connect(server, receive_buffer=4096)) for _ in range(60)]
 
@@ -148,7 +148,7 @@ def unread_answers(server: RunningServer) -> Outcomes:
 
 
 def padded(size: int) -> bytes:
-    """A body of this size with an unknown field: it is read whole, and refused."""
+    """Return a body of this size with an unknown field, which is read whole and refused."""
     beginning, end = b'{"sentences":["search"],"padding":"', b'"}'
     return beginning + b" " * (size - len(beginning) - len(end)) + end
 
@@ -156,17 +156,17 @@ def padded(size: int) -> bytes:
 def posting(
     body: Callable[[], bytes], path: str = "/embeddings/", **headers: str
 ) -> Callable[[RunningServer], Outcomes]:
-    """One request, whose answer is read."""
+    """Return an attack that sends one request, and reads the response."""
 
     def post(server: RunningServer) -> Outcomes:
-        told = {"Content-Type": "application/json"} | headers
+        sent = {"Content-Type": "application/json"} | headers
         with (
             server.client() as client,
-            client.stream("POST", path, content=body(), headers=told) as answer,
+            client.stream("POST", path, content=body(), headers=sent) as response,
         ):
-            for _ in answer.iter_raw():
+            for _ in response.iter_raw():
                 pass
-        return Counter([answer.status_code])
+        return Counter([response.status_code])
 
     return post
 
@@ -177,7 +177,7 @@ def _json(value: dict[str, Any]) -> Callable[[], bytes]:
 
 _SAFETENSORS = {"Accept": "application/vnd.safetensors"}
 _N = BODY_BYTES - 100
-# Each of these stopped the event loop for 0.3 to 196 seconds when it was parsed first.
+# Parsed before they were counted, these would block the event loop for 0.3 to 196 seconds.
 _COUNTLESS: dict[str, Callable[[], bytes]] = {
     "millions of ints": lambda: b'{"sentences":[' + b"1," * (_N // 2) + b"1]}",
     "millions of empty texts": lambda: b'{"sentences":[' + b'"",' * (_N // 3) + b'""]}',
@@ -202,7 +202,7 @@ _COSTLY: dict[str, tuple[str, dict[str, Any], dict[str, str], int]] = {
 
 
 def attacks() -> Iterator[Attack]:
-    """All of them."""
+    """Yield all attacks."""
 
     def alone(name: str, run: Any, counts: dict[int, int], memory: int = BESIDE) -> Attack:
         return Attack(name, run, frozenset(counts), memory, Counter(counts))

@@ -1,7 +1,7 @@
-"""The whole service, with a device that tests hold and break: `tests.faults.faulty_server`.
+"""The service with a device that tests hold and break: `python -m tests.faults.faulty_server`.
 
-While the file HOLD exists, every forward waits. While the file BREAK exists, a forward fails with a
-GPU's lasting error.
+While the file HOLD exists, every forward waits. While the file BREAK exists, forwards fail with a
+lasting hardware error.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 
 
 class FaultyModel:
-    """A real model behind a device boundary that waits and fails as the files say."""
+    """A real model whose launches wait and fail while the files exist."""
 
     def __init__(self, model) -> None:
         self._model = model
@@ -29,7 +29,7 @@ class FaultyModel:
         return getattr(self._model, name)
 
     def launch(self, sequences, outputs):
-        wait_until(lambda: not self._hold.is_file(), "never let go")
+        wait_until(lambda: not self._hold.is_file(), "the device was held too long")
         if self._break.is_file():
             raise broken_memory()
         return self._model.launch(sequences, outputs)
@@ -41,7 +41,7 @@ def load(settings: Settings) -> DefaultModels:
 
 
 def faulty(placed: PlacedModels) -> PlacedModels:
-    """With a first device that fails."""
+    """Make the model on the first device faulty."""
     first, *others = placed.models
     first = dataclasses.replace(first, model=FaultyModel(first.model))
     return dataclasses.replace(placed, models=(first, *others))

@@ -1,6 +1,6 @@
-"""Asks /health again and again until its input ends, then prints the seconds of the longest answer.
+"""Polls /health until its input ends, then prints the longest response time in seconds.
 
-It is a process of its own, so that what the attack itself computes does not count.
+It is a process of its own, so that the work of the attacker does not count.
 """
 
 import select
@@ -16,9 +16,9 @@ if __name__ == "__main__":
     while not select.select([sys.stdin], [], [], 0.01)[0]:
         began = time.perf_counter()
         connection.request("GET", "/health")
-        answer = connection.getresponse()
-        answer.read()
+        response = connection.getresponse()
+        response.read()
         longest = max(longest, time.perf_counter() - began)
-        if answer.status != 200:
-            sys.exit(f"/health answered {answer.status}")
+        if response.status != 200:
+            sys.exit(f"/health returned {response.status}")
     sys.stdout.write(str(longest))

@@ -1,7 +1,7 @@
-"""The service as in a control group of its own: `python -m tests.faults.limited_server`.
+"""The service in a simulated control group: `python -m tests.faults.limited_server`.
 
-LIMIT names a file with the group's bytes, without which there is no limit. What is in use is what
-the system says of the process.
+LIMIT names a file with the limit in bytes; without the file there is no limit. The memory in use is
+that of the process.
 """
 
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from app.main import create_app
 from app.server import run
-from smart_embedder.hardware import device as choose
+from smart_embedder.hardware import device as hardware
 from smart_embedder.interface import MemoryUsage
 from smart_embedder.startup import load_models
 from tests.support.memory import status_bytes
 
 
 def group_usage(*_: Path) -> MemoryUsage | None:
-    """What a control group's `anon` and `shmem` are where one process is in it."""
+    """Return `anon` and `shmem` of a control group with this process, and its limit."""
     limit = Path(os.environ["LIMIT"])
     if not limit.exists():
         return None
@@ -26,5 +26,5 @@ def group_usage(*_: Path) -> MemoryUsage | None:
 
 
 if __name__ == "__main__":
-    choose.control_group_usage = group_usage
+    hardware.control_group_usage = group_usage
     run(partial(create_app, loader=load_models))

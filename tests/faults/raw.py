@@ -1,4 +1,4 @@
-"""Sockets for clients that do not behave."""
+"""Raw sockets for clients that misbehave."""
 
 import socket
 
@@ -11,7 +11,7 @@ def address_of(server: RunningServer) -> tuple[str, int]:
 
 
 def connect(server: RunningServer, *, receive_buffer: int | None = None) -> socket.socket:
-    """A bare connection; a small `receive_buffer` makes the other side feel a slow reader."""
+    """Open a connection; a small `receive_buffer` makes a slow reader."""
     raw = socket.socket()
     if receive_buffer is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -21,7 +21,7 @@ def connect(server: RunningServer, *, receive_buffer: int | None = None) -> sock
 
 
 def head(length: int, path: str = "/embeddings/") -> bytes:
-    """The head of a POST that announces a JSON body of `length` bytes."""
+    """Return the head of a POST with a JSON body of `length` bytes."""
     return (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {length}\r\n\r\n"
@@ -29,6 +29,6 @@ def head(length: int, path: str = "/embeddings/") -> bytes:
 
 
 def read_status(raw: socket.socket) -> int:
-    """The status of the answer; 0 where the connection ended without one."""
+    """Read the status of the response; 0 if the connection ended without one."""
     line = raw.recv(65_536).partition(b"\r\n")[0].split()
     return int(line[1]) if len(line) > 1 else 0

@@ -1,4 +1,4 @@
-"""Counts what became of every request; one that got no answer of any kind is lost."""
+"""Counts the outcomes of requests; a request without any response is lost."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 
-# The client knows what happened and what to do.
+# Statuses after which a client knows what to do.
 REFUSALS = {*range(400, 500), 503, 504}
 GOOD = {"sentences": ["search"], "return_colbert": False}
 EMBED: tuple[str, dict[str, Any]] = (
@@ -17,7 +17,7 @@ EMBED: tuple[str, dict[str, Any]] = (
 
 @dataclass
 class Tally:
-    """Requests by their status, and by their code if it is no success; some `left` on purpose."""
+    """Requests by status, and by code if they failed; some clients `left` on purpose."""
 
     sent: int = 0
     left: int = 0
@@ -41,17 +41,17 @@ class Tally:
         return self.sent - self.left - self.statuses.total()
 
     def leave(self) -> None:
-        """A client that left before it could be answered: sent, and nobody waits."""
+        """Count a request whose client left before the response."""
         self.sent += 1
         self.left += 1
 
     def note(self, status: int) -> None:
-        """A request that was sent and got this status."""
+        """Count a request with this status."""
         self.sent += 1
         self.statuses[status] += 1
 
     def count(self, response: httpx2.Response) -> None:
-        """An answer to one that was sent; whatever is no success must say so in the one shape."""
+        """Count a response to a request that is counted as sent; check the shape of errors."""
         self.statuses[response.status_code] += 1
         if response.status_code == 200:
             return
@@ -64,7 +64,7 @@ class Tally:
     async def post(
         self, client: httpx2.AsyncClient, path: str, body: dict[str, Any], **headers: str
     ) -> int:
-        """Send one request and count its end; 0 stands for no answer."""
+        """Send one request and count its outcome; returns 0 without a response."""
         self.sent += 1
         try:
             response = await client.post(path, json=body, headers=headers)

@@ -1,6 +1,6 @@
-"""Attacks on one process: who attacks gets its status, and takes no more memory than is allowed.
+"""Attacks on a server process: their statuses, and the memory that they take.
 
-`python -m scripts.attacks` shows the same attacks, with the time that a neighbour waits.
+`python -m scripts.attacks` runs the same attacks, and prints how long another client waits.
 """
 
 import sys
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @pytest.fixture(scope="module")
 def server(serve) -> Iterator[RunningServer]:
-    """One with the default limits, which has seen a text of full length."""
+    """Run a server with the default limits, which has embedded a text of full length."""
     with serve() as running:
         with running.client() as client:
             for body in (EMBED[1], {"sentences": [LONG]}):

@@ -1,4 +1,4 @@
-"""The files of a model are written over and cut short while it serves: what is loaded is a copy."""
+"""A loaded model is a copy: its files may be overwritten and truncated while it serves."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from smart_embedder.requests import EmbedRequest
 from tests.smart_embedder.engines import engine_on_cpu
 
 
-async def test_a_model_whose_weights_are_written_over_or_cut_makes_the_same_vectors(
+async def test_overwritten_and_truncated_weights_change_no_vectors(
     tiny_m3: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "m3")

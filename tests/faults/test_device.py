@@ -1,6 +1,6 @@
-"""A device that hangs or breaks for good: what probes and requests are told by a real process.
+"""A device that hangs or fails permanently: the responses of a real process.
 
-What a forward that fails costs others is in tests/smart_embedder/devices.
+tests/smart_embedder/devices has the tests of single forwards that fail.
 """
 
 import asyncio
@@ -9,8 +9,7 @@ from pathlib import Path
 from tests.faults.tally import EMBED, Tally
 
 
-async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(serve, tmp_path: Path) -> None:
-    """Sent 4: failed 1 (504), refused 1 (503), answered 2 after the device came back, lost 0."""
+async def test_stuck_device_fails_liveness_until_it_comes_back(serve, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     settings = {"HOLD": str(hold), "GPU_PROCESS_TIMEOUT": "1"}
     with serve("tests.faults.faulty_server", **settings) as server:
@@ -35,7 +34,7 @@ async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(serve, tmp_
         assert server.metric(timeouts) == 1
 
 
-async def test_a_device_that_fails_for_good_turns_health_and_liveness_red(serve, tmp_path) -> None:
+async def test_failed_device_fails_health_and_liveness(serve, tmp_path) -> None:
     broken = tmp_path / "broken"
     with serve("tests.faults.faulty_server", BREAK=str(broken)) as server:
         tally = Tally()

@@ -1,4 +1,4 @@
-"""SIGTERM: newcomers are refused, what was accepted is answered, and the process ends with 0."""
+"""SIGTERM: new requests are refused, accepted ones are answered, and the exit status is 0."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from tests.faults.raw import address_of, head
 from tests.faults.tally import EMBED, GOOD, Tally
 from tests.support.server import RunningServer
 
-# Three quarters of the places, the most that one client may hold.
+# A client may hold at most three quarters of the queue.
 WAITING, PLACES, CLIENTS = 50, 67, 64
 SMALL, LARGE = (
     json.dumps(GOOD | {"sentences": ["search" + " " * spaces]}).encode() for spaces in (0, 300_000)
@@ -41,7 +41,7 @@ async def accept(server, client: httpx2.AsyncClient, tally: Tally) -> list[async
 
 
 def message_of(answer: httpx2.Response) -> str:
-    """Wherever the client of that path looks for it."""
+    """Return the message of an error from the member that clients of that path read."""
     body = answer.json()
     error = body.get("error")
     if isinstance(error, dict):
@@ -49,18 +49,19 @@ def message_of(answer: httpx2.Response) -> str:
     return error or body.get("message") or body["detail"]
 
 
-async def refused(client: httpx2.AsyncClient, asked: list[tuple[str, dict]], why: str) -> list[int]:
-    """The statuses of requests that may all be tried again, and are told so."""
-    answers = await asyncio.gather(*(client.post(path, json=body) for path, body in asked))
-    assert all(int(each.headers["retry-after"]) >= 1 for each in answers)
-    assert all(why in message_of(each) for each in answers)
-    return [each.status_code for each in answers]
+async def refused(
+    client: httpx2.AsyncClient, requests: list[tuple[str, dict]], why: str
+) -> list[int]:
+    """Return the statuses of requests that are all refused with `Retry-After`."""
+    answers = await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+    assert all(why in message_of(answer) for answer in answers)
+    return [answer.status_code for answer in answers]
 
 
-async def test_what_was_accepted_is_answered_and_in_each_dialect_all_others_may_try_again(
+async def test_drain_answers_accepted_requests_and_refuses_others_in_each_dialect(
     serve, tmp_path: Path
 ) -> None:
-    """Sent 65: answered 51, refused 14 (6 queue_full, 8 draining), lost 0; exit status 0."""
     rejected, hold = "embedding_requests_rejected_total", tmp_path / "hold"
     settings = {"HOLD": str(hold), "MAX_QUEUE_SIZE": str(PLACES)}
     with serve("tests.faults.faulty_server", **settings) as server:
@@ -91,7 +92,7 @@ async def call_until_refused(
     *,
     keeps: bool,
 ) -> None:
-    """Call on kept connections or on new ones, until the port is closed."""
+    """Send requests on kept or on new connections, until the port is closed."""
     request = head(len(body)) + body
     if not keeps:
         request = request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
@@ -101,7 +102,7 @@ async def call_until_refused(
         except PORT_CLOSED as error:
             outcomes[type(error).__name__] += 1
             return
-        while not reader.at_eof():  # Its end between two requests is no loss.
+        while not reader.at_eof():  # A connection that is closed between requests loses nothing.
             writer.write(request)
             try:
                 answer = await reader.readuntil(b"\r\n\r\n")
@@ -118,7 +119,7 @@ async def call_until_refused(
         writer.close()
 
 
-async def test_whoever_was_let_in_amid_clients_that_never_stop_calling_is_answered(serve) -> None:
+async def test_drain_loses_no_request_of_clients_that_keep_sending(serve) -> None:
     outcomes: Counter[str] = Counter()
     enough = asyncio.Event()
     with serve() as server:
@@ -132,4 +133,4 @@ async def test_whoever_was_let_in_amid_clients_that_never_stop_calling_is_answer
         assert await asyncio.to_thread(server.process.wait, 30) == 0
     assert outcomes["lost"] == 0, outcomes
     assert outcomes["ConnectionResetError"] <= 2, outcomes
-    assert outcomes.keys() <= {"200", "503", "lost", *(each.__name__ for each in PORT_CLOSED)}
+    assert outcomes.keys() <= {"200", "503", "lost", *(error.__name__ for error in PORT_CLOSED)}

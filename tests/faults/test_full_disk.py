@@ -1,6 +1,6 @@
-"""Nowhere to write the log: every line fails, and the service answers and ends all the same.
+"""A full disk: every line of the log fails, and the service still answers and exits.
 
-How the log drops lines is in tests/app/test_logs.py.
+tests/app/test_logs.py has the tests of dropped lines.
 """
 
 import signal
@@ -17,7 +17,7 @@ FULL = Path("/dev/full")
 
 
 def is_healthy(client: httpx2.Client, process) -> bool:
-    """Its log cannot tell that it listens."""
+    """Poll the server, because its log does not say that it listens."""
     assert process.poll() is None
     try:
         return client.get("/health").status_code == 200
@@ -26,7 +26,7 @@ def is_healthy(client: httpx2.Client, process) -> bool:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-def test_a_full_disk_silences_the_log_and_nothing_else(tiny_m3: Path, tmp_path: Path) -> None:
+def test_full_disk_only_silences_the_log(tiny_m3: Path, tmp_path: Path) -> None:
     port = str(free_port())
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "PORT": port}
     with FULL.open("w") as full:
@@ -46,7 +46,7 @@ def test_a_full_disk_silences_the_log_and_nothing_else(tiny_m3: Path, tmp_path: 
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-def test_a_start_that_fails_on_a_full_disk_has_its_status(tmp_path: Path) -> None:
+def test_failed_start_on_a_full_disk_has_its_exit_status(tmp_path: Path) -> None:
     with FULL.open("w") as full:
         process = start_process(tmp_path, output=full, PORT="none")
     assert process.wait(60) == 1

@@ -1,7 +1,6 @@
-"""Two real models that do not fit into the memory together are both answered, also under load.
+"""Two models that do not fit into the memory together both serve, also under load.
 
-Other facts of models are in tests/smart_embedder/devices/test_memory.py; here the memory is that of
-a real process.
+The memory is that of a real process; tests/smart_embedder/devices/test_memory.py simulates it.
 """
 
 import asyncio
@@ -17,20 +16,20 @@ from safetensors.torch import load_file, save
 from tests.support.memory import status_bytes
 from tests.support.server import run_server
 
-# So many that half a table is far more than what the allocator keeps of answers and of modules
-# that are imported for the first model.
+# So many that half of a table is far more than the memory that the allocator keeps, and that of
+# modules that are imported with the first model.
 ROWS = 600_000
 WIDTH = 64
-# In float32, as the model is computed; the table is copied from its file, which is in float16.
+# In float32, the format of the model; the file is in float16.
 TABLE_BYTES = ROWS * WIDTH * 4
 THRESHOLD = 0.9
 SENTENCES = ["bread and music", "hybrid search"]
 
 
 def with_large_table(model: Path, folder: Path, seed: int) -> None:
-    """The same model with other vectors and a vocabulary that nearly all of its bytes are.
+    """Copy a model with other vectors, and a vocabulary that makes up nearly all of its bytes.
 
-    Its table is the last of its file, and a hole in it from the first word that is not known.
+    The table is the last tensor in the file, which is sparse from the first unknown word on.
     """
     shutil.copytree(model, folder)
     half = {n: tensor.half() for n, tensor in load_file(folder / "model.safetensors").items()}
@@ -52,18 +51,20 @@ def with_large_table(model: Path, folder: Path, seed: int) -> None:
 
 
 async def ask(client: httpx2.AsyncClient, model: str) -> np.ndarray:
-    """The vectors of a model, asked for again after `Retry-After` where it is not there yet."""
+    """Embed with a model; while it is not loaded, retry after `Retry-After`."""
     body = {"sentences": SENTENCES, "return_sparse": False, "return_colbert": False, "model": model}
     while True:
         answer = await client.post("/embeddings/", json=body)
         if answer.status_code == 200:
-            return np.array([each["embeddings"]["dense"] for each in answer.json()["data"]])
+            return np.array([item["embeddings"]["dense"] for item in answer.json()["data"]])
         assert answer.json()["code"] == "loading", answer.text
         await asyncio.sleep(int(answer.headers["Retry-After"]))
 
 
-async def test_one_that_is_in_use_makes_room_and_comes_back(tiny_m3: Path, tmp_path: Path) -> None:
-    """Requests for it are in work all the time, and every one is answered."""
+async def test_busy_model_is_unloaded_for_another_and_loaded_again(
+    tiny_m3: Path, tmp_path: Path
+) -> None:
+    """Requests for the busy model run all the time, and all are answered."""
     limit = tmp_path / "limit"
     for seed, name in enumerate(("one", "two")):
         with_large_table(tiny_m3, tmp_path / name, seed)
@@ -71,11 +72,11 @@ async def test_one_that_is_in_use_makes_room_and_comes_back(tiny_m3: Path, tmp_p
     (tmp_path / "models.yaml").write_text("".join(entries))
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "MODELS": "models.yaml", "LIMIT": str(limit)}
     settings["MODEL_MEMORY_THRESHOLD"] = str(THRESHOLD)
-    # Of a copy of the template, part of what is in use is the template's.
+    # In a copy of the template, a part of the memory is the template's.
     module = "tests.faults.limited_server"
     with run_server(tmp_path, module, fresh=True, **settings) as server:
         used = status_bytes(server.process.pid, "RssAnon")
-        # Room for one and a half of them.
+        # One and a half of the models fit.
         limit.write_text(str(int((used + 1.5 * TABLE_BYTES) / THRESHOLD)))
         async with server.async_client() as client:
             two, one = await ask(client, "two"), await ask(client, "one")

@@ -1,7 +1,7 @@
-"""One client with many connections takes nothing from another who asks now and then.
+"""A client with many connections does not starve one that sends a request now and then.
 
-Bob, one small request at a time: sent 8, answered 8. Alice, 120 connections of bulk beside him:
-answered, or refused where the queue is full, 0 lost.
+Bob sends 8 small requests, one at a time, and all are answered. Alice sends bulk on 120
+connections: her requests are answered, or refused if the queue is full; none is lost.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import httpx2
 from tests.faults.tally import EMBED, Tally
 
 CONNECTIONS = 120
-# Fewer than she has connections.
+# Fewer than Alice has connections.
 PLACES = {"MAX_QUEUE_SIZE": "10"}
 SMALL_REQUESTS = 4
 TEXTS = ["search vector music history river bread " * 7] * 16
@@ -29,14 +29,14 @@ def bearer(name: str) -> dict[str, str]:
 
 
 async def send_bulk(client, outcomes: Tally, refused: asyncio.Event, over: asyncio.Event):
-    """One connection: a request after the other, however they are answered."""
+    """Send one request after the other on one connection, whatever the responses."""
     while not over.is_set():
         path, body = BULK[outcomes.sent % len(BULK)]
         if await outcomes.post(client, path, body, **bearer("alice")) == 503:
             refused.set()
 
 
-async def test_a_small_request_is_answered_beside_many_of_another_client(
+async def test_small_requests_are_answered_beside_bulk_of_another_client(
     serve, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"

@@ -1,9 +1,9 @@
 """Fuzzes the parsers, one after the other; scripts/check_sanitizers.sh calls it.
 
-    python -m tests.fuzzing.campaign FOLDER [--seconds 3600] [--targets heads lines ...]
+    python -m tests.fuzzing.campaign FOLDER [--seconds 3600] [--targets heads bodies ...]
 
-FOLDER keeps what was found to reach new code, for the next run, and inputs that are read wrongly.
-The exit status is 1 if there are any.
+FOLDER keeps inputs that reach new code, for the next run, and inputs that a parser fails on. The
+exit status is 1 if there are any of the latter.
 """
 
 import re
@@ -15,8 +15,7 @@ from pathlib import Path
 
 from tests.fuzzing.targets import MODULES, load
 
-# An input takes milliseconds. Where the process was stopped meanwhile it seems to take minutes, so
-# what takes longer is tried once more.
+# An input takes milliseconds, but seems to take minutes if the process was stopped meanwhile.
 _SECONDS_FOR_AN_INPUT = 60
 _MEGABYTES = 4096
 
@@ -26,20 +25,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--targets", nargs="+", choices=MODULES, default=list(MODULES))
-    given = parser.parse_args(arguments)
-    seconds = max(1, round(given.seconds / len(given.targets)))
-    wrong = [run(name, given.folder, seconds) for name in given.targets]
-    return int(any(wrong))
+    options = parser.parse_args(arguments)
+    seconds = max(1, round(options.seconds / len(options.targets)))
+    failures = [run(name, options.folder, seconds) for name in options.targets]
+    return int(any(failures))
 
 
 def run(name: str, folder: Path, seconds: int) -> list[Path]:
-    """Fuzz one target in a process of its own, to the first input that is read wrongly.
+    """Fuzz one target in a new process, until an input fails.
 
-    Returns those that are, also of earlier runs: what is mended is removed.
+    Returns the failing inputs, also of earlier runs; those that pass now are removed.
     """
     corpus, found = folder / "corpus" / name, folder / "found" / name
-    for each in (corpus, found):
-        each.mkdir(parents=True, exist_ok=True)
+    for subfolder in (corpus, found):
+        subfolder.mkdir(parents=True, exist_ok=True)
     target = load(name)
     for seed in target.seeds():
         (corpus / sha256(seed).hexdigest()[:16]).write_bytes(seed)
@@ -51,28 +50,28 @@ def run(name: str, folder: Path, seconds: int) -> list[Path]:
         *(f"-timeout={_SECONDS_FOR_AN_INPUT}", f"-rss_limit_mb={_MEGABYTES}"),
         *("-use_value_profile=1", f"-artifact_prefix={found}/", str(corpus)),
     )
-    said = log.read_text(errors="replace")
-    # Executions, branches and features that were reached, and inputs, as libFuzzer counts them.
-    print(f"{name}:", *re.findall(r"(?m)^#\d.* cov: .*$", said)[-1:], flush=True)
-    wrong = [path for path in sorted(found.iterdir()) if not _is_right(name, path)]
-    if status and not wrong and "ERROR: libFuzzer: timeout" not in said:
-        wrong = [log]
-    if wrong:
-        print(said[-5000:], f"\n{name} reads wrongly: {', '.join(map(str, wrong))}", flush=True)
-    return wrong
+    output = log.read_text(errors="replace")
+    # libFuzzer's counts of executions, branches, features and inputs.
+    print(f"{name}:", *re.findall(r"(?m)^#\d.* cov: .*$", output)[-1:], flush=True)
+    failing = [path for path in sorted(found.iterdir()) if not _passes(name, path)]
+    if status and not failing and "ERROR: libFuzzer: timeout" not in output:
+        failing = [log]
+    if failing:
+        print(output[-5000:], f"\n{name} fails: {', '.join(map(str, failing))}", flush=True)
+    return failing
 
 
-def _is_right(name: str, path: Path) -> bool:
-    """Whether an input that was found is read rightly now; then it is forgotten."""
-    is_right = not _fuzz(name, path.with_suffix(".log"), f"-rss_limit_mb={_MEGABYTES}", str(path))
+def _passes(name: str, path: Path) -> bool:
+    """Return whether an input that failed passes now; then it is removed."""
+    passes = not _fuzz(name, path.with_suffix(".log"), f"-rss_limit_mb={_MEGABYTES}", str(path))
     path.with_suffix(".log").unlink()
-    if is_right:
+    if passes:
         path.unlink()
-    return is_right
+    return passes
 
 
 def _fuzz(name: str, log: Path, *arguments: str) -> int:
-    """The exit status of a process with libFuzzer's arguments."""
+    """Run a process with arguments of libFuzzer, and return its exit status."""
     command = [sys.executable, "-m", "tests.fuzzing.fuzz", name, *arguments]
     with log.open("wb") as output:
         return subprocess.run(command, stdout=output, stderr=output, check=False).returncode

@@ -1,9 +1,9 @@
 """Fuzzes one target in this process: `python -m tests.fuzzing.fuzz TARGET [libFuzzer's arguments]`.
 
-With a file of an input it only checks that: `python -m tests.fuzzing.fuzz heads FILE`.
+With a file it only checks that input: `python -m tests.fuzzing.fuzz heads FILE`.
 
-The fuzzer is atheris: libFuzzer with the coverage of Python's own branches and comparisons. It is
-in an environment of its own, which scripts/check_sanitizers.sh makes.
+The fuzzer is atheris: libFuzzer with the coverage of branches and comparisons in Python.
+scripts/check_sanitizers.sh installs it in an environment of its own.
 """
 
 import sys
@@ -13,7 +13,7 @@ import atheris
 from tests.fuzzing.targets import load
 
 if __name__ == "__main__":
-    # The service and its client, and no library.
+    # Only the service and its client, not the libraries.
     with atheris.instrument_imports(include=["app", "smart_embedder", "smart_embedder_client"]):
         target = load(sys.argv[1])
     atheris.Setup(sys.argv[1:], target.check)

@@ -1,6 +1,6 @@
-"""What the targets share: how an input is cut into pieces, and what a refusal and its work may be.
+"""Helpers of the targets: cut an input into pieces, check errors, limit calls and memory.
 
-An input is CONTROL bytes, which decide where it is cut and how it is asked for, and its content.
+An input is CONTROL bytes, which seed the random choices of a target, and its content.
 """
 
 import itertools
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 CONTROL = 2
-# Of the inputs, one in so many is measured: that takes ten times as long as to read it.
+# One in so many inputs is measured, which takes ten times as long.
 _MEASURED = 64
 _LONGEST_SENTENCE = 2500
-# As the contract says, below its 50 MiB.
+# Memory for each byte of the content, as documented, and besides, less than the documented 50 MiB.
 _BYTES_PER_BYTE, _BYTES_BESIDE = 20, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A parser: `seeds` are inputs to begin with, and `check` raises for one that is read wrongly.
+    """A parser: `seeds` are the first inputs, and `check` raises for an input that fails.
 
-    `longest` is in bytes.
+    `longest` is the maximum length in bytes.
     """
 
     seeds: Callable[[], Iterator[bytes]]
@@ -34,19 +34,19 @@ class Target:
 
 
 def seeds_of(contents: Iterable[bytes]) -> Iterator[bytes]:
-    """Inputs with these contents, each in two ways."""
+    """Yield two inputs for each content, with different control bytes."""
     for content in contents:
         yield bytes(CONTROL) + content
         yield zlib.crc32(content).to_bytes(4, "little")[:CONTROL] + content
 
 
 def read_input(data: bytes) -> tuple[random.Random, bytes]:
-    """What is drawn by the first bytes, and the content."""
+    """Return a random generator seeded by the control bytes, and the content."""
     return random.Random(data[:CONTROL]), data[CONTROL:]
 
 
 def cut(content: bytes, chance: random.Random) -> list[bytes]:
-    """The content in pieces: whole, byte by byte, or in any sizes."""
+    """Cut the content: not at all, byte by byte, or into pieces of random sizes."""
     size = chance.choice([len(content) + 1, 1, 7, 100, 1000])
     pieces = []
     while content:
@@ -57,7 +57,7 @@ def cut(content: bytes, chance: random.Random) -> list[bytes]:
 
 
 def check_sentence(error: Exception) -> None:
-    """One line of a bounded length, which can be sent."""
+    """Check that the error is one printable line of a limited length."""
     sentence = str(error)
     assert sentence, repr(error)
     assert sentence.isprintable(), repr(sentence)
@@ -66,9 +66,9 @@ def check_sentence(error: Exception) -> None:
 
 @contextmanager
 def linear(content: bytes, calls_per_byte: float, calls_beside: int = 20_000) -> Iterator[None]:
-    """Fail where reading the content takes more calls, of Python or C, or more memory than it may.
+    """Fail if the block makes too many calls, of Python or C, or takes too much memory.
 
-    Under instrumentation a branch is a call, too.
+    With instrumentation a branch is a call, too.
     """
     if zlib.crc32(content) % _MEASURED:
         yield
@@ -87,8 +87,8 @@ def linear(content: bytes, calls_per_byte: float, calls_beside: int = 20_000) ->
         sys.setprofile(None)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    made = next(calls)
-    assert made <= calls_beside + calls_per_byte * len(content), f"{made} calls"
+    called = next(calls)
+    assert called <= calls_beside + calls_per_byte * len(content), f"{called} calls"
     assert peak <= _BYTES_BESIDE + _BYTES_PER_BYTE * len(content), f"{peak} bytes"
 
 
@@ -100,9 +100,9 @@ def outcome(read: Callable[[], Any], *refusals: type[Exception]) -> tuple[Any, E
 
 
 def count_plainly(content: bytes) -> tuple[int, int]:
-    """Commas, colons and opening brackets outside strings, and all bytes there.
+    """Count commas, colons and opening brackets outside strings, and all bytes there.
 
-    Outside, where no JSON has any, a backslash escapes as within; the last byte escapes nothing.
+    A backslash outside strings, which JSON has not, escapes as within; a last one escapes nothing.
     """
     values = outside = 0
     in_string = is_escaped = False

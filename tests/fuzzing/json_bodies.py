@@ -1,4 +1,4 @@
-"""Bodies in JSON: what Python's own parser reads, in every dialect."""
+"""Fuzzes JSON bodies of every dialect, with Python's own parser as the reference."""
 
 import json
 from codecs import BOM_UTF8
@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-import app.main  # noqa: F401 - every dialect has its requests
+import app.main  # noqa: F401 - imports the schemas of every dialect
 from app.body import JsonValueCounter, parse_json
 from app.schemas import RequestModel
 from smart_embedder.errors import InvalidRequestError
@@ -23,18 +23,18 @@ from tests.fuzzing.inputs import (
 )
 from tests.support.bodies import validate
 
-# In pydantic's parser and in orjson's.
+# The depth that pydantic's parser and orjson refuse.
 _LEAST_DEPTH_REFUSED = 200
 
 
 def _schemas(base: type[RequestModel] = RequestModel) -> Iterator[type[RequestModel]]:
-    for each in base.__subclasses__():
-        if each.__module__.startswith("app.") and hasattr(each, "example"):
-            yield each
-        yield from _schemas(each)
+    for schema in base.__subclasses__():
+        if schema.__module__.startswith("app.") and hasattr(schema, "example"):
+            yield schema
+        yield from _schemas(schema)
 
 
-SCHEMAS = sorted(set(_schemas()), key=lambda each: (each.__module__, each.__qualname__))
+SCHEMAS = sorted(set(_schemas()), key=lambda schema: (schema.__module__, schema.__qualname__))
 _SPECIAL = [
     b'{"sentences": ["a\\u00e9", "\\ud83d\\ude00", "\\\\\\""], "return_dense": true}',
     b'{"query": "q", "passages": [{"text": "a"}], "top_n": 1e3, "weights": {"dense": -0.5}}',
@@ -48,12 +48,12 @@ _SPECIAL = [
 
 
 def seeds() -> Iterator[bytes]:
-    examples = [json.dumps(dict(each.example)).encode() for each in SCHEMAS]
+    examples = [json.dumps(dict(schema.example)).encode() for schema in SCHEMAS]
     return seeds_of([*dict.fromkeys(examples), *_SPECIAL])
 
 
 def check(data: bytes) -> None:
-    """What is parsed, counted and validated is what the text says."""
+    """Compare parsing, counting and validation with the reference."""
     chance, content = read_input(data)
     value, refused = outcome(lambda: from_json(content.removeprefix(BOM_UTF8)), ValueError)
     plain, refused_by_python = outcome(
@@ -69,14 +69,14 @@ def check(data: bytes) -> None:
 
 
 def _has_what_pydantic_refuses(value: Any, content: bytes) -> bool:
-    """A lone surrogate, many levels, or a number without end."""
+    """Return whether a value may have a lone surrogate, deep nesting, or a very long number."""
     structure = content.count(b"[") + content.count(b"{")
     text = repr(value)
     return structure >= _LEAST_DEPTH_REFUSED or "\\ud" in text or len(content) > 4000
 
 
 def _check_count(content: bytes, pieces: list[bytes]) -> None:
-    """The counter refuses one value too many, or one byte outside strings, and nothing before."""
+    """Check that the counter refuses exactly one value, or one byte outside strings, too many."""
     values, outside = count_plainly(content)
     for missing in ((0, 0), (1, 0), (0, 1)):
         most_values, most_outside = values - missing[0], outside - missing[1]

@@ -1,6 +1,6 @@
-"""Heads and bodies of HTTP/1.1, fed to the real connection through a transport in memory.
+"""Fuzzes heads and bodies of HTTP/1.1 on the real connection, with a transport in memory.
 
-What reaches the app is what h11 makes of the same bytes, however they are cut.
+The requests that reach the app must equal those that h11 reads, however the bytes are cut.
 """
 
 import asyncio
@@ -17,18 +17,18 @@ from uvicorn.server import ServerState
 from app.connection import MAX_HEADER_BYTES, bounded_connection
 from tests.app.wire import Wire
 from tests.fuzzing.inputs import Target, cut, linear, read_input, seeds_of
-from tests.support.skipped_time import SkippingLoop, turns
+from tests.support.skipped_time import SkippingLoop, run_ready
 
-# Seconds of time that is skipped: in the first everything is done that is ready.
+# Skipped seconds: in the first, everything that is ready runs; in the second, limits expire.
 _A_MOMENT, _AN_HOUR = 0.001, 3600.0
 _RESPONSE_SECONDS = 30.0
 _ADDRESS = re.compile(rb"^[a-z]+://[^/?#]*", re.IGNORECASE)
-# Its method, path with query, headers and body.
+# Method, path with query, headers, and body.
 Request = tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]
 
 
 class Faults(logging.Handler):
-    """What uvicorn logs as errors."""
+    """Collects errors that uvicorn logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -39,7 +39,7 @@ class Faults(logging.Handler):
 
 
 def seeds() -> Iterator[bytes]:
-    """Requests of every kind, alone and after each other."""
+    """Yield requests of every kind, single and pipelined."""
     get = b"GET /health?a=%20b HTTP/1.1\r\nHost: x\r\n\r\n"
     post = b"POST /rerank HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
     chunked = (
@@ -65,7 +65,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def check(data: bytes) -> None:
-    """No fault; the requests are those of h11, however they are cut."""
+    """Compare the requests with those of h11, whole and cut."""
     chance, content = read_input(data)
     with linear(content, calls_per_byte=60, calls_beside=100_000):
         whole = _serve([content] if content else [])
@@ -76,14 +76,14 @@ def check(data: bytes) -> None:
         for request, reference in zip(requests, expected, strict=False):
             assert request == reference
         if len(expected) > len(requests):
-            # It was refused, and that was said, announced by the answer before it, or seen.
+            # The next request was refused: by a status, by the last response, or by closing.
             last = answered.rpartition(b"HTTP/1.1 ")[2]
-            told = last[:3] in {b"400", b"431"} or b"connection: close" in last
-            assert told or has_ended, answered[-300:]
+            is_refused = last[:3] in {b"400", b"431"} or b"connection: close" in last
+            assert is_refused or has_ended, answered[-300:]
 
 
 def _serve(pieces: list[bytes]) -> tuple[list[Request], bytes, bool]:
-    """The requests that reached the app whole, what was answered, and whether it was cut off."""
+    """Return the requests that reached the app, the responses, and whether the server closed."""
     requests: list[Request] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -111,9 +111,9 @@ def _serve(pieces: list[bytes]) -> tuple[list[Request], bytes, bool]:
 
 
 async def _converse(connect: Callable[[], Any], pieces: list[bytes]) -> tuple[bytes, bool]:
-    """What is answered to the pieces, and whether the connection ended.
+    """Send the pieces; return the responses, and whether the connection was closed.
 
-    Fails on any fault, and where anything is left behind.
+    Fails on any logged error, and if tasks or connections are left behind.
     """
     connection, faults, wire = connect(), Faults(), Wire()
     connection.logger = logging.getLogger(__name__)
@@ -128,31 +128,31 @@ async def _converse(connect: Callable[[], Any], pieces: list[bytes]) -> tuple[by
         if wire.ended:
             break
         connection.data_received(piece)
-        await turns(1)
+        await run_ready(1)
     await asyncio.sleep(_A_MOMENT)
     answered, has_ended = wire.written, wire.ended is not None
     wire.close()
     await asyncio.sleep(_AN_HOUR)
     assert not faults.found, faults.found[0]
-    assert not connection.tasks, "a request is in work when its connection is gone"
+    assert not connection.tasks, "a request runs although its connection is closed"
     assert not connection.connections
     return answered, has_ended
 
 
 def _plain_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Those that an offer to change the protocol does not concern."""
+    """Drop the headers of an offer to change the protocol."""
     changed = {b"upgrade", b"http2-settings", b"connection"}
     return [(name, value.strip(b" \t")) for name, value in headers if name not in changed]
 
 
 def _plain_target(target: bytes) -> bytes:
-    """Path and query, without an address before them and a fragment, which no client sends."""
+    """Return path and query, without a scheme and host before them, and without a fragment."""
     path, _, query = _ADDRESS.sub(b"", target).partition(b"#")[0].partition(b"?")
     return path + (b"?" + query if query else b"")
 
 
 def read_plainly(content: bytes) -> list[Request]:
-    """The requests that h11 reads, up to the first that it refuses."""
+    """Read requests with h11, up to the first that it refuses."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
     connection.receive_data(content)
     requests: list[Request] = []

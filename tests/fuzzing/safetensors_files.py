@@ -1,4 +1,4 @@
-"""Files of safetensors: checkpoints, and answers that the client reads."""
+"""Fuzzes safetensors: checkpoints, and responses that the client reads."""
 
 import json
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ _TEXTS = [(7, "the river"), ("b", "")]
 _OPTIONS = {"return_colbert": True}
 
 
-def file_of(tensors: dict[str, torch.Tensor], told: object = None) -> bytes:
-    """As the package writes it, with the service's metadata."""
-    metadata = None if told is None else {client_format.METADATA_KEY: json.dumps(told)}
+def file_of(tensors: dict[str, torch.Tensor], members: object = None) -> bytes:
+    """Write a file with the safetensors package, with metadata as the service's."""
+    metadata = None if members is None else {client_format.METADATA_KEY: json.dumps(members)}
     return safetensors.torch.save(tensors, metadata)
 
 
@@ -39,7 +39,7 @@ def _tensors() -> dict[str, torch.Tensor]:
 
 
 def read_plainly(content: bytes) -> dict[str, torch.Tensor] | None:
-    """What the package reads; None where it refuses."""
+    """Read a file with the safetensors package; None if it refuses."""
     tensors, _ = outcome(
         lambda: safetensors.torch.load(content), SafetensorError, KeyError, ValueError, RuntimeError
     )
@@ -59,7 +59,7 @@ def checkpoint_seeds() -> Iterator[bytes]:
 
 
 def check_checkpoint(data: bytes) -> None:
-    """Its tensors are those of the package, and whatever it refuses is refused."""
+    """Compare the tensors with those of the package; it refuses the same files."""
     with TemporaryDirectory() as folder:
         _check_checkpoint(Path(folder), read_input(data)[1])
 
@@ -100,12 +100,12 @@ def _has_unknown_type(content: bytes) -> bool:
     known = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
     known |= {"F8_E4M3", "F8_E5M2"}
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    return any(each["dtype"] not in known for name, each in header.items() if name[:2] != "__")
+    return any(entry["dtype"] not in known for name, entry in header.items() if name[:2] != "__")
 
 
 def answer_seeds() -> Iterator[bytes]:
-    """Answers as the service makes them, of whole lists."""
-    told = {"output_dtype": "float32"}
+    """Yield responses like those of the service."""
+    members = {"output_dtype": "float32"}
     unit = torch.tensor([[0.6, 0.8], [1.0, 0.0]])
     tensors = {
         "dense": unit,
@@ -116,18 +116,18 @@ def answer_seeds() -> Iterator[bytes]:
         "colbert": torch.cat([unit, unit[:1]]),
     }
     half = {
-        name: each.bfloat16() if each.dtype is torch.float32 else each
-        for name, each in tensors.items()
+        name: tensor.bfloat16() if tensor.dtype is torch.float32 else tensor
+        for name, tensor in tensors.items()
     }
     contents = [
-        file_of(tensors, told),
-        file_of(half, told | {"output_dtype": "bfloat16"}),
+        file_of(tensors, members),
+        file_of(half, members | {"output_dtype": "bfloat16"}),
     ]
-    return seeds_of([*contents, file_of(_tensors(), told)])
+    return seeds_of([*contents, file_of(_tensors(), members)])
 
 
 def check_answer(data: bytes) -> None:
-    """What the Python client reads is what the package reads."""
+    """Compare the arrays of the Python client with those of the package."""
     _, content = read_input(data)
     most = limits.of_vectors([text for _, text in _TEXTS], _OPTIONS)
     with linear(content, calls_per_byte=60):

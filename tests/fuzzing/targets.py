@@ -1,4 +1,4 @@
-"""The parsers that are fuzzed, each by itself: a target imports nothing that it does not need."""
+"""The parsers that are fuzzed; the module of a target is imported only when it is loaded."""
 
 import importlib
 

@@ -1,7 +1,6 @@
-"""Each target passes what is read rightly, and finds what is not.
+"""Targets pass on correct parsers, and find faults that are planted in them.
 
-That a parser reads what its reference reads, however its input is cut, is shown here and not again
-beside the tests of what it refuses.
+These tests compare the parsers with their references; other tests only cover what they refuse.
 """
 
 import json
@@ -21,7 +20,7 @@ from tests.fuzzing.targets import MODULES, load
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_what_a_target_begins_with_is_read_rightly(name: str) -> None:
+def test_seeds_of_fuzzing_pass(name: str) -> None:
     target = load(name)
     for seed in target.seeds():
         assert len(seed) <= target.longest
@@ -44,7 +43,7 @@ JSON = st.builds(
     st.booleans(),
     st.sampled_from([None, 2]),
 )
-# Made from the bottom up, where changes of what a target begins with would rarely be any.
+# Generated contents, for targets whose seeds rarely stay valid when bytes change.
 CONTENTS = {
     "bodies": JSON,
 }
@@ -52,8 +51,8 @@ CONTENTS = {
 
 def changed(data: bytes, changes: list[tuple[int, int]]) -> bytes:
     content = bytearray(data)
-    for place, byte in changes:
-        content[place % len(content)] = byte
+    for index, byte in changes:
+        content[index % len(content)] = byte
     return bytes(content)
 
 
@@ -63,18 +62,18 @@ def changed(data: bytes, changes: list[tuple[int, int]]) -> bytes:
     control=st.binary(min_size=CONTROL, max_size=CONTROL),
     changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3),
 )
-def test_whatever_its_content_and_its_cuts_it_is_read_rightly(
+def test_changed_and_generated_inputs_pass(
     name: str, data, control: bytes, changes: list[tuple[int, int]]
 ) -> None:
     target = load(name)
     inputs = st.sampled_from([*target.seeds()])
     if name in CONTENTS:
-        inputs |= CONTENTS[name].map(lambda made: control + made)
+        inputs |= CONTENTS[name].map(lambda content: control + content)
     target.check(changed(data.draw(inputs), changes))
 
 
 def test_requests_reach_the_app() -> None:
-    """Else nothing would be compared."""
+    """Otherwise nothing would be compared."""
     content = b"GET /a?b HTTP/1.1\r\nHost: x\r\n\r\n" * 2
     assert request_heads._serve([content])[0] == request_heads.read_plainly(content)
 
@@ -88,21 +87,21 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_what_is_read_wrongly_is_found(name: str, monkeypatch) -> None:
+def test_planted_faults_are_found(name: str, monkeypatch) -> None:
     target = load(name)
     monkeypatch.setattr(*FAULTS[name])
-    with pytest.raises((AssertionError, KeyError)):  # noqa: PT012 - whichever finds it
+    with pytest.raises((AssertionError, KeyError)):  # noqa: PT012 - any seed may find it
         for seed in target.seeds():
             target.check(seed)
 
 
-def test_work_that_grows_faster_than_the_content_is_found(monkeypatch) -> None:
+def test_more_than_linear_work_is_found(monkeypatch) -> None:
     monkeypatch.setattr("tests.fuzzing.inputs._MEASURED", 1)
     content = bytes(1000)
     with linear(content, calls_per_byte=2):
-        [bytes(each) for each in content]
+        [bytes(byte) for byte in content]
     with pytest.raises(AssertionError, match="calls"), linear(content, 2):  # noqa: PT012
         for _ in range(100):
-            [len(content) for each in content]
+            [len(content) for _ in content]
     with pytest.raises(AssertionError, match="bytes"), linear(content, 2):
         bytes(2_000_000)

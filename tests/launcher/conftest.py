@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.checkout import BASH, SHOWN, TOOLS, Checkout, make_checkout
-from tests.support.once import made_once
+from tests.support.once import make_once
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def checkout(tmp_path: Path, tools: Path) -> Checkout:
 @pytest.fixture(scope="session")
 def started_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout after a start, to be copied."""
-    return made_once(tmp_path_factory, "a checkout", _make_started)
+    return make_once(tmp_path_factory, "a checkout", _make_started)
 
 
 def _make_started(folder: Path) -> None:

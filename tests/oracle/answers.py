@@ -1,8 +1,8 @@
-"""Is an answer the one that was expected: of the truth, or of an idle server?
+"""Compares responses with expected ones, from the rules or from an idle server.
 
-Numbers are compared by their absolute difference where a vector's or score's largest value is at
-most 1, and relative to that value above (a logit, Qwen's raw states). A sparse weight that is
-missing on one side counts as 0. Everything else, but for the times, must be equal.
+Numbers are compared by their absolute difference, or relative to the largest value of the vector or
+score if that is above 1 (a logit, Qwen's raw states). A sparse weight that is missing on one side
+counts as 0. Everything else must be equal, except times.
 """
 
 import base64
@@ -19,15 +19,15 @@ from tests.oracle.cases import KINDS, Body, Case
 Answer = Mapping[str, Any]
 _TIMES = frozenset({"processing_time_ms", "timings_ms"})
 _SPARSE = ("/embeddings/sparse", "/vectors/sparse")
-# A text's rounding may depend on the shape of its batch, by which a kernel is chosen. In bfloat16
-# each of the two layers rounds several times to 2^-9 of a value; 2^-5 are sixteen of those. In int8
-# a sum that differs in its last bit may round to the next of 255 levels, in one of many channels.
+# The rounding of a text may depend on the shape of its batch, which chooses the kernel. In bfloat16
+# both layers round several times to 2^-9 of a value; 2^-5 allows for sixteen of these. In int8 a
+# sum that differs in its last bit may round to the next of 255 levels, in one of many channels.
 TOLERANCES = {"float32": 1e-6, "bfloat16": 2.0**-5, "int8": 2.0**-6}
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Numbers that are expected as raw bytes in base64, of a type."""
+    """Numbers that are expected as raw bytes of a type in base64."""
 
     values: Any
     dtype: str
@@ -39,7 +39,7 @@ class Encoded:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was found in all answers so far."""
+    """Collects the comparisons of responses."""
 
     tolerance: float
     texts: int = 0
@@ -49,27 +49,27 @@ class Comparison:
     wrong: list[str] = field(default_factory=list)
 
     def compare(self, case: Case, expected: Answer, content: bytes) -> None:
-        """Add one answer."""
+        """Compare a response."""
         actual = parse(content)
         self.texts += len(actual.get("data", ()))
         unasked = count_unasked(case.body, actual)
         self.unasked += unasked
-        faults = [f"{unasked} texts with other kinds than were asked for"] if unasked else []
+        faults = [f"{unasked} texts with other kinds than requested"] if unasked else []
         order = [(-result["score"], result["index"]) for result in actual.get("results", ())]
         if order != sorted(order):
             faults.append("not by falling score")
-        for what, distance in distances("", _by_index(expected), _by_index(actual)):
+        for pointer, distance in distances("", _by_index(expected), _by_index(actual)):
             if self.largest < distance < np.inf:
-                self.largest, self.farthest = distance, f"{what} in request {case.number}"
-            # Not the other way round: NaN is smaller than nothing.
+                self.largest, self.farthest = distance, f"{pointer} in request {case.number}"
+            # Negated, because every comparison with NaN is false.
             if not distance <= self.tolerance:
-                faults.append(f"{what} differs by {distance:.2e}")
+                faults.append(f"{pointer} differs by {distance:.2e}")
         if faults:
             self.wrong.append(f"request {case.number} to {case.path}: {'; '.join(faults[:3])}")
 
 
 def parse(content: bytes) -> Answer:
-    """The JSON of an answer, with vectors as arrays, which are smaller."""
+    """Parse the JSON of a response, with vectors as arrays, which are smaller."""
     answer: dict[str, Any] = orjson.loads(content)
     for item in answer.get("data", ()):
         vectors = item["embeddings"]
@@ -85,7 +85,7 @@ def _array(values: Any) -> Any:
 
 
 def count_unasked(body: Body, answer: Answer) -> int:
-    """Texts that came back with a kind that was not asked for, or without one that was."""
+    """Count the texts with a kind that was not requested, or without one that was."""
     return sum(
         any((item["embeddings"][kind] is not None) != body[f"return_{kind}"] for kind in KINDS)
         for item in answer.get("data", ())
@@ -93,53 +93,53 @@ def count_unasked(body: Body, answer: Answer) -> int:
 
 
 def _by_index(answer: Answer) -> Answer:
-    """Where scores are nearly equal, the order of passages may differ."""
+    """Sort results by index, because passages with nearly equal scores may change places."""
     if "results" not in answer:
         return answer
-    return {**answer, "results": sorted(answer["results"], key=lambda each: each["index"])}
+    return {**answer, "results": sorted(answer["results"], key=lambda result: result["index"])}
 
 
 def distances(
-    place: str, expected: Any, actual: Any, unread: AbstractSet[str] = _TIMES
+    pointer: str, expected: Any, actual: Any, unread: AbstractSet[str] = _TIMES
 ) -> Iterator[tuple[str, float]]:
-    """How far apart numbers are, by where; what else is not equal is so infinitely."""
+    """Yield the distances of numbers by JSON pointer; infinity for other unequal values."""
     match expected:
         case Encoded():
-            yield place, _apart(expected.values, expected.read(actual))
-        case dict() if isinstance(actual, dict) and place.endswith(_SPARSE):
-            left, right = (_weights(each) for each in (expected, actual))
+            yield pointer, _distance(expected.values, expected.read(actual))
+        case dict() if isinstance(actual, dict) and pointer.endswith(_SPARSE):
+            left, right = (_weights(sparse) for sparse in (expected, actual))
             tokens = sorted(left.keys() | right.keys())
             pair = ([side.get(token, 0.0) for token in tokens] for side in (left, right))
-            yield place, _apart(*pair)
+            yield pointer, _distance(*pair)
         case dict() if isinstance(actual, dict):
             if alone := (expected.keys() ^ actual.keys()) - unread:
-                yield f"{place} with {sorted(map(str, alone))} on one side only", np.inf
+                yield f"{pointer} with {sorted(map(str, alone))} on one side only", np.inf
             for name in sorted((expected.keys() & actual.keys()) - unread):
-                yield from distances(f"{place}/{name}", expected[name], actual[name], unread)
+                yield from distances(f"{pointer}/{name}", expected[name], actual[name], unread)
         case list() if isinstance(actual, list) and len(actual) == len(expected):
             for number, both in enumerate(zip(expected, actual, strict=True)):
-                yield from distances(f"{place}/{number}", *both, unread)
+                yield from distances(f"{pointer}/{number}", *both, unread)
         case np.ndarray() | np.generic() | float():
-            yield place, _apart(expected, actual)
+            yield pointer, _distance(expected, actual)
         case _ if type(expected) is not type(actual) or expected != actual:
-            yield f"{place}, {str(actual)[:60]} and not {str(expected)[:60]},", np.inf
+            yield f"{pointer}, {str(actual)[:60]} and not {str(expected)[:60]},", np.inf
 
 
-def _apart(expected: Any, actual: Any) -> float:
-    """The largest difference, relative to the largest value where that is above 1."""
+def _distance(expected: Any, actual: Any) -> float:
+    """Return the largest difference, relative to the largest value if that is above 1."""
     left, right = np.asarray(expected), np.asarray(actual)
     whole = left.dtype.kind in "iu"
     if left.shape != right.shape or right.dtype.kind not in ("iu" if whole else "f"):
         return np.inf
     if not left.size:
         return 0.0
-    apart = float(np.abs(np.subtract(left, right, dtype=np.float64)).max())
-    # What lies between two whole numbers may be rounded to either.
-    return max(0.0, apart - 1) if whole else apart / max(1.0, float(np.abs(left).max()))
+    distance = float(np.abs(np.subtract(left, right, dtype=np.float64)).max())
+    # A value between two whole numbers may be rounded to either.
+    return max(0.0, distance - 1) if whole else distance / max(1.0, float(np.abs(left).max()))
 
 
 def _weights(sparse: Answer) -> dict[int, float]:
-    """Weights by token, from either of the two shapes."""
+    """Return the weights by token, from either shape."""
     if sparse.keys() == {"indices", "values"}:
         return dict(zip(sparse["indices"], sparse["values"], strict=True))
     return {int(token): weight for token, weight in sparse.items()}

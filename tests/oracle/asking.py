@@ -1,4 +1,4 @@
-"""Asks a server every question of the description, and compares each answer with the truth."""
+"""Sends a server every request of the description, and compares the responses with the rules."""
 
 import base64
 from collections import Counter
@@ -16,7 +16,7 @@ from tests.oracle.rules import Served
 from tests.oracle.truth import RefusedError
 from tests.support.formats import Item, decode
 
-# Of numbers in float32, as transformers computes them.
+# For numbers in float32, as transformers computes them.
 TOLERANCE = 1e-5
 _REFUSALS = {400, 412, 413, 422, 424}
 _KINDS = ("dense", "sparse", "colbert", "muvera", "dense_scale", "colbert_scale")
@@ -25,7 +25,7 @@ _ROUNDED = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of all questions: `answers` and `refusals` agreed with the truth."""
+    """The result of all questions: `answers` and `refusals` agreed with the rules."""
 
     answers: Counter[str] = field(default_factory=Counter)
     refusals: int = 0
@@ -52,7 +52,7 @@ def ask_everything(
 
 
 def _expected(served: Served, question: Question) -> Any:
-    """The answer; None for a refusal."""
+    """Return the expected response, or None for a refusal."""
     if question.is_refused:
         return None
     try:
@@ -84,46 +84,46 @@ def _faults(question: Question, expected: Any, response: httpx2.Response) -> Ite
         return
     dtype = str(question.body.get("output_dtype") or "float32")
     actual = _read(question, response.content)
-    # Of one text before another's or of one model: neither is promised.
+    # The order of warnings is not promised.
     for side in (expected, actual):
         if isinstance(side, dict) and question.operation.answer != "RerankResponse":
-            side.get("warnings", []).sort(key=_place_of)
+            side.get("warnings", []).sort(key=_warning_key)
     unread = RULES[question.operation.answer].unread
-    for place, distance in distances("", expected, actual, unread):
-        rounded = 0.0 if place.endswith("/sparse") else _ROUNDED.get(dtype, 0.0)
-        # Not the other way round: NaN is smaller than nothing.
+    for pointer, distance in distances("", expected, actual, unread):
+        rounded = 0.0 if pointer.endswith("/sparse") else _ROUNDED.get(dtype, 0.0)
+        # Negated, because every comparison with NaN is false.
         if not distance <= max(TOLERANCE, rounded):
-            yield f"{place} differs by {distance:.2e}"
+            yield f"{pointer} differs by {distance:.2e}"
 
 
-def _place_of(warning: Item) -> tuple[int, str]:
+def _warning_key(warning: Item) -> tuple[int, str]:
     return warning["target"]["index"], warning["details"]["model"]
 
 
 def _read(question: Question, content: bytes) -> Any:
-    """The answer in the form of the expected one."""
+    """Convert a response to the form of the expected one."""
     answer = question.operation.answer
     if answer == "EmbeddingResponse|Base64Response":
-        items, told = decode(question.writes, content)
-        return told | {"data": [{"vectors": _vectors(each)} for each in items]}
+        items, members = decode(question.writes, content)
+        return members | {"data": [{"vectors": _vectors(item)} for item in items]}
     found = orjson.loads(content)
     if answer == "RerankResponse":
-        found["warnings"] = [each["target"]["pointer"] for each in found["warnings"]]
+        found["warnings"] = [warning["target"]["pointer"] for warning in found["warnings"]]
     return found
 
 
 def _vectors(item: Item) -> Item:
-    """The arrays of a text, however they were written."""
+    """Return the arrays of a text, from any encoding."""
     found: Item = {}
-    for name, each in item.items():
-        if each is None:
+    for name, value in item.items():
+        if value is None:
             continue
         if name == "sparse":
-            found[name] = _sparse(each)
+            found[name] = _sparse(value)
         elif name in _KINDS:
-            found[name] = _numbers(each)
+            found[name] = _numbers(value)
         elif name.endswith("_tokens"):
-            found[name] = _strings(each)
+            found[name] = _strings(value)
     return found
 
 
@@ -141,7 +141,7 @@ def _strings(found: Any) -> list[str]:
 
 
 def _numbers(found: Any) -> Any:
-    """An array, also of bytes in base64; bfloat16 is the upper half of float32's bits."""
+    """Read an array, also from base64; bfloat16 has the upper half of float32's bits."""
     if isinstance(found, dict):
         raw = np.frombuffer(
             base64.b64decode(found["data"]), found["dtype"].replace("bfloat16", "<u2")

@@ -1,7 +1,7 @@
-"""Does a text have the same bits alone and among any others?
+"""Compares the bits of a text's results alone and in any batch.
 
-Each of some texts is embedded, and scored as a passage, alone. Then they come again and again in
-requests of random size, kinds and class that run at once, and every byte is compared.
+Some texts are embedded, and scored as passages, one by one. Then they are repeated in concurrent
+requests of random size, kinds and class, and every byte is compared.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ ALL = Outputs(dense=True, sparse=True, colbert=True)
 QUERY = "which river is this"
 _MOST_TEXTS = 32
 _AT_ONCE = 24
-# One in so many requests asks for scores.
-_SCORES = 5
+# One in so many requests is a rerank.
+_RERANK_EVERY = 5
 
 
 def bytes_of(vectors: TextEmbedding) -> dict[str, bytes]:
-    """The bytes of each kind that was made."""
+    """Return the bytes of each kind of vectors."""
     found = {}
     if vectors.dense is not None:
         found["dense"] = vectors.dense.tobytes()
@@ -36,7 +36,7 @@ def bytes_of(vectors: TextEmbedding) -> dict[str, bytes]:
 
 @dataclass
 class Bits:
-    """The bytes of each text alone, and what was compared with them."""
+    """The bytes of each text alone, and the comparisons with them."""
 
     engine: EngineCore
     kinds: Outputs
@@ -49,7 +49,7 @@ class Bits:
 
     @classmethod
     async def measure(cls, engine: EngineCore, distinct: int, words: int, answers: int) -> "Bits":
-        """Compare so many answers for texts of up to so many words."""
+        """Compare this many `answers` for `distinct` texts of up to `words` words."""
         models = engine.loaded()
         rng = random.Random(3)
         drawn = (draw_text(rng, log_uniform(rng, words)) for _ in range(distinct))
@@ -67,23 +67,23 @@ class Bits:
         return found
 
     async def ask(self, answers: int) -> None:
-        """Ask, one request after the other, until so many answers were compared."""
+        """Send one request after the other until this many answers were compared."""
         while self.answers < answers:
             chosen = self.rng.choices(range(len(self.texts)), k=self.rng.randint(1, _MOST_TEXTS))
-            texts, bulk = [self.texts[each] for each in chosen], self.rng.random() < 0.5
+            texts, bulk = [self.texts[index] for index in chosen], self.rng.random() < 0.5
             client = f"client {self.rng.randint(0, 3)}"
-            if self.scores and not self.rng.randrange(_SCORES):
+            if self.scores and not self.rng.randrange(_RERANK_EVERY):
                 ranking = RerankRequest(QUERY, texts, is_bulk=bulk, client=client)
                 ranked = await self.engine.rerank(ranking)
-                for each, score in zip(chosen, ranked.scores, strict=True):
-                    self._compare("score", score == self.scores[each])
+                for index, score in zip(chosen, ranked.scores, strict=True):
+                    self._compare("score", score == self.scores[index])
                 continue
-            wanted = self.rng.choice([self.kinds, Outputs.of([self._kind()])])
-            request = EmbedRequest(texts, wanted, is_bulk=bulk, client=client)
+            outputs = self.rng.choice([self.kinds, Outputs.of([self._kind()])])
+            request = EmbedRequest(texts, outputs, is_bulk=bulk, client=client)
             result = await self.engine.embed(request)
-            for each, vectors in zip(chosen, result.embeddings, strict=True):
+            for index, vectors in zip(chosen, result.embeddings, strict=True):
                 for kind, found in bytes_of(vectors).items():
-                    self._compare(kind, found == self.alone[each][kind])
+                    self._compare(kind, found == self.alone[index][kind])
 
     def _kind(self) -> str:
         return self.rng.choice([*self.alone[0]])

@@ -1,4 +1,4 @@
-"""Requests drawn from a seed: 1 to 64 texts of 1 to 2,000 words, every combination of options.
+"""Draws requests from a seed: 1 to 64 texts of 1 to 2,000 words, all combinations of options.
 
 A word is one token for the tokenizers of the tiny bge-m3 and bge-reranker checkpoints, and about
 three for Qwen's.
@@ -18,15 +18,15 @@ MOST_TEXTS = 64
 MOST_WORDS = 2000
 ODD_SHARE = 0.1
 KINDS = ("dense", "sparse", "colbert")
-_KINDS_ASKED = [asked for asked in itertools.product([True, False], repeat=3) if any(asked)]
-_EMBED_OPTIONS = list(itertools.product(_KINDS_ASKED, [False, True], [False, True]))
+_KINDS_REQUESTED = [flags for flags in itertools.product([True, False], repeat=3) if any(flags)]
+_EMBED_OPTIONS = list(itertools.product(_KINDS_REQUESTED, [False, True], [False, True]))
 
 Body = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request that a server answers with 200; `number` tells it apart from the others."""
+    """A request that a server answers with 200; `number` identifies it."""
 
     number: int
     path: str
@@ -61,9 +61,9 @@ MALFORMED = [
 
 
 def draw_cases(seed: int, count: int, rerank_options: Sequence[Body], words: int) -> list[Case]:
-    """`count` requests, two thirds to embed.
+    """Draw `count` requests, two thirds of them to embed.
 
-    A request of several texts has about `words` words at most, the query counted for each passage.
+    A request of several texts has at most about `words` words; its query counts per passage.
     """
     rng = random.Random(seed)
     embed, rerank = itertools.cycle(_EMBED_OPTIONS), itertools.cycle(rerank_options)
@@ -78,8 +78,8 @@ def draw_cases(seed: int, count: int, rerank_options: Sequence[Body], words: int
 def _draw_embed(
     rng: random.Random, number: int, options: tuple[tuple[bool, ...], bool, bool], words: int
 ) -> Case:
-    asked, normalize, as_indices = options
-    body: Body = {f"return_{kind}": want for kind, want in zip(KINDS, asked, strict=True)}
+    flags, normalize, as_indices = options
+    body: Body = {f"return_{kind}": flag for kind, flag in zip(KINDS, flags, strict=True)}
     body |= {"normalize_dense": normalize, "sparse_as_indices": as_indices}
     return Case(number, "/embeddings/", body | {"sentences": _draw_texts(rng, words)})
 
@@ -96,15 +96,15 @@ def _draw_texts(rng: random.Random, words: int) -> list[str]:
     shrink = min(1.0, words / sum(lengths)) if len(lengths) > 1 else 1.0
     texts = [draw_text(rng, max(1, int(length * shrink))) for length in lengths]
     odd = [rng.choice(ODD_TEXTS) if rng.random() < ODD_SHARE else text for text in texts]
-    # Equal texts beside each other are what a shared beginning is made of.
+    # Equal texts share a prefix, which some models compute once.
     return [*odd[:-1], odd[0]] if rng.random() < ODD_SHARE else odd
 
 
 def draw_text(rng: random.Random, words: int) -> str:
-    """So many random words."""
+    """Draw this many random words."""
     return " ".join(rng.choices(WORDS, k=words))
 
 
 def log_uniform(rng: random.Random, most: int) -> int:
-    """From 1 to `most`, small numbers more often."""
+    """Draw a number from 1 to `most`, small ones more often."""
     return round(math.exp(rng.uniform(0.0, math.log(most))))

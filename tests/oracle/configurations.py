@@ -1,4 +1,4 @@
-"""The servers that the oracle asks: which models, and which rerank options have an effect there."""
+"""The servers that the oracle tests: their models, and the options of rerank requests."""
 
 import json
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from tests.support.checkpoints import save_m3, save_qwen, save_reranker
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A server's settings, and how requests for it are drawn from a seed, so many.
+    """The settings of a server, and the function that draws requests from a seed and a count.
 
-    `only_under_load` are settings that the idle server, whose answers are expected, does not have.
+    `only_under_load` are settings of the server under load; the idle server lacks them.
     """
 
     settings: dict[str, str]
@@ -27,7 +27,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Folders of tiny checkpoints, one of each architecture; `several` is a file for MODELS."""
+    """Folders of tiny checkpoints of every architecture; `several` is a file for MODELS."""
 
     m3: Path
     reranker: Path
@@ -45,11 +45,11 @@ def save_checkpoints(folder: Path) -> Checkpoints:
 
 
 def configurations(checkpoints: Checkpoints) -> dict[str, Configuration]:
-    """By name. Some limits are below the longest texts, so that there are warnings to compare."""
+    """Return the servers by name; some limits cut the longest texts, to compare warnings."""
     m3, qwen = str(checkpoints.m3), str(checkpoints.qwen)
     weights: list[Body] = [
-        {"weights": dict(zip(KINDS, each, strict=True))}
-        for each in [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0.5, 0.2, 3), (0, 0.3, 1)]
+        {"weights": dict(zip(KINDS, values, strict=True))}
+        for values in [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0.5, 0.2, 3), (0, 0.3, 1)]
     ]
     return {
         "bge": Configuration(
@@ -85,7 +85,7 @@ def configurations(checkpoints: Checkpoints) -> dict[str, Configuration]:
                 "MODELS": str(checkpoints.several),
             },
             draw_several,
-            # So small that most of what it keeps is soon dropped.
+            # A cache so small that entries are soon dropped.
             {
                 "DEVICE": "cpu:0,cpu:1",
                 "EMBEDDING_CACHE_BYTES": "400000",
@@ -100,17 +100,17 @@ PROMPTS = {"query": "search: ", "document": "passage ", "clustering": "winter "}
 def described_servers(
     folder: Path,
 ) -> dict[str, tuple[dict[str, str], Callable[[], Served]]]:
-    """For the questions of the description: settings, and the same models as the truth has them.
+    """Return the servers for all requests of the description: settings, and expected models.
 
     The limits are below the longest texts, and the model of bge-m3's kind has prompts.
     """
     m3, reranker = save_m3(folder / "prompted-m3"), save_reranker(folder / "described-reranker")
-    qwen, asked = save_qwen(folder / "dense-qwen"), save_qwen(folder / "asked-qwen")
+    qwen, ranking = save_qwen(folder / "dense-qwen"), save_qwen(folder / "ranking-qwen")
     (m3 / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
     limits = {"BGE_EMBED_MAX_LENGTH": "32", "BGE_RERANK_MAX_LENGTH": "32"}
     limits |= {"QWEN_EMBED_MAX_LENGTH": "100", "QWEN_RERANK_MAX_LENGTH": "400"}
     settings = limits | {"EMBEDDING_MODEL": str(m3)}
-    of_qwen = {"DENSE_EMBEDDING_MODEL": str(qwen), "RERANKER_MODEL": str(asked)}
+    of_qwen = {"DENSE_EMBEDDING_MODEL": str(qwen), "RERANKER_MODEL": str(ranking)}
     return {
         "bge": (
             settings | {"RERANKER_MODEL": str(reranker)},
@@ -118,7 +118,7 @@ def described_servers(
         ),
         "qwen": (
             settings | of_qwen,
-            lambda: Served(M3(m3, 32), Qwen(qwen, 100), QwenReranker(asked, 400)),
+            lambda: Served(M3(m3, 32), Qwen(qwen, 100), QwenReranker(ranking, 400)),
         ),
         "late-interaction": (settings, lambda: Served(M3(m3, 32), None, None)),
     }

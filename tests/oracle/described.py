@@ -1,8 +1,8 @@
-"""The requests that the OpenAPI description knows: every operation, format and option.
+"""The requests that the OpenAPI description allows: every operation, format and option.
 
-An operation has a rule (`tests.oracle.rules`) by the name of its answer's schema, so that a new
-path with a known answer is asked by itself. Whatever of the description no rule knows is listed by
-`without_rule`, which must be empty.
+An operation has a rule (`tests.oracle.rules`) by the name of its response's schema, so that a new
+path with a known response is tested without further code. `without_rule` lists everything in the
+description that no rule covers, and must be empty.
 """
 
 import json
@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 RULES = VECTOR_RULES | SCORE_RULES
 _REFUSED = "Refused."
 _FREE = object()
-# Nothing computes these: by method and path, with the reason.
+# Operations without vectors or scores, with the reason.
 WITHOUT_TRUTH = {
     "GET /": "the service's version and addresses",
     "GET /health": "the state of the process",
@@ -35,13 +35,13 @@ WITHOUT_TRUTH = {
     "POST /v1/models/{model}/load": "a command",
     "POST /v1/models/{model}/unload": "a command",
 }
-# Parameters of requests that change when an answer comes, and not what it is.
-_NOT_OF_THE_ANSWER = {"Priority", "model"}
+# Parameters that do not change the content of a response.
+_WITHOUT_EFFECT = {"Priority", "model"}
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method and a path: the schema of its answer, its formats and its options."""
+    """A method and a path: the schema of its response, its formats and its options."""
 
     name: str
     answer: str
@@ -56,7 +56,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request: what is sent, in which format, and in which format the answer is wanted."""
+    """A request: its body, the format of the body, and the format of the response."""
 
     operation: Operation
     body: Body
@@ -66,7 +66,7 @@ class Question:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it has a value of an option that the description calls refused."""
+        """Whether it sets an option that the description calls refused."""
         schemas = self.operation.options
         return any(
             schemas[name].get("description") == _REFUSED and value is not None
@@ -83,15 +83,18 @@ def operations(description: Schema) -> Iterator[Operation]:
     for path, methods in description["paths"].items():
         for method, about in methods.items():
             body = about.get("requestBody", {}).get("content", {})
-            query = [each for each in about.get("parameters", []) if each["in"] == "query"]
+            parameters = about.get("parameters", [])
+            query = [parameter for parameter in parameters if parameter["in"] == "query"]
             answer: Schema = about["responses"].get("200", {}).get("content", {})
-            schema: Schema = next((each.get("schema", {}) for each in answer.values()), {})
-            options: dict[str, Schema] = {each["name"]: each["schema"] for each in query}
+            schema: Schema = next((content.get("schema", {}) for content in answer.values()), {})
+            options: dict[str, Schema] = {
+                parameter["name"]: parameter["schema"] for parameter in query
+            }
             for content in body.values():
                 options |= dict(_options_of(_resolved(content["schema"], components)))
-            # What another header or parameter would change, no rule knows.
-            others = (each["name"] for each in about.get("parameters", []) if each not in query)
-            options |= {name: {} for name in others if name not in _NOT_OF_THE_ANSWER}
+            # No rule covers another header or parameter.
+            others = (parameter["name"] for parameter in parameters if parameter not in query)
+            options |= {name: {} for name in others if name not in _WITHOUT_EFFECT}
             yield Operation(
                 f"{method.upper()} {path}",
                 _name(schema),
@@ -102,25 +105,25 @@ def operations(description: Schema) -> Iterator[Operation]:
 
 
 def _resolved(schema: Any, components: Schema) -> Any:
-    """A schema with what its references stand for."""
+    """Replace the references in a schema."""
     if isinstance(schema, list):
-        return [_resolved(each, components) for each in schema]
+        return [_resolved(member, components) for member in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
         return _resolved(components[schema["$ref"].rpartition("/")[2]], components)
-    return {name: _resolved(each, components) for name, each in schema.items()}
+    return {name: _resolved(member, components) for name, member in schema.items()}
 
 
 def _options_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """The fields of a body; those of an object that may be left out as `object.field`."""
+    """Yield the fields of a body, and those of an optional object as `object.field`."""
     required = schema.get("required", ())
     for name, about in schema.get("properties", {}).items():
-        members = [each for each in about.get("anyOf", [about]) if "properties" in each]
+        members = [member for member in about.get("anyOf", [about]) if "properties" in member]
         if not members or name in required:
             yield name, about
             continue
-        yield from ((f"{name}.{inner}", each) for inner, each in _options_of(members[0]))
+        yield from ((f"{name}.{inner}", field) for inner, field in _options_of(members[0]))
 
 
 def _as_body(options: Body) -> Body:
@@ -132,7 +135,7 @@ def _as_body(options: Body) -> Body:
 
 
 def _name(schema: Schema) -> str:
-    """The name of an answer's schema, or the format of one that is not JSON."""
+    """Return the name of a response's schema, or its format if it is not JSON."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if members := schema.get("anyOf", schema.get("oneOf")):
@@ -141,7 +144,7 @@ def _name(schema: Schema) -> str:
 
 
 def without_rule(description: Schema) -> list[str]:
-    """What the description knows and no rule does, and what rules know and the description not."""
+    """List what only the description has, and no rule, or only a rule, and not the description."""
     missing: list[str] = []
     known = set()
     for operation in operations(description):
@@ -153,8 +156,8 @@ def without_rule(description: Schema) -> list[str]:
             missing.append(f"{operation.name}: no rule for the answer {operation.answer!r}")
             continue
         formats = {*operation.reads, *operation.writes}
-        missing += [f"{operation.name}: {each}" for each in formats - {*rule.formats}]
-        missing += [f"{operation.name}: {each}" for each in _unknown_options(operation, rule)]
+        missing += [f"{operation.name}: {media_type}" for media_type in formats - {*rule.formats}]
+        missing += [f"{operation.name}: {problem}" for problem in _unknown_options(operation, rule)]
     missing += [f"{name}: is not in the description" for name in WITHOUT_TRUTH.keys() - known]
     return sorted(missing)
 
@@ -172,9 +175,9 @@ def _unknown_options(operation: Operation, rule: Rule) -> Iterator[str]:
 
 
 def _documented(schema: Schema) -> list[Any]:
-    """The values that a schema lists; `_FREE` for those that it only describes."""
+    """Return the values that a schema lists; `_FREE` for those that it only describes."""
     if "anyOf" in schema:
-        return [value for each in schema["anyOf"] for value in _documented(each)]
+        return [value for member in schema["anyOf"] for value in _documented(member)]
     if "enum" in schema:
         return list(schema["enum"])
     if "const" in schema:
@@ -187,7 +190,7 @@ def _documented(schema: Schema) -> list[Any]:
 
 
 def questions(description: Schema) -> Iterator[Question]:
-    """Every operation with each value of each option, in each format, for short and long texts."""
+    """Yield every operation with every value of every option, in all formats, for all texts."""
     for operation in operations(description):
         if operation.name in WITHOUT_TRUTH:
             continue

@@ -1,8 +1,8 @@
-"""FastEmbed's MUVERA, PyLate's pooling and models, which an environment of their own runs.
+"""Runs FastEmbed's MUVERA and PyLate's pooling and models in an environment of their own.
 
-Neither installs beside the service: FastEmbed wants an older huggingface-hub, PyLate older versions
-of transformers and sentence-transformers. scripts/check_references.sh makes that environment. Some
-of their results are in references.json, for where it is not; with it this records them anew:
+Neither installs beside the service: FastEmbed needs an older huggingface-hub, PyLate older versions
+of transformers and sentence-transformers. scripts/check_references.sh makes that environment.
+references.json has some of their results, for machines without it; this module records them:
 
     python -m tests.oracle.references
 """
@@ -23,24 +23,24 @@ MISSING = "scripts/check_references.sh makes the references' environment"
 
 
 class References:
-    """The packages' own functions."""
+    """The functions of the packages."""
 
     def __init__(self, process: AnsweringProcess) -> None:
         self._process = process
 
     def muvera(self, vectors: np.ndarray, side: str) -> np.ndarray:
-        """FastEmbed's encoding."""
+        """Encode vectors with FastEmbed."""
         return self._ask("muvera", vectors=vectors.tolist(), side=side)
 
     def pool(self, vectors: np.ndarray, factor: int) -> np.ndarray:
-        """PyLate's means of clusters, scaled to unit length."""
+        """Pool vectors with PyLate, and scale the means to unit length."""
         means = self._ask("pooled", vectors=vectors.tolist(), factor=factor)
         return means / np.linalg.norm(means, axis=1, keepdims=True)
 
     def embed(self, folder: Path, texts: list[str], side: str) -> list[np.ndarray]:
-        """The vectors that PyLate makes of each text with the model in `folder`."""
-        made = self._process.ask(of="colbert", folder=str(folder), texts=texts, side=side)
-        return [np.array(vectors, np.float32) for vectors in made]
+        """Embed texts with PyLate and the model in `folder`."""
+        embedded = self._process.ask(of="colbert", folder=str(folder), texts=texts, side=side)
+        return [np.array(vectors, np.float32) for vectors in embedded]
 
     def _ask(self, of: str, **question: object) -> np.ndarray:
         return np.array(self._process.ask(of=of, **question), np.float32)
@@ -48,7 +48,7 @@ class References:
 
 @contextmanager
 def run_references() -> Iterator[References]:
-    """Start their process; end it when the block ends."""
+    """Run the process of the packages until the block ends."""
     script = Path(__file__).with_name("run_references.py")
     with answering_process([str(ENVIRONMENT / "bin" / "python"), str(script)]) as process:
         yield References(process)

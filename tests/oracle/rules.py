@@ -1,9 +1,9 @@
-"""The rules of the truth: for each schema of an answer, what it must hold.
+"""Rules: compute the expected response of a request, for each schema of a response.
 
-A rule names the fields that hold texts, every option with the values whose effect it knows, and a
-function that makes the expected answer of a request from `tests.oracle.truth`. Expected values are
-plain structures: an array stands for numbers with a tolerance, and what is not expected must be one
-of the rule's `unread` fields (times and ids).
+A rule names the fields that hold texts, every option with the values that it covers, and a function
+that computes the expected response from `tests.oracle.truth`. Expected values are plain structures:
+arrays are compared with a tolerance, and members that are not expected must be `unread` (times and
+ids).
 """
 
 from collections.abc import Callable
@@ -20,20 +20,21 @@ LONG = [" ".join(WORDS[:40]), "bread"]
 QUERY, PROMPT, INSTRUCTION = "river search", "mountain: ", "Find the passage that names a river."
 BOTH = (True, False)
 SIDES = ("left", "right")
-# What text-embeddings-inference takes together.
+# Options that text-embeddings-inference takes together.
 TEI_TOGETHER: tuple[Body, ...] = tuple(
     {"truncate": True, "truncation_direction": side} for side in SIDES
 )
-# What has the form of a space's id, and is that of no model.
+# Ids of vector spaces of no model.
 ELSEWHERE = "dense-a-b-c-d-e-f-g-h, score-a-b-c-d-e-f-g-h"
 CUTS = (True, False, "NONE", "START", "END")
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The models of a server; without a `dense` one, `m3` makes every kind, with its prompts.
+    """The models of a server.
 
-    Without a `reranker`, `m3` scores by late interaction.
+    Without a `dense` model `m3` makes every kind of vectors, and its prompts count. Without a
+    `reranker` `m3` scores by late interaction.
     """
 
     m3: M3
@@ -49,7 +50,7 @@ class Served:
         return self.reranker or self.m3
 
     def prompt(self, name: str | None, model: M3 | Qwen | None = None) -> str:
-        """That of a name; a name that the model has no prompt of is an error."""
+        """Return the prompt of that name; the service refuses a name that the model lacks."""
         prompts = (model or self.dense_model).prompts
         if name is None:
             return ""
@@ -58,14 +59,14 @@ class Served:
         return prompts[name]
 
     def prompt_for(self, *names: str) -> str:
-        """The first that the model has."""
+        """Return the first of these prompts that the model has."""
         prompts = self.dense_model.prompts
         return next((prompts[name] for name in names if name in prompts), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one kind of answer is asked for and known."""
+    """The requests for one kind of response, and the function that computes it."""
 
     texts: tuple[str, ...]
     bodies: tuple[Body, ...]
@@ -74,7 +75,7 @@ class Rule:
     unread: frozenset[str] = frozenset()
     together: tuple[Body, ...] = ()
     formats: tuple[str, ...] = (JSON,)
-    # Which model stands in the path, where one does.
+    # Whether the model in the path is the reranker.
     of_reranker: bool = False
 
 
@@ -83,12 +84,12 @@ def first(body: Body, *names: str) -> Any:
 
 
 def reading(body: Body, prompt: str = "", *, cut: bool = True) -> Reading:
-    """The options of several dialects for how texts are cut."""
+    """Read the options of several dialects for truncation."""
     how = first(body, "truncate", "truncation", "truncation_strategy")
     side = first(body, "truncation_side", "truncation_direction")
     side = {"START": "left", "END": "right"}.get(how, side or "right")
     truncate = cut if how is None else how not in {False, "NONE"}
-    # Elsewhere than in text-embeddings-inference an option without effect is an error.
+    # Only text-embeddings-inference accepts a side without truncation.
     if side == "left" and not truncate and cut:
         raise RefusedError
     most = first(body, "max_tokens", "max_tokens_per_doc", "max_doc_length")
@@ -96,9 +97,9 @@ def reading(body: Body, prompt: str = "", *, cut: bool = True) -> Reading:
 
 
 def texts_of(found: Any) -> list[str]:
-    """Of a text, an object or a list of them."""
+    """Return the texts in a text, an object, or a list of these."""
     found = found if isinstance(found, list) else [found]
-    return [each["text"] if isinstance(each, dict) else each for each in found]
+    return [item["text"] if isinstance(item, dict) else item for item in found]
 
 
 def usage(count: int) -> Body:
@@ -106,7 +107,7 @@ def usage(count: int) -> Body:
 
 
 def warning(model: str, name: str, index: int, ids: Ids, side: str) -> Body:
-    """What is told of a text that was cut, without the sentence."""
+    """Return the warning for a text that was cut, without its message."""
     return {
         "code": "input_truncated",
         "severity": "warning",

@@ -1,7 +1,7 @@
-"""Runs in an environment of its own: FastEmbed's MUVERA, and PyLate's pooling and models.
+"""Runs FastEmbed's MUVERA, and PyLate's pooling and models, in an environment of its own.
 
-Each line that it reads is `{"of": "muvera" | "pooled" | "colbert", ...}`; the line that answers it
-holds the vectors that are made of the `vectors` in it, or of its `texts`.
+For each line `{"of": "muvera" | "pooled" | "colbert", ...}` that it reads, it writes a line with
+the vectors that are computed from the `vectors` or `texts` in it.
 """
 
 import json
@@ -26,10 +26,10 @@ def muvera(vectors: list[list[float]], side: str) -> list[float]:
 
 
 def pooled(vectors: list[list[float]], factor: int) -> list[list[float]]:
-    """A method that reads nothing of its object."""
+    """Call a method of ColBERT that does not use its object."""
     documents = [torch.tensor(vectors, dtype=torch.float32)]
-    (own,) = ColBERT.pool_embeddings_hierarchical(None, documents, factor, protected_tokens=0)
-    return own.tolist()
+    (means,) = ColBERT.pool_embeddings_hierarchical(None, documents, factor, protected_tokens=0)
+    return means.tolist()
 
 
 @cache
@@ -38,13 +38,13 @@ def model(folder: str) -> ColBERT:
 
 
 def colbert(folder: str, texts: list[str], side: str) -> list[list[list[float]]]:
-    made = model(folder).encode(texts, is_query=side == "query", show_progress_bar=False)
-    return [vectors.tolist() for vectors in made]
+    embedded = model(folder).encode(texts, is_query=side == "query", show_progress_bar=False)
+    return [vectors.tolist() for vectors in embedded]
 
 
 if __name__ == "__main__":
     for line in sys.stdin:
         question = json.loads(line)
-        make = {"muvera": muvera, "pooled": pooled, "colbert": colbert}[question.pop("of")]
-        sys.stdout.write(json.dumps(make(**question)) + "\n")
+        compute = {"muvera": muvera, "pooled": pooled, "colbert": colbert}[question.pop("of")]
+        sys.stdout.write(json.dumps(compute(**question)) + "\n")
         sys.stdout.flush()

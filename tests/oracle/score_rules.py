@@ -1,4 +1,4 @@
-"""The rules of the truth for scores: reranking in every dialect."""
+"""Rules for scores: reranking in every dialect."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,19 +35,19 @@ from tests.oracle.truth import (
 
 @dataclass(slots=True)
 class Scored:
-    """The scores of passages, and what was read for them."""
+    """The scores of passages, and the tokens that were read."""
 
     scores: list[float] = field(default_factory=list)
     parts: list[Body] = field(default_factory=list)
     tokens: int = 0
-    # The passages that were cut, by their places.
+    # The indices of passages that were cut.
     cut: list[int] = field(default_factory=list)
 
 
 def _score(
     served: Served, query: str, passages: list[str], how: Reading, body: Body, *, raw: bool
 ) -> Scored:
-    """Of each passage: the model's own score, or with `raw` false a probability."""
+    """Score the passages: by the model's own score, or with `raw` false by a probability."""
     found, instruction = Scored(), body.get("instruction")
     if instruction is not None and not isinstance(served.reranker, QwenReranker):
         raise RefusedError
@@ -68,18 +68,18 @@ def _score(
 def _late(
     served: Served, query: str, passages: list[str], how: Reading, body: Body, *, raw: bool
 ) -> Scored:
-    asked = served.m3.vectors(query, Reading(truncate=how.truncate))
-    found = Scored(tokens=len(asked.ids.read))
+    query_vectors = served.m3.vectors(query, Reading(truncate=how.truncate))
+    found = Scored(tokens=len(query_vectors.ids.read))
     weights = dict.fromkeys(("dense", "sparse", "colbert"), 1.0) | (body.get("weights") or {})
     if not any(weights.values()):
         raise RefusedError
     for index, passage in enumerate(passages):
-        other = served.m3.vectors(passage, how)
-        score, parts = fused(asked, other, weights)
+        vectors = served.m3.vectors(passage, how)
+        score, parts = fused(query_vectors, vectors, weights)
         found.scores.append(score if raw else sigmoid(score))
         found.parts.append({kind: np.asarray(part) for kind, part in parts.items()})
-        found.tokens += len(other.ids.read)
-        if other.ids.original > other.ids.limit:
+        found.tokens += len(vectors.ids.read)
+        if vectors.ids.original > vectors.ids.limit:
             found.cut.append(index)
     return found
 
@@ -93,7 +93,7 @@ def _native_rerank(served: Served, question: Any) -> Body:
     if body.get("if_vector_space"):
         raise RefusedError
     how = reading(body)
-    # A sigmoid is only for the logits of cross-encoders.
+    # Only the logits of cross-encoders are normalized by a sigmoid.
     raw = not body.get("normalize") or served.reranker is None
     found = _score(served, body["query"], body["passages"], how, body, raw=raw)
     results = []
@@ -124,13 +124,13 @@ def _documents(served: Served, question: Any) -> Body:
     results: list[Body] = [
         {"index": index, "relevance_score": np.asarray(found.scores[index])} for index in order
     ]
-    told = bool(body.get("return_documents"))
-    shown = [
-        each | ({"document": {"text": texts[each["index"]]}} if told else {}) for each in results
-    ]
+    with_texts = bool(body.get("return_documents"))
     answer: Body = {
         "model": served.ranking_model.name,
-        "results": shown,
+        "results": [
+            result | ({"document": {"text": texts[result["index"]]}} if with_texts else {})
+            for result in results
+        ],
         "meta": {
             "api_version": {"version": "2"},
             "billed_units": {"search_units": 1},
@@ -141,7 +141,8 @@ def _documents(served: Served, question: Any) -> Body:
     if {"top_k", "truncation"} & body.keys():
         answer["object"] = "list"
         answer["data"] = [
-            each | ({"document": texts[each["index"]]} if told else {}) for each in results
+            result | ({"document": texts[result["index"]]} if with_texts else {})
+            for result in results
         ]
     return answer
 
@@ -178,7 +179,7 @@ SCORE_RULES: dict[str, Rule] = {
         ("query", "documents"),
         (
             *({"query": QUERY, "documents": texts} for texts in (SHORT, LONG)),
-            {"query": {"text": QUERY}, "documents": [{"text": each} for each in SHORT]},
+            {"query": {"text": QUERY}, "documents": [{"text": text} for text in SHORT]},
         ),
         {
             "use_activation": BOTH,

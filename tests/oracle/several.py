@@ -1,4 +1,4 @@
-"""Requests to a server with several models: each names one, with the options that it takes."""
+"""Draws requests for a server with several models, with the options of the named model."""
 
 import random
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.support.checkpoints import WORDS
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.wordpiece import save_colbert, save_splade
 
-# The kinds that each makes; None stands for the default model, of bge-m3's shape.
+# The kinds of vectors that a model makes; None stands for the default model, as bge-m3.
 MODELS: dict[str | None, tuple[str, ...]] = {
     None: KINDS,
     "mpnet": ("dense",),
@@ -24,7 +24,7 @@ _DISTINCT_TEXTS = 40
 
 
 def save_several(folder: Path) -> Path:
-    """Make a checkpoint of each, and the file for MODELS that names them all."""
+    """Save the checkpoints, and the file for MODELS that names them."""
     tokenizer = word_tokenizer()
     for family in ("mpnet", "modernbert"):
         (folder / family).mkdir(parents=True)
@@ -37,7 +37,7 @@ def save_several(folder: Path) -> Path:
 
 
 def draw_several(seed: int, count: int) -> list[Case]:
-    """`count` requests, of which many have texts in common, as a cache and its users like it."""
+    """Draw `count` requests, many of which share texts, for the cache."""
     rng = random.Random(seed)
     texts = [" ".join(rng.choices(WORDS, k=rng.choice(_LENGTHS))) for _ in range(_DISTINCT_TEXTS)]
     return [
@@ -55,25 +55,25 @@ def _draw_rerank(rng: random.Random, texts: list[str]) -> Body:
 def _draw_embed(rng: random.Random, texts: list[str]) -> Body:
     model = rng.choice([*MODELS])
     kinds = MODELS[model]
-    asked = rng.sample(kinds, rng.randint(1, len(kinds)))
-    body: Body = {f"return_{kind}": kind in asked for kind in KINDS}
+    requested = rng.sample(kinds, rng.randint(1, len(kinds)))
+    body: Body = {f"return_{kind}": kind in requested for kind in KINDS}
     body["sentences"] = rng.choices(texts, k=rng.choice(_TEXTS))
     if model is not None:
         body["model"] = model
-    return body | _draw_options(rng, model, asked)
+    return body | _draw_options(rng, model, requested)
 
 
-def _draw_options(rng: random.Random, model: str | None, asked: list[str]) -> Body:
+def _draw_options(rng: random.Random, model: str | None, requested: list[str]) -> Body:
     options: Body = {}
-    if "dense" in asked or "colbert" in asked:
+    if "dense" in requested or "colbert" in requested:
         options["output_dtype"] = rng.choice(("float32", "float32", "int8", "uint8"))
-    if "dense" in asked:
+    if "dense" in requested:
         options["normalize_dense"] = rng.random() < 0.5
-    if "colbert" in asked and rng.random() < 0.3:
+    if "colbert" in requested and rng.random() < 0.3:
         options["colbert_pool_factor"] = rng.choice((2, 3))
-    elif asked != ["dense"]:
+    elif requested != ["dense"]:
         options["return_tokens"] = rng.random() < 0.3
-        options["sparse_as_indices"] = rng.random() < 0.5 and "sparse" in asked
+        options["sparse_as_indices"] = rng.random() < 0.5 and "sparse" in requested
     if model == "colbert":
         kinds = ("document",) if "colbert_pool_factor" in options else ("query", "document")
         options["input_type"] = rng.choice(kinds)

@@ -1,4 +1,4 @@
-"""A text has the same bits alone and in any company; the oracle shows it at length."""
+"""A text has the same bits alone and in any batch; scripts/oracle.py runs this for longer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +16,14 @@ from tests.support.encoders import dense, save_family, save_modules, word_tokeni
 
 
 def engine_of(embedder: Path, reranker: Path | str, dtype: str = "float32") -> EngineCore:
-    own = {"dtype": dtype, "max_batch_tokens": 1024}
-    return engine_on_cpu(embedder, reranker_model=str(reranker), **own)
+    settings = {"dtype": dtype, "max_batch_tokens": 1024}
+    return engine_on_cpu(embedder, reranker_model=str(reranker), **settings)
 
 
 async def assert_same_bits(*chosen: Any) -> ModelInfo:
-    """Returns how it was computed."""
+    """Compare the bits of an engine's results, and return the information about its model."""
     async with engine_of(*chosen) as engine:
-        assert all(each.info.reproducible for each in engine.statuses)
+        assert all(status.info.reproducible for status in engine.statuses)
         info = engine.statuses[0].info
         found = await Bits.measure(engine, distinct=40, words=60, answers=1000)
     assert (found.differing, found.answers >= 1000) == ({}, True)
@@ -32,8 +32,8 @@ async def assert_same_bits(*chosen: Any) -> ModelInfo:
 
 @pytest.fixture
 def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of instructions than which the kernels use no faster ones."""
-    known = {each.name: each for each in native.runnable_instruction_sets()}
+    """Limit the kernels to an instruction set, and return its name."""
+    known = {runnable.name: runnable for runnable in native.runnable_instruction_sets()}
     if request.param not in known:
         pytest.skip(f"this processor has no {request.param}")
     monkeypatch.setattr(native, "runnable_instruction_sets", lambda: [known[request.param]])
@@ -54,7 +54,7 @@ def limited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     ],
     indirect=["limited"],
 )
-async def test_no_bit_depends_on_what_is_computed_beside_it(
+async def test_same_bits_alone_and_in_any_batch(
     limited: str, dtype: str, tiny_m3: Path, tiny_reranker: Path
 ) -> None:
     info = await assert_same_bits(tiny_m3, tiny_reranker, dtype)
@@ -62,8 +62,8 @@ async def test_no_bit_depends_on_what_is_computed_beside_it(
     assert info.kernels.startswith(f"{limited}.")
 
 
-async def test_nor_does_one_of_an_encoder_whose_layers_fill_no_whole_panels(tmp_path: Path) -> None:
-    """Its inner layers have 96 columns, where a panel of the kernels has 64."""
+async def test_same_bits_of_an_encoder_with_incomplete_panels(tmp_path: Path) -> None:
+    """The inner layers have 96 columns, and a panel of the kernels has 64."""
     folder = tmp_path / "encoder"
     folder.mkdir()
     save_family(folder, "bert", word_tokenizer())
@@ -71,11 +71,11 @@ async def test_nor_does_one_of_an_encoder_whose_layers_fill_no_whole_panels(tmp_
     await assert_same_bits(folder, LATE_INTERACTION)
 
 
-async def test_nor_does_one_of_a_decoder(tiny_qwen: Path) -> None:
+async def test_same_bits_of_a_decoder(tiny_qwen: Path) -> None:
     await assert_same_bits(tiny_qwen, tiny_qwen)
 
 
-async def test_a_bit_that_differs_is_found(tiny_m3: Path, tiny_reranker: Path) -> None:
+async def test_different_bits_are_found(tiny_m3: Path, tiny_reranker: Path) -> None:
     async with engine_of(tiny_m3, tiny_reranker) as engine:
         found = await Bits.measure(engine, distinct=40, words=60, answers=0)
         found.alone[0]["dense"] = b"other"

@@ -1,4 +1,4 @@
-"""The oracle knows what is true of everything that the description knows, and says where not."""
+"""The oracle has a rule for every operation in the description, and finds wrong responses."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ from tests.oracle.rules import Served
 from tests.oracle.truth import M3
 from tests.support.formats import JSON
 
-# Of the thousands of questions with one option at most; scripts/oracle.py asks all.
+# One in so many of the questions with at most one option; scripts/oracle.py asks all.
 EVERY = 19
 
 
@@ -30,10 +30,10 @@ def changed(description):
     return copy.deepcopy(description)
 
 
-def test_everything_in_the_description_has_a_rule_or_a_reason(description) -> None:
+def test_every_operation_has_a_rule_or_a_reason(description) -> None:
     assert without_rule(description) == []
-    asked = {each.operation.name for each in questions(description)}
-    assert asked | WITHOUT_TRUTH.keys() == {each.name for each in operations(description)}
+    asked = {question.operation.name for question in questions(description)}
+    assert asked | WITHOUT_TRUTH.keys() == {operation.name for operation in operations(description)}
     assert all(WITHOUT_TRUTH.values())
 
 
@@ -84,20 +84,26 @@ def add_format(description) -> None:
         (lambda d: d["paths"].pop("/ping"), "GET /ping: is not in the description"),
     ],
 )
-def test_what_no_rule_knows_is_named(changed, change: Callable[..., None], named: str) -> None:
+def test_operations_and_options_without_a_rule_are_named(
+    changed, change: Callable[..., None], named: str
+) -> None:
     change(changed)
     assert without_rule(changed) == [named]
 
 
-def test_a_new_path_with_a_known_answer_is_asked_by_itself(changed) -> None:
+def test_new_path_with_a_known_response_is_covered(changed) -> None:
     changed["paths"]["/v3/embed"] = changed["paths"]["/v2/embed"]
     assert without_rule(changed) == []
-    asked = [each.options for each in questions(changed) if each.operation.path == "/v3/embed"]
-    assert {"truncate": "START"} in asked
-    assert {"images": {"not": "done"}} in asked
+    found = [
+        question.options
+        for question in questions(changed)
+        if question.operation.path == "/v3/embed"
+    ]
+    assert {"truncate": "START"} in found
+    assert {"images": {"not": "done"}} in found
 
 
-def test_answers_are_those_of_transformers(server, tiny_m3: Path, description) -> None:
+def test_responses_equal_transformers(server, tiny_m3: Path, description) -> None:
     truth = Served(M3(tiny_m3, 8192), None, None)
     with server.client() as client:
         outcome = ask_everything(client, description, truth, every=EVERY)
@@ -106,10 +112,8 @@ def test_answers_are_those_of_transformers(server, tiny_m3: Path, description) -
     assert outcome.refusals > 20
 
 
-def test_every_option_of_the_services_own_vectors_is_what_the_truth_makes_of_them(
-    server, tiny_m3: Path, changed
-) -> None:
-    """Each in JSON; other formats are among the questions of the test before."""
+def test_every_option_of_embeddings_equals_transformers(server, tiny_m3: Path, changed) -> None:
+    """Only in JSON; the test before covers other formats."""
     changed["paths"] = {"/embeddings/": changed["paths"]["/embeddings/"]}
     answers = changed["paths"]["/embeddings/"]["post"]["responses"]["200"]["content"]
     for other in answers.keys() - {JSON}:
@@ -121,7 +125,7 @@ def test_every_option_of_the_services_own_vectors_is_what_the_truth_makes_of_the
     assert outcome.refusals > 10
 
 
-def test_an_answer_that_is_not_true_is_named(server, tiny_m3: Path, changed) -> None:
+def test_wrong_response_is_named(server, tiny_m3: Path, changed) -> None:
     truth = Served(M3(tiny_m3, 8192), None, None)
     plain = truth.m3.vectors
 
@@ -133,5 +137,5 @@ def test_an_answer_that_is_not_true_is_named(server, tiny_m3: Path, changed) -> 
     changed["paths"] = {path: changed["paths"][path] for path in ("/embed_sparse", "/embed")}
     with server.client() as client:
         outcome = ask_everything(client, changed, truth)
-    assert {each.partition(" (")[0] for each in outcome.wrong} == {"POST /embed_sparse"}
+    assert {line.partition(" (")[0] for line in outcome.wrong} == {"POST /embed_sparse"}
     assert outcome.answers["DenseVectors"] > 5

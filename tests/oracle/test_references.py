@@ -1,4 +1,4 @@
-"""Vectors beside FastEmbed and PyLate themselves: over wide inputs, and of whole ColBERT models."""
+"""MUVERA, pooling and ColBERT models, compared with FastEmbed and PyLate."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,17 +17,17 @@ from smart_embedder.vectors import MUVERA_WIDTH, muvera_of, pool
 from tests.oracle.references import ENVIRONMENT, MISSING, References, run_references
 from tests.support.wordpiece import ROBERTA, save_colbert
 
-pytestmark = pytest.mark.timeout(600)  # Hundreds of examples each.
+pytestmark = pytest.mark.timeout(600)  # The tests have hundreds of examples.
 
 WIDE = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 SIDES = st.sampled_from(["query", "document"])
-# FastEmbed takes no vectors of less than 16 numbers, and does not project those of 16.
+# FastEmbed refuses vectors of less than 16 numbers, and does not project those of 16.
 WIDTHS = st.sampled_from([16, 17, 48, 128])
 
 
 @pytest.fixture(scope="module")
 def references() -> Iterator[References]:
-    """The packages themselves."""
+    """Run the packages."""
     if not ENVIRONMENT.is_dir():
         pytest.skip(MISSING)
     with run_references() as running:
@@ -36,7 +36,7 @@ def references() -> Iterator[References]:
 
 @st.composite
 def unit_vectors(draw) -> np.ndarray:
-    """Around some directions, as near as a text's tokens or as far as random ones."""
+    """Draw vectors around some directions, as close as the tokens of a text, or random."""
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     width, tokens = draw(WIDTHS), draw(st.integers(1, 90))
     centers = random.standard_normal((draw(st.integers(1, 12)), width))
@@ -48,7 +48,7 @@ def unit_vectors(draw) -> np.ndarray:
 
 @WIDE
 @given(vectors=unit_vectors(), side=SIDES)
-def test_encodings_are_fastembeds(references, vectors, side) -> None:
+def test_muvera_equals_fastembed(references, vectors, side) -> None:
     ours = muvera_of(vectors.shape[1]).encode(vectors, side)
     assert ours.shape == (MUVERA_WIDTH,)
     np.testing.assert_allclose(ours, references.muvera(vectors, side), rtol=0, atol=1e-5)
@@ -56,17 +56,17 @@ def test_encodings_are_fastembeds(references, vectors, side) -> None:
 
 @WIDE
 @given(vectors=unit_vectors(), factor=st.integers(2, 40), seed=st.integers(0, 2**32))
-def test_pooled_vectors_are_pylates(references, vectors, factor, seed) -> None:
+def test_colbert_pooling_equals_pylate(references, vectors, factor, seed) -> None:
     expected = references.pool(vectors, factor)
     noise = np.random.default_rng(seed).standard_normal(vectors.shape) * 1e-6
-    shaken = references.pool(np.float32(vectors + noise), factor)
-    # Where the last digit decides which clusters are joined, two libraries may differ.
-    assume(shaken.shape == expected.shape and np.allclose(shaken, expected, atol=1e-4))
+    with_noise = references.pool(np.float32(vectors + noise), factor)
+    # Libraries may differ if the last digit decides which clusters are joined.
+    assume(with_noise.shape == expected.shape and np.allclose(with_noise, expected, atol=1e-4))
     assert_same_vectors(pool(vectors, factor), expected)
 
 
 def assert_same_vectors(ours: np.ndarray, expected: np.ndarray) -> None:
-    """In any order: PyLate's stand in the order of its labels."""
+    """Compare vectors in any order, because PyLate's have the order of its labels."""
     assert ours.shape == expected.shape
     nearest = (ours @ expected.T).argmax(axis=1)
     assert sorted(nearest) == list(range(len(expected)))
@@ -93,7 +93,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_queries_and_documents_are_pylates(
+def test_colbert_queries_and_documents_equal_pylate(
     references, tmp_path: Path, tiny_reranker: Path, case
 ) -> None:
     kind, changes = CASES[case]
@@ -102,10 +102,10 @@ def test_queries_and_documents_are_pylates(
     target = Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
     model, colbert = load_embedder("tiny-colbert", folder, 8192, target), Outputs(colbert=True)
     sides = ("query", "document")
-    ids = [each.ids for side in sides for each in model.tokenize(TEXTS, input_type=side)]
+    ids = [text.ids for side in sides for text in model.tokenize(TEXTS, input_type=side)]
     mixed = model.forward(ids, colbert)
-    alone = [model.forward([each], colbert)[0] for each in ids]
+    alone = [model.forward([sequence], colbert)[0] for sequence in ids]
     expected = [vectors for side in sides for vectors in references.embed(folder, TEXTS, side)]
-    for made, vectors in zip([*mixed, *alone], expected * 2, strict=True):
-        assert made.colbert.shape == vectors.shape
-        np.testing.assert_allclose(made.colbert, vectors, rtol=0, atol=1e-5)
+    for result, vectors in zip([*mixed, *alone], expected * 2, strict=True):
+        assert result.colbert.shape == vectors.shape
+        np.testing.assert_allclose(result.colbert, vectors, rtol=0, atol=1e-5)

@@ -1,7 +1,8 @@
-"""The oracle: under mixed traffic every answer is the one that an idle server gives.
+"""Under mixed traffic every response equals that of an idle server.
 
-For each server, sent 40: about 36 answered, 2 refused (malformed), 2 left, 0 lost, 0 wrong.
-One has several models, a cache and two workers; an idle server without them says what is expected.
+Of 40 requests to a server about 36 are answered, 2 refused as malformed, 2 abandoned, none lost or
+wrong. One server has several models, a cache and two workers; its idle server has no cache and one
+worker.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ def every_configuration(
 def servers(
     every_configuration: dict[str, Configuration], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, RunningServer]]:
-    """All of them, starting at the same time."""
+    """Start all servers at the same time."""
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("oracle")
         running = {
@@ -51,7 +52,7 @@ def servers(
 def settings_of(
     every_configuration: dict[str, Configuration],
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The settings of each server, by its name."""
+    """Yield the settings of each server, by its name."""
     for name, configuration in every_configuration.items():
         yield name, configuration.settings | configuration.only_under_load
         if configuration.only_under_load:
@@ -59,7 +60,7 @@ def settings_of(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_does_not_depend_on_the_traffic(servers, every_configuration, name) -> None:
+def test_responses_do_not_depend_on_the_traffic(servers, every_configuration, name) -> None:
     cases = every_configuration[name].draw_cases(5, DISTINCT)
     idle = servers.get(f"{name}, idle", servers[name])
     expected = asyncio.run(ask_idle(idle, cases))

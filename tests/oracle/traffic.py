@@ -1,4 +1,4 @@
-"""Clients that send the cases many times, in random order and with others in between."""
+"""Clients that repeat the cases in random order, among other requests."""
 
 import asyncio
 import random
@@ -16,14 +16,14 @@ from tests.support.server import RunningServer
 CLIENTS = 24
 LEAVE_SHARE = 0.05
 MALFORMED_SHARE = 0.05
-# What a client that leaves waits for its answer before.
+# Seconds that a client waits at most before it leaves.
 LONGEST_STAY = 0.05
 JSON = {"Content-Type": "application/json"}
 PRIORITIES = [f"u={urgency}" for urgency in range(8)] + ["u=1, i", "u=99", "?", ""]
 
 
 async def ask_idle(server: RunningServer, cases: Sequence[Case]) -> list[Answer]:
-    """The answer to each case, asked one after the other: what every later one must equal."""
+    """Send the cases one after the other; every later response must equal these."""
     expected = []
     async with server.async_client() as client:
         for case in cases:
@@ -35,7 +35,7 @@ async def ask_idle(server: RunningServer, cases: Sequence[Case]) -> list[Answer]
 
 @dataclass
 class Traffic:
-    """One run: the cases with their expected answers, and what became of the requests."""
+    """A run: the cases with their expected responses, and the outcomes of the requests."""
 
     server: RunningServer
     cases: Sequence[Case]
@@ -45,7 +45,7 @@ class Traffic:
     rng: random.Random = field(default_factory=lambda: random.Random(11))
 
     async def run(self, supply: Iterator[object], clients: int = CLIENTS) -> None:
-        """Send a request for each thing that `supply` holds, `clients` at a time."""
+        """Send a request for each item of `supply`, with this many concurrent clients."""
         async with self.server.async_client() as client:
             await asyncio.gather(*(self._run_client(client, supply) for _ in range(clients)))
 
@@ -68,18 +68,18 @@ class Traffic:
         if response.status_code == 200:
             self.comparison.compare(case, self.expected[case.number], response.content)
         else:
-            self._blame(f"request {case.number} to {case.path}", response)
+            self._add_fault(f"request {case.number} to {case.path}", response)
 
     async def _send_malformed(self, client: httpx2.AsyncClient) -> None:
-        bad = self.rng.choice(MALFORMED)
-        response = await self._post(client, bad.path, bad.content, JSON)
-        if response is not None and response.status_code != bad.status:
-            self._blame(f"{bad.content!r} to {bad.path}", response)
+        malformed = self.rng.choice(MALFORMED)
+        response = await self._post(client, malformed.path, malformed.content, JSON)
+        if response is not None and response.status_code != malformed.status:
+            self._add_fault(f"{malformed.content!r} to {malformed.path}", response)
 
     async def _post(
         self, client: httpx2.AsyncClient, path: str, content: bytes, headers: dict[str, str]
     ) -> httpx2.Response | None:
-        """Send and note the status; without an answer the request stays lost."""
+        """Send a request and count its status; without a response it counts as lost."""
         try:
             response = await client.post(path, content=content, headers=headers)
         except httpx2.TransportError:
@@ -88,11 +88,11 @@ class Traffic:
         self.tally.note(response.status_code)
         return response
 
-    def _blame(self, what: str, response: httpx2.Response) -> None:
-        self.comparison.wrong.append(f"{what}: {response.status_code} {response.text[:200]}")
+    def _add_fault(self, request: str, response: httpx2.Response) -> None:
+        self.comparison.wrong.append(f"{request}: {response.status_code} {response.text[:200]}")
 
     async def _leave(self, case: Case) -> None:
-        """Leave in the middle of the body, or while the answer is made."""
+        """Leave in the middle of the body, or while the response is computed."""
         host, port = self.server.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         sent = self.rng.choice([len(case.content), len(case.content), len(case.content) // 2])

@@ -1,8 +1,8 @@
-"""What the models compute, by transformers' modules on the same checkpoints: one text at a time.
+"""Expected vectors and scores: transformers' modules on the same checkpoints, one text at a time.
 
-Nothing of the service's forwards, tokenisation or truncation is used. Pooling of ColBERT vectors
-and MUVERA are the service's own, applied to these vectors; tests/vectors compares them with PyLate
-and FastEmbed.
+The service's forwards, tokenisation and truncation are not used. The service's pooling of ColBERT
+vectors and MUVERA are applied to these vectors; `test_references` compares those with PyLate and
+FastEmbed.
 """
 
 import json
@@ -25,12 +25,12 @@ _PROMPTS = "config_sentence_transformers.json"
 
 
 class RefusedError(Exception):
-    """The service cannot do what is asked for, and has to say so."""
+    """The service must refuse the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a text is read: what stands before it, and where and whether it is cut."""
+    """How a text is read: its prompt, and its truncation."""
 
     prompt: str = ""
     truncate: bool = True
@@ -40,7 +40,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """The tokens that a model reads of a text; `original` counts them before it was cut."""
+    """The tokens of a text that a model reads; `original` counts them before truncation."""
 
     read: list[int]
     original: int
@@ -71,22 +71,22 @@ class Checkpoint:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def read(self, text: str, frame: tuple[list[int], list[int]], how: Reading) -> Ids:
-        """The tokens of a text behind its prompt, which stays where the beginning is cut."""
+        """Tokenise a text behind its prompt, which a cut of the beginning keeps."""
         found = self.tokenizer.encode(how.prompt + text, add_special_tokens=False)
-        within = len(how.prompt.rstrip())
-        stays = sum(start < within for start, _ in found.offsets)
-        return self.cut(found.ids, frame, how, stays)
+        end = len(how.prompt.rstrip())
+        kept_first = sum(start < end for start, _ in found.offsets)
+        return self.cut(found.ids, frame, how, kept_first)
 
     def cut(
-        self, ids: list[int], frame: tuple[list[int], list[int]], how: Reading, stays: int = 0
+        self, ids: list[int], frame: tuple[list[int], list[int]], how: Reading, kept_first: int = 0
     ) -> Ids:
-        """The tokens within the limit; the first that `stays` are never cut."""
+        """Cut the tokens to the limit; the first `kept_first` are never cut."""
         before, after = frame
         room = self.limit - len(before) - len(after)
         room = room if how.most is None else min(room, how.most)
         if len(ids) > room and not how.truncate:
             raise RefusedError
-        first = room if how.side == "right" else stays
+        first = room if how.side == "right" else kept_first
         kept = ids if len(ids) <= room else [*ids[:first], *ids[len(ids) - room + first :]]
         framed = len(before) + len(after)
         return Ids([*before, *kept, *after], len(ids) + framed, room + framed)
@@ -98,7 +98,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Those of one text."""
+    """The vectors of one text."""
 
     ids: Ids
     dense: Numbers
@@ -109,7 +109,7 @@ class Vectors:
 
 
 class M3(Checkpoint):
-    """bge-m3's shape: XLM-RoBERTa, and a linear layer for each further kind."""
+    """bge-m3: XLM-RoBERTa, and a linear layer for sparse and for ColBERT vectors."""
 
     begin: ClassVar[list[int]] = [0]
     end: ClassVar[list[int]] = [2]
@@ -124,11 +124,11 @@ class M3(Checkpoint):
         self._heads = {
             kind: torch.load(folder / f"{kind}_linear.pt") for kind in ("sparse", "colbert")
         }
-        # One text is read in many ways, and each of them many times.
+        # A text is read in several ways, many times in each.
         self.vectors = lru_cache(1000)(self._vectors)
 
     def _head(self, kind: str, states: torch.Tensor) -> torch.Tensor:
-        weights = {name: each.float() for name, each in self._heads[kind].items()}
+        weights = {name: weight.float() for name, weight in self._heads[kind].items()}
         return torch.nn.functional.linear(states, weights["weight"], weights["bias"])
 
     def _vectors(self, text: str, how: Reading) -> Vectors:
@@ -150,9 +150,9 @@ class M3(Checkpoint):
 
 
 class Qwen(Checkpoint):
-    """Qwen3-Embedding's: the state of the last token."""
+    """Qwen3-Embedding: the state of the last token."""
 
-    # The model card's, for a folder without sentence-transformers' configuration.
+    # The prompts of the model card, for a folder without modules.
     begin: ClassVar[list[int]] = []
     prompts: ClassVar[dict[str, str]] = {
         "query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:",
@@ -177,13 +177,13 @@ class BgeReranker(Checkpoint):
         super().__init__(folder, AutoModelForSequenceClassification, limit)
 
     def logit(self, query: str, passage: str, how: Reading, _: str | None) -> tuple[float, Ids]:
-        """Its logit, and the tokens of the pair."""
+        """Return the logit, and the tokens of the pair."""
         ids = self.cut(self.plain(passage), ([0, *self.plain(query), 2, 2], [2]), how)
         return self.output(ids.read).logits[0, 0].item(), ids
 
 
 class QwenReranker(Checkpoint):
-    """Yes or no, by a causal model."""
+    """Qwen3-Reranker: a causal model answers yes or no."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         super().__init__(folder, AutoModelForCausalLM, limit)
@@ -192,7 +192,7 @@ class QwenReranker(Checkpoint):
     def logit(
         self, query: str, passage: str, how: Reading, instruction: str | None
     ) -> tuple[float, Ids]:
-        """The logarithm of the odds of yes, and the tokens of the prompt."""
+        """Return the log odds of yes, and the tokens of the prompt."""
         task = DEFAULT_INSTRUCTION if instruction is None else instruction
         head = self.plain(f"<Instruct>: {task}\n<Query>: {query}\n<Document>:")
         frame = ([*self.plain(PREFIX), *head], self.plain(SUFFIX))
@@ -236,8 +236,8 @@ def muvera(vectors: Numbers, side: MuveraSide) -> Numbers:
 def fused(
     query: Vectors, passage: Vectors, weights: dict[str, float]
 ) -> tuple[float, dict[str, float]]:
-    """Late interaction: the weighted mean of three scores, and the scores."""
-    lexical = (query.sparse.get(token, 0.0) * each for token, each in passage.sparse.items())
+    """Return the score of late interaction: the weighted mean of three scores, and these."""
+    lexical = (query.sparse.get(token, 0.0) * weight for token, weight in passage.sparse.items())
     parts = {
         "dense": float(query.dense @ passage.dense),
         "sparse": sum(lexical),

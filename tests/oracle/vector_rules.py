@@ -1,4 +1,4 @@
-"""The rules of the truth for vectors: the service's own shape, OpenAI's, Cohere's and TEI's."""
+"""Rules for vectors: the responses of the native API, OpenAI, Cohere and TEI."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +41,7 @@ from tests.support.formats import JSON, SAFETENSORS
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary")
 _TYPES = ("float", "base64", "int8", "uint8", "binary", "ubinary")
-# What a text is for, and the names of the prompts for it; of those, the tests' models have some.
+# Tasks of queries and documents, and the names of their prompts; the models have some of these.
 _QUERIES = ("query", "search_query", "retrieval.query", "code.query", "qa.query")
 _DOCUMENTS = ("document", "passage", "search_document", "retrieval.passage", "code.passage")
 _TASKS = (*_QUERIES, *_DOCUMENTS, "classification", "clustering", "text-matching", "text")
@@ -62,17 +62,18 @@ def _shortened(served: Served, found: Vectors, width: int, *, normalize: bool) -
     return unit(found.raw[:width]) if normalize else found.raw[:width]
 
 
-# Vectors, in the service's own shape.
+# The native API.
 
 
-def _own_vectors(served: Served, body: Body, texts: list[str], field_name: str) -> Iterator[Body]:
-    """Of each text the vectors, the tokens, and the warnings with the tokens that were read."""
+def _native_vectors(
+    served: Served, body: Body, texts: list[str], field_name: str
+) -> Iterator[Body]:
+    """Yield the vectors, the number of tokens and the warnings of each text."""
     kinds = [kind for kind in ("dense", "sparse", "colbert") if body.get(f"return_{kind}", True)]
     if (not kinds and not body.get("muvera")) or body.get("if_vector_space"):
         raise RefusedError
-    made = _own_options(body, kinds)
-    dtype, factor = made
-    prompt = _own_prompt(served, body, kinds)
+    dtype, factor = _native_options(body, kinds)
+    prompt = _native_prompt(served, body, kinds)
     for index, text in enumerate(texts):
         how = reading(body, prompt)
         item: Body = {}
@@ -98,7 +99,7 @@ def _own_vectors(served: Served, body: Body, texts: list[str], field_name: str) 
                 item |= _strings(served.m3, found, kinds)
         side = how.side
         yield {
-            "vectors": {name: each for name, each in item.items() if each is not None},
+            "vectors": {name: value for name, value in item.items() if value is not None},
             "tokens": sum(len(ids.read) for _, ids in read),
             "warnings": [
                 warning(name, field_name, index, ids, side)
@@ -108,7 +109,7 @@ def _own_vectors(served: Served, body: Body, texts: list[str], field_name: str) 
         }
 
 
-def _own_options(body: Body, kinds: list[str]) -> tuple[str, int | None]:
+def _native_options(body: Body, kinds: list[str]) -> tuple[str, int | None]:
     dtype, factor = body.get("output_dtype", "float32"), body.get("colbert_pool_factor")
     if dtype != "float32" and not {"dense", "colbert"} & {*kinds}:
         raise RefusedError
@@ -120,7 +121,7 @@ def _own_options(body: Body, kinds: list[str]) -> tuple[str, int | None]:
     return dtype, factor
 
 
-def _own_prompt(served: Served, body: Body, kinds: list[str]) -> str:
+def _native_prompt(served: Served, body: Body, kinds: list[str]) -> str:
     given = [body[name] for name in ("prompt", "prompt_name") if body.get(name) is not None]
     if given and served.dense is not None and "dense" not in kinds:
         raise RefusedError
@@ -140,7 +141,7 @@ def _strings(model: M3, found: Vectors, kinds: list[str]) -> Body:
     return strings
 
 
-def _own_names(served: Served) -> Body:
+def _native_names(served: Served) -> Body:
     dense, m3 = served.dense_model.name, served.m3.name
     names = dict.fromkeys(("model_name", "dense_model_name"), dense)
     return names | dict.fromkeys(("sparse_model_name", "colbert_model_name"), m3)
@@ -157,18 +158,18 @@ def _check_numbers(body: Body, is_json: bool) -> None:
 def _embeddings(served: Served, question: Any) -> Body:
     body = question.body
     _check_numbers(body, question.writes == JSON)
-    found = list(_own_vectors(served, body, body["sentences"], "sentences"))
-    answer = _own_names(served) | {
-        "data": [{"vectors": each["vectors"]} for each in found],
-        "usage": usage(sum(each["tokens"] for each in found)),
-        "warnings": [warning for each in found for warning in each["warnings"]],
+    found = list(_native_vectors(served, body, body["sentences"], "sentences"))
+    answer = _native_names(served) | {
+        "data": [{"vectors": item["vectors"]} for item in found],
+        "usage": usage(sum(item["tokens"] for item in found)),
+        "warnings": [warning for item in found for warning in item["warnings"]],
     }
     dtype = body.get("output_dtype", "float32")
     plain = question.writes == JSON and dtype == "float32" and body.get("encoding") != "base64"
     return answer if plain else answer | {"output_dtype": dtype}
 
 
-_OWN_OPTIONS: dict[str, tuple[Any, ...]] = {
+_NATIVE_OPTIONS: dict[str, tuple[Any, ...]] = {
     "return_dense": BOTH,
     "return_sparse": BOTH,
     "return_colbert": BOTH,
@@ -188,7 +189,7 @@ _OWN_OPTIONS: dict[str, tuple[Any, ...]] = {
     "if_vector_space": (ELSEWHERE,),
     "model": (),
 }
-_OWN_TOGETHER: tuple[Body, ...] = (
+_NATIVE_TOGETHER: tuple[Body, ...] = (
     *({"output_dtype": dtype, "encoding": "base64"} for dtype in _DTYPES),
     {"return_dense": False, "return_sparse": False, "return_colbert": False},
     {"return_colbert": False, "muvera": "document"},
@@ -204,7 +205,7 @@ _OWN_TOGETHER: tuple[Body, ...] = (
     {"return_dense": False, "return_colbert": False, "output_dtype": "int8"},
 )
 
-# Vectors, as OpenAI and Cohere have them.
+# The APIs of OpenAI and Cohere.
 
 
 def _task_prompt(served: Served, task: str | None, kind: str | None = None) -> str:
@@ -230,7 +231,7 @@ def _listed(value: Any) -> list[str]:
 
 
 def _openai_types(body: Body) -> tuple[list[str], bool, bool]:
-    """The types that are wanted, whether in base64, and whether each by its name."""
+    """Return the requested types, whether they are in base64, and whether they are named."""
     formats, types = _listed(body.get("encoding_format")), _listed(body.get("embedding_type"))
     named = formats if len(formats) > 1 else types if len(types) > 1 else None
     if named is not None:
@@ -238,8 +239,8 @@ def _openai_types(body: Body) -> tuple[list[str], bool, bool]:
             raise RefusedError
         return named, False, True
     in_base64 = "base64" in formats + types
-    numbers = [each for each in (*types, body.get("output_dtype"), *formats) if each is not None]
-    numbers = [each for each in numbers if each != "base64"] or ["float"]
+    numbers = [kind for kind in (*types, body.get("output_dtype"), *formats) if kind is not None]
+    numbers = [kind for kind in numbers if kind != "base64"] or ["float"]
     return numbers[:1], in_base64, False
 
 
@@ -282,14 +283,14 @@ def _openai_dense(served: Served, body: Body, text: str, how: Reading) -> Body:
     kinds, in_base64, by_name = _openai_types(body)
     item: Body = {"embedding": _as_type(dense, kinds[0], in_base64=in_base64)}
     if by_name:
-        item["embedding"] = {each: _as_type(dense, each) for each in kinds}
+        item["embedding"] = {kind: _as_type(dense, kind) for kind in kinds}
     if {"int8", "uint8"} & {*kinds}:
         item["scale"] = np.asarray(quantized(dense, "int8")[1])
     return item
 
 
 def _openai_beside(body: Body, found: Vectors) -> Body:
-    """What stands beside the embedding: the other kinds of vectors."""
+    """Return the other kinds of vectors, which stand beside the embedding."""
     (kind, *_), in_base64, _ = _openai_types(body)
     dtype = "float32" if kind in {"float", "base64"} else kind
     item: Body = {}
@@ -302,17 +303,17 @@ def _openai_beside(body: Body, found: Vectors) -> Body:
         if scales is not None:
             item["colbert_scale"] = scales
     if body.get("muvera"):
-        made = muvera(found.colbert, body["muvera"])
-        item["muvera"] = Encoded(made, "float32") if in_base64 else made
+        encoding = muvera(found.colbert, body["muvera"])
+        item["muvera"] = Encoded(encoding, "float32") if in_base64 else encoding
     return item
 
 
 def _as_indices(sparse: dict[int, float]) -> Body:
     ids = sorted(sparse)
-    return {"indices": ids, "values": np.array([sparse[each] for each in ids])}
+    return {"indices": ids, "values": np.array([sparse[token] for token in ids])}
 
 
-_OPENAI_TYPES = (*_TYPES, ["float", "int8"], *([each] for each in _TYPES), list(_TYPES))
+_OPENAI_TYPES = (*_TYPES, ["float", "int8"], *([kind] for kind in _TYPES), list(_TYPES))
 _OPENAI_OPTIONS: dict[str, tuple[Any, ...]] = {
     "encoding_format": _OPENAI_TYPES,
     "embedding_type": _OPENAI_TYPES,
@@ -346,7 +347,7 @@ def _cohere(served: Served, question: Any) -> Body:
     body = question.body
     if body.get("images") or (body.get("inputs") and "texts" in body):
         raise RefusedError
-    texts = body.get("texts") or [each["content"][0]["text"] for each in body["inputs"]]
+    texts = body.get("texts") or [item["content"][0]["text"] for item in body["inputs"]]
     types = _listed(body.get("embedding_types"))
     prompt = _task_prompt(served, body.get("input_type") or "search_document", "document")
     how = reading(body, prompt)
@@ -370,7 +371,7 @@ def _cohere(served: Served, question: Any) -> Body:
     }
 
 
-# Vectors, as text-embeddings-inference has them.
+# The API of text-embeddings-inference.
 
 
 def _tei_reading(served: Served, body: Body) -> Reading:
@@ -433,7 +434,7 @@ def _tokens(served: Served, question: Any) -> list[Any]:
 
 def _special(model: M3 | Qwen, ids: list[int]) -> list[Body]:
     nowhere = {"special": True, "start": None, "stop": None}
-    return [{"id": each, "text": model.tokenizer.id_to_token(each)} | nowhere for each in ids]
+    return [{"id": token, "text": model.tokenizer.id_to_token(token)} | nowhere for token in ids]
 
 
 _INPUTS: tuple[Body, ...] = ({"inputs": SHORT}, {"inputs": LONG}, {"inputs": SHORT[0]})
@@ -442,7 +443,7 @@ _COHERE_RULE = Rule(
     ({"texts": SHORT}, {"texts": LONG}),
     {
         "input_type": ("search_document", "search_query", "classification", "clustering"),
-        "embedding_types": (*([each] for each in _TYPES), list(_TYPES)),
+        "embedding_types": (*([kind] for kind in _TYPES), list(_TYPES)),
         "output_dimension": (32, 64, 8, 65),
         "truncate": ("NONE", "START", "END"),
         "inputs": ([{"content": [{"type": "text", "text": "river"}]}],),
@@ -457,10 +458,10 @@ VECTOR_RULES: dict[str, Rule] = {
     "EmbeddingResponse|Base64Response": Rule(
         ("sentences",),
         ({"sentences": SHORT}, {"sentences": LONG}),
-        _OWN_OPTIONS,
+        _NATIVE_OPTIONS,
         _embeddings,
         frozenset({"processing_time_ms", "timings_ms", "message", "vector_space"}),
-        _OWN_TOGETHER,
+        _NATIVE_TOGETHER,
         (JSON, SAFETENSORS),
     ),
     "OpenAIEmbeddings": Rule(

@@ -1,10 +1,10 @@
-"""Errors of an accelerator, as PyTorch makes them."""
+"""Errors of an accelerator, as PyTorch raises them."""
 
 import torch
 
 
 def accelerator_error(code: int | None, message: str = "") -> Exception:
-    """With the number of CUDA's runtime, which PyTorch adds."""
+    """Return an error with a code of CUDA's runtime."""
     error = torch.AcceleratorError(f"CUDA error: {message}")
     if code is not None:
         error.error_code = code

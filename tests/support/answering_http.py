@@ -1,4 +1,4 @@
-"""Servers in threads of a test's own process, which answer what it says."""
+"""HTTP servers in threads of the test's process."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ Server = TypeVar("Server", bound=BaseServer)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers whatever method by `respond`, and says nothing of what it does."""
+    """Responds to every method by `respond`, and logs nothing."""
 
     def respond(self) -> None:
         raise NotImplementedError
@@ -26,7 +26,7 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("content-length", 0)))
 
     def send_head(self, status: int, length: int, **headers: str) -> None:
-        """A `_` in the name of a header stands for a hyphen."""
+        """Send status and headers; a `_` in the name of a header stands for a hyphen."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -39,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
 
 def url_of(server: ThreadingHTTPServer) -> str:
@@ -48,7 +48,7 @@ def url_of(server: ThreadingHTTPServer) -> str:
 
 @contextmanager
 def serving(server: Server) -> Iterator[Server]:
-    """Let it serve until the block ends."""
+    """Serve in a thread until the block ends."""
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -61,14 +61,14 @@ def serving(server: Server) -> Iterator[Server]:
 
 @contextmanager
 def answering(answers: dict[str, Any]) -> Iterator[str]:
-    """The address of a server that answers JSON by path, or a status, and 404 elsewhere."""
+    """Serve JSON, or a status, by path, and 404 elsewhere; yields the address."""
 
     class Answers(Handler):
         def respond(self) -> None:
             self.read_body()
-            told = answers.get(self.path, 404)
-            is_status = isinstance(told, int)
-            self.answer(*(told, b"no") if is_status else (200, json.dumps(told).encode()))
+            answer = answers.get(self.path, 404)
+            is_status = isinstance(answer, int)
+            self.answer(*(answer, b"no") if is_status else (200, json.dumps(answer).encode()))
 
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Answers)) as server:
         yield url_of(server)

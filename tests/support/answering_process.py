@@ -1,4 +1,4 @@
-"""A process of another environment, which answers every line of JSON with one."""
+"""Runs a process that answers every line of JSON with another."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class AnsweringProcess:
-    """Keeps its imports between questions."""
+    """A process that keeps its imports between questions."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -20,7 +20,7 @@ class AnsweringProcess:
         return self.answer()
 
     def send(self, **question: Any) -> None:
-        """Ask, and let `answer` wait."""
+        """Send a question without waiting for the answer."""
         self._process.stdin.write(f"{json.dumps(question)}\n")
         self._process.stdin.flush()
 
@@ -32,8 +32,8 @@ class AnsweringProcess:
 
 @contextmanager
 def answering_process(command: Sequence[str], **variables: str) -> Iterator[AnsweringProcess]:
-    """Start `command`; end it when the block ends, and show its errors with an exception."""
-    # Offline, the hub's library asks no server at all.
+    """Run `command` until the block ends; an exception shows the errors it has printed."""
+    # With this variable the hub's library would ask no server at all.
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     with (
         tempfile.TemporaryFile("w+") as errors,

@@ -1,4 +1,4 @@
-"""Starting the service where it cannot start: the exit status and what it says."""
+"""Starts that fail: their exit status and their output."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.support.server import start_process
 LIMIT = 120
 
 
-def run_to_the_end(
+def run_until_exit(
     folder: Path,
     prefix: Sequence[str] = (),
     *,
@@ -18,7 +18,7 @@ def run_to_the_end(
     fresh: object = False,
     **environment: str,
 ) -> tuple[int, str]:
-    """Run the service until it ends by itself; return its exit status and its output."""
+    """Run the service until it exits; return its exit status and its output."""
     with TemporaryFile("w+", encoding="utf-8") as output:
         process = start_process(
             folder,

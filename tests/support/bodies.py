@@ -1,4 +1,4 @@
-"""A body validated by itself, as FastAPI validates it for an endpoint."""
+"""Validates a body as FastAPI does for an endpoint."""
 
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ Model = TypeVar("Model", bound=RequestModel)
 
 
 def validate(value: Any, schema: type[Model]) -> Model:
-    """A parsed value as `schema`, or the error that a client would get."""
+    """Validate a parsed value; raises the error that a client would get."""
     try:
         return TypeAdapter(schema).validate_python(value, from_attributes=True)
     except ValidationError as error:

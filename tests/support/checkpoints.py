@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of the true architectures, with tokenizers trained on the spot."""
+"""Saves tiny random checkpoints of the real architectures, with newly trained tokenizers."""
 
 import json
 import random
@@ -39,13 +39,13 @@ WORDS = [
 
 
 def plain_corpus(lines: int = 2000, seed: int = 0) -> list[str]:
-    """Sentences of known words alone, each of which a tokenizer may learn as one token."""
+    """Return sentences of known words, which a tokenizer may learn as one token each."""
     rng = random.Random(seed)
     return [" ".join(rng.choices(WORDS, k=rng.randint(3, 20))) for _ in range(lines)]
 
 
 def corpus(lines: int = 2000, seed: int = 0) -> list[str]:
-    """Sentences from a small vocabulary in several scripts, with made-up words between."""
+    """Return sentences from a small vocabulary in several scripts, with invented words."""
     rng = random.Random(seed)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     coined = ["".join(rng.choices(syllables, k=rng.randint(2, 4))) for _ in range(300)]
@@ -78,7 +78,7 @@ def _as_xlm_roberta(model: Path) -> Path:
 
 
 def save_m3(folder: Path, *, layers: int = 2) -> Path:
-    """A checkpoint of bge-m3's architecture, with its positions and heads, small and random."""
+    """Save a small random checkpoint of bge-m3's architecture, with its positions and heads."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = save_sentencepiece_tokenizer(folder, corpus())
     shape = Shape(hidden=64, layers=layers, heads=4, inner=128)
@@ -89,7 +89,7 @@ def save_m3(folder: Path, *, layers: int = 2) -> Path:
 
 
 def save_reranker(folder: Path) -> Path:
-    """A checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
+    """Save a checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = save_sentencepiece_tokenizer(folder, plain_corpus())
     shape = Shape(hidden=64, layers=2, heads=4, inner=128)
@@ -106,9 +106,9 @@ def save_qwen(
     answers: tuple[str, str] = ("yes", "no"),
     template_adds_end: bool = True,
 ) -> Path:
-    """A checkpoint of Qwen3's architecture, grouped heads and tied embeddings included.
+    """Save a checkpoint of Qwen3's architecture, with grouped heads and tied embeddings.
 
-    Its tokenizer closes texts, as Qwen3-Embedding's does; Qwen3-Reranker's template needs none.
+    Its tokenizer ends texts with a token, as that of Qwen3-Embedding.
     """
     folder.mkdir(parents=True, exist_ok=True)
     size = save_byte_level_tokenizer(folder, answers, template_adds_end=template_adds_end)
@@ -159,7 +159,7 @@ def save_byte_level_tokenizer(
 
 
 def spread_weights(folder: Path) -> None:
-    """Random weights of the usual 0.02 spread barely tell texts apart; these do."""
+    """Spread random weights more than by the usual 0.02, so that vectors of texts differ."""
     with changed_weights(folder) as weights:
         for tensor in weights.values():
             tensor.add_(torch.randn_like(tensor) * 0.08)
@@ -167,7 +167,7 @@ def spread_weights(folder: Path) -> None:
 
 @contextmanager
 def changed_weights(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors of a checkpoint by their names, which are saved as the block leaves them."""
+    """Yield the tensors of a checkpoint by name, and save them after the block."""
     path = folder / "model.safetensors"
     weights = load_file(path)
     yield weights
@@ -176,7 +176,7 @@ def changed_weights(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
 
 @contextmanager
 def changed_json(path: Path) -> Iterator[Any]:
-    """What a file of JSON holds, which is saved as the block leaves it."""
+    """Yield the content of a JSON file, and save it after the block."""
     content = json.loads(path.read_text("utf-8"))
     yield content
     path.write_text(json.dumps(content), "utf-8")

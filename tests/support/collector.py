@@ -1,4 +1,4 @@
-"""A real OTLP receiver over HTTP for tests, on a free loopback port."""
+"""An OTLP receiver over HTTP, on a free loopback port."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ WAIT_LIMIT = 120.0
 
 
 class Collector:
-    """Keeps every span, and the bytes, that arrived."""
+    """Keeps the spans, and the bytes, that arrived."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -40,7 +40,7 @@ class Collector:
             self._changed.notify_all()
 
     def wait_for(self, count: int) -> list[Span]:
-        """Every span so far, once there are `count`."""
+        """Wait for `count` spans, and return all so far."""
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.spans) >= count, WAIT_LIMIT), self.spans
             return list(self.spans)

@@ -1,9 +1,9 @@
-"""Starts servers as copies of one process that has imported what every start imports.
+"""Starts servers as copies of one process that has already imported what a start imports.
 
-Most of a start's time goes to importing torch, which shows nothing new the hundredth time. The
-copies (of `tests.support.template`) are processes of their own, with their own settings, folder,
-output and exit status, and run their module as `python -m` would. All processes of a run of the
-tests share one template, which the first that needs it has started.
+Most of a start's time goes to importing torch. The copies (of `tests.support.template`) are forked
+processes with settings, folder, output and exit status of their own, and run their module as
+`python -m` would. All processes of a test run share one template, which is started when the first
+of them needs it.
 """
 
 import atexit
@@ -23,23 +23,23 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What libraries read when they are imported, and the service sets before that.
+# Variables that libraries read when they are imported, and that the service sets before that.
 _ENVIRONMENT = {"GOMP_SPINCOUNT": "2000"}
-# What Python or a library reads before the service runs: such a start needs a new interpreter.
+# Python or a library reads these before the service runs: such a start needs a new interpreter.
 _READ_EARLY = ("PYTHON", "LD_", "OTEL_", "FASTAPI_", "OMP_", "GOMP_", "MALLOC_", "TMPDIR")
 _NUMBER_BYTES = 16
-# Of the template's socket, for the processes that hand over to one another in a run of the tests.
+# The variable with the address of the template's socket, for all processes of a test run.
 _ADDRESS = "TEMPLATE_OF_COPIES"
 
 
 def can_copy(environment: Mapping[str, str]) -> bool:
-    """Whether a start with these variables may be that of a copy: in tests, not in measurements."""
+    """Return whether a start with these variables may be a copy; never outside of tests."""
     in_tests = _ADDRESS in os.environ
     return in_tests and not any(name.startswith(_READ_EARLY) for name in environment)
 
 
 def offer_copies() -> None:
-    """Let this process, and those that it starts, start copies until this one ends."""
+    """Let this process and its children start copies, until this process ends."""
     folder = tempfile.mkdtemp(prefix="copies-")
     os.environ[_ADDRESS] = f"{folder}/template"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -73,12 +73,12 @@ def _start_template(listener: int, lifeline: int) -> "subprocess.Popen[bytes]":
         [sys.executable, "-m", "tests.support.template", str(listener), str(lifeline)],
         pass_fds=[listener, lifeline],
         env=inherited | _ENVIRONMENT | {"PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,  # A pipe, as the copies will have; nothing is written to it.
+        stdout=subprocess.PIPE,  # A pipe, as for copies; nothing is written to it.
     )
 
 
 class CopiedProcess:
-    """As `subprocess.Popen`, for a copy of the template; `stdout` is None where it has a file."""
+    """Like `subprocess.Popen`, for a copy of the template; `stdout` is None if it is a file."""
 
     def __init__(
         self,
@@ -106,33 +106,33 @@ class CopiedProcess:
             self.returncode = int(self._status.recv(_NUMBER_BYTES))
 
     def poll(self) -> int | None:
-        """The exit status, once it has ended."""
+        """Return the exit status, once the process has ended."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status; raise `subprocess.TimeoutExpired` where it runs longer."""
+        """Wait for the exit status; raises `subprocess.TimeoutExpired`."""
         self._waiter.join(timeout)
         if self.returncode is None:
             raise subprocess.TimeoutExpired("a copy of the template", timeout or 0)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 def _output(output: Any) -> tuple[Any, int]:
-    """What the tests read, if it is a pipe, and the descriptor that the copy writes to."""
+    """Return the stream that tests read, if it is a pipe, and the descriptor of the copy."""
     if output != subprocess.PIPE:
         return None, output.fileno()
     reader, writer = os.pipe()

@@ -1,4 +1,4 @@
-"""CUDA graphs on a CPU, with real numbers: what was captured is computed again in its memory."""
+"""CUDA graphs on a CPU, with real numbers: operators are recorded, and repeated in place."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -16,7 +16,7 @@ from smart_embedder.kernels.packed_batch import LengthClass, PackedBatch
 
 
 class CpuGraph(TorchDispatchMode):
-    """Remembers operators and their arguments, not what they were called from."""
+    """Records operators with their arguments, and repeats them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class CpuGraph(TorchDispatchMode):
 
 def _overwrite(results: Any, again: Any) -> None:
     for old, new in zip(*map(torch.utils._pytree.tree_leaves, (results, again)), strict=True):
-        # The same memory is a view of an argument, or an argument that was written to.
+        # A result at the same address is a view of an argument, or an argument written in place.
         if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
             old.copy_(new)
 
@@ -55,13 +55,13 @@ def _attend(
     causal: bool,
     window: int | None,
 ) -> Tensor:
-    """`[T, H, D]`: of each sequence between two bounds; NaN where there is none."""
+    """Compute `[T, H, D]` for each sequence between two bounds; NaN outside of them."""
     attended = torch.full_like(query, torch.nan).transpose(0, 1).contiguous().transpose(0, 1)
     ends = bounds.tolist()
     for start, stop in pairwise(ends):
-        parts = (each[start:stop].transpose(0, 1) for each in (query, key, value))
-        place = torch.arange(stop - start)
-        distances = place[:, None] - place
+        parts = (states[start:stop].transpose(0, 1) for states in (query, key, value))
+        positions = torch.arange(stop - start)
+        distances = positions[:, None] - positions
         visible = distances.abs() < (window or len(query))
         attended[start:stop] = torch.nn.functional.scaled_dot_product_attention(
             *parts,
@@ -80,7 +80,7 @@ def attend_as_on_a_gpu(
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
-    """Implement `Attention` by operators that find the lengths in the device's memory."""
+    """Implement `Attention` with operators that read the lengths from device memory."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
         return torch.ops.tests.attend(query, key, value, part.bounds, scale, causal, window)
@@ -90,9 +90,9 @@ def attend_as_on_a_gpu(
 
 @contextmanager
 def cpu_graphs(graph: type[CpuGraph] = CpuGraph) -> Iterator[None]:
-    """Within, what `models.cuda_graphs` captures on the CPU is a graph of that class."""
+    """Let `models.cuda_graphs` capture graphs of that class on the CPU, within the block."""
     stream = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda _: None)
-    stand_ins = {
+    fakes = {
         "CUDAGraph": graph,
         "graph_pool_handle": lambda: (0, 1),
         "Stream": lambda _: stream,
@@ -101,6 +101,6 @@ def cpu_graphs(graph: type[CpuGraph] = CpuGraph) -> Iterator[None]:
         "synchronize": lambda _: None,
     }
     with ExitStack() as stack:
-        for name, value in stand_ins.items():
+        for name, value in fakes.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         yield

@@ -1,6 +1,6 @@
-"""The kernels for ARM on an emulated processor: what they compute, not how fast.
+"""Runs the kernels for ARM on an emulated processor, for their results and not their speed.
 
-The compiler's package and qemu-user are all that is needed.
+It needs the compiler's package and qemu-user.
 """
 
 import ctypes
@@ -31,24 +31,24 @@ from smart_embedder.kernels.native import _ARGUMENTS
 from tests.support.server import REPOSITORY
 
 QEMU = shutil.which("qemu-aarch64")
-# The least processors of qemu 7.2 that have them.
+# The smallest processors of qemu 7.2 with these instructions.
 _PROCESSORS = {"neon_matrix": "max", "neon_dot": "neoverse-n1"}
 _SOURCE = Path(__file__).with_name("arm_emulator.c")
 _BUILT = REPOSITORY / "build"
 # Flags with which the kernels check themselves, for scripts/check_sanitizers.sh.
 _CHECKS = os.environ.get("ARM_KERNEL_CHECKS", "").split()
-_NAMES = [f"{name}_{each.name}" for each in AARCH64.sets for name in _ARGUMENTS]
+_NAMES = [f"{name}_{instructions.name}" for instructions in AARCH64.sets for name in _ARGUMENTS]
 _KERNELS = " ".join(f"K({name})" for name in _NAMES)
 _OPTIONS = ["-std=gnu17", "-O2", "-ffreestanding", f"-I{FOLDER}", f"-DKERNELS={_KERNELS}"]
-# As in arm_emulator.c.
+# The layout of a call in arm_emulator.c.
 _WHOLE, _FLOATS = 24, 2
 _CALL = struct.Struct(f"<q{_WHOLE}q{_WHOLE}q{_FLOATS}f")
 
 
-def built_program() -> Path:
-    """The kernels in a program, which is compiled once for the sources and flags that it is of.
+def build_program() -> Path:
+    """Return a program with the kernels, compiled once for each state of sources and flags.
 
-    Skip where the compiler cannot be fetched.
+    Skips the test if the compiler cannot be fetched.
     """
     digest = hashlib.sha256(" ".join([*_OPTIONS, *_CHECKS]).encode())
     for file in (_SOURCE, *sorted(FOLDER.glob("*.[ch]")), COMPILER):
@@ -64,18 +64,18 @@ def built_program() -> Path:
 def _build(program: Path) -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        # The headers of a C library; the program has none.
+        # The headers of a C library, which the program is not linked with.
         compiler = _compiler(folder, "musl")
         try:
             compiler.fetch()
         except subprocess.SubprocessError as error:
             pytest.skip(f"the compiler cannot be fetched: {explain_error(error)}")
         compiler.run(*_OPTIONS, "-c", str(_SOURCE), "-o", str(folder / "emulator.o"))
-        kernels = (each for each in compiler.compile_kernels() if "threads" not in Path(each).name)
+        kernels = (file for file in compiler.compile_kernels() if "threads" not in Path(file).name)
         linked = [str(folder / "emulator.o"), *kernels, "-o", str(folder / "linked")]
         _compiler(folder, "none").run("-nostdlib", "-static", *linked)
         program.parent.mkdir(exist_ok=True)
-        # Beside its place, so that it comes there in one step.
+        # Copied beside its target and renamed, so that other processes see a whole file.
         copied = shutil.copy(folder / "linked", program.with_suffix(f".{os.getpid()}"))
         Path(copied).replace(program)
 
@@ -87,7 +87,7 @@ def _compiler(folder: Path, library: str) -> Compiler:
 
 
 class EmulatedLibrary:
-    """As `smart_embedder.kernels.native.Library`, for a processor of another architecture."""
+    """Implements `smart_embedder.kernels.native.Library` with an emulated processor."""
 
     def __init__(self, program: Path, instructions: InstructionSet) -> None:
         self.instructions = instructions
@@ -102,41 +102,41 @@ class EmulatedLibrary:
         self._process.communicate()
 
     def run(self, name: str, *arguments: float | None) -> None:
-        """Call a kernel with copies of the memory at its addresses; take over what it changed."""
+        """Call a kernel with copies of the memory at its addresses, and copy changes back."""
         typed = list(zip(_ARGUMENTS[name], arguments, strict=True))
         floats = [value for kind, value in typed if kind is ctypes.c_float]
         whole = [(kind, value or 0) for kind, value in typed if kind is not ctypes.c_float]
         sent = {
-            place: ctypes.string_at(value, self._size(value, arguments) if value else 0)
-            for place, (kind, value) in enumerate(whole)
+            index: ctypes.string_at(value, self._size(value, arguments) if value else 0)
+            for index, (kind, value) in enumerate(whole)
             if kind is ctypes.c_void_p
         }
         values = [*[value for _, value in whole], torch.get_num_threads(), *[0] * _WHOLE][:_WHOLE]
-        sizes = [len(sent[place]) if place in sent else -1 for place in range(_WHOLE)]
+        sizes = [len(sent[index]) if index in sent else -1 for index in range(_WHOLE)]
         kernel = _NAMES.index(f"{name}_{self.instructions.name}")
         header = _CALL.pack(kernel, *values, *sizes, *[*floats, 0.0, 0.0][:_FLOATS])
         self._process.stdin.write(b"".join([header, *sent.values()]))
         self._process.stdin.flush()
-        for place, before in sent.items():
+        for index, before in sent.items():
             received = self._process.stdout.read(len(before))
             if len(received) < len(before):
                 raise RuntimeError(f"the kernel was killed: {self._process.wait()}")
-            # What is read only, as weights in a mapped file, is never written.
+            # Memory that only is read may be mapped read-only, as weights in a file.
             if received != before:
-                ctypes.memmove(values[place], received, len(received))
+                ctypes.memmove(values[index], received, len(received))
 
     def _size(self, address: int, arguments: Sequence[float | None]) -> int:
-        """Bytes to the end of the tensor's memory; the offsets of attention are of no tensor."""
+        """Return the bytes to the end of a tensor's memory; offsets of attention have no tensor."""
         sequences = int(arguments[12] or 0) if len(arguments) > 12 else 0
         return _ends.get(address, address + 8 * (sequences + 1)) - address
 
 
-# Where the memory ends that each address, which was asked for last, lies in.
+# The end of the memory that an address lies in, by the address.
 _ends: dict[int, int] = {}
 _data_ptr = torch.Tensor.data_ptr
 
 
-def _noted_data_ptr(tensor: torch.Tensor) -> int:
+def _recording_data_ptr(tensor: torch.Tensor) -> int:
     storage, address = tensor.untyped_storage(), _data_ptr(tensor)
     _ends[address] = storage.data_ptr() + storage.nbytes()
     return address
@@ -144,10 +144,10 @@ def _noted_data_ptr(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def emulated_library(program: Path, instructions: InstructionSet) -> Iterator[EmulatedLibrary]:
-    """Within, the addresses that tensors tell are noted, for the emulator's copies."""
+    """Run the kernels in the block; `Tensor.data_ptr` records addresses for the copies."""
     emulated = EmulatedLibrary(program, instructions)
     try:
-        with patch.object(torch.Tensor, "data_ptr", _noted_data_ptr):
+        with patch.object(torch.Tensor, "data_ptr", _recording_data_ptr):
             yield emulated
     finally:
         emulated.close()

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of many families, as sentence-transformers saves them."""
+"""Saves tiny random checkpoints of many families, as sentence-transformers does."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from smart_embedder.requests import Outputs
 from tests.support.checkpoints import corpus, save_byte_level_tokenizer, spread_weights
 
 WIDTH = 64
-# One is empty, one has no letters, one is longer than every attention's window, one is cut.
+# Among them an empty text, one without letters, one beyond every window, and one that is cut.
 TEXTS = ["hybrid search", "", "vector", " ".join(corpus(4)), "...", " ".join(corpus(40)), "Query"]
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _VOCABULARY = 700
@@ -51,11 +51,11 @@ _T5 = {"vocab_size": _VOCABULARY, "d_model": WIDTH, "d_kv": 16, "d_ff": 96}
 _T5 |= {"num_layers": 2, "num_heads": 4}
 _DISTILBERT = {"vocab_size": _VOCABULARY, "dim": WIDTH, "n_layers": 2, "n_heads": 4}
 _DISTILBERT |= {"hidden_dim": 96, "max_position_embeddings": 258}
-# Wider than every text of the trial at the start.
+# A window beyond every text of the trial at startup.
 _MISTRAL = _GROUPED | {"max_position_embeddings": 3000, "sliding_window": 1000}
 _MOBILEBERT = {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32}
 
-# transformers' names of the configuration and the model, their sizes, and how batches are laid out.
+# The configuration and model class of transformers, sizes, and the layout of batches.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "modernbert": ("ModernBert", "Model", _SIZES | _MODERNBERT, "packed"),
     "embedding-gemma": ("Gemma3Text", "Model", _GROUPED | _EMBEDDING_GEMMA, "packed"),
@@ -90,7 +90,7 @@ _PLAIN = {
     "intermediate_size": 192,
     "max_position_embeddings": 3000,
 }
-# Those with layers of this service's own, by transformers' names.
+# Families with this service's own layers, by the names of transformers.
 OWN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1}),
     "roberta": ("Roberta", {"pad_token_id": 1}),
@@ -100,7 +100,7 @@ OWN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def save_transformer(folder: Path, family: str, *, kind: str = "Model", **changes: Any) -> Path:
-    """A checkpoint of one of `OWN_FAMILIES` with random weights, without a tokenizer."""
+    """Save a random checkpoint of one of `OWN_FAMILIES`, without a tokenizer."""
     name, sizes = OWN_FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**_PLAIN | sizes | changes)
     torch.manual_seed(0)
@@ -113,13 +113,13 @@ def save_transformer(folder: Path, family: str, *, kind: str = "Model", **change
 
 
 def save_family(folder: Path, family: str, tokenizer: Tokenizer) -> Path:
-    """A checkpoint of the family in `folder`, with a pooling by mean."""
+    """Save a random checkpoint of one of `FAMILIES`, with mean pooling."""
     torch.manual_seed(4)
     name, kind, sizes, _ = FAMILIES[family]
     config = getattr(transformers, f"{name}Config")(**sizes)
     getattr(transformers, f"{name}{kind}")(config).save_pretrained(folder)
     spread_weights(folder)
-    if family.startswith("qwen"):  # transformers reads these as Qwen's, whatever they say.
+    if family.startswith("qwen"):  # transformers always loads its own class of tokenizer.
         save_byte_level_tokenizer(folder, ("yes", "no"), template_adds_end=True)
     else:
         save_tokenizer(folder, tokenizer)
@@ -127,7 +127,7 @@ def save_family(folder: Path, family: str, tokenizer: Tokenizer) -> Path:
 
 
 def word_tokenizer() -> Tokenizer:
-    """A WordPiece tokenizer that reads capital letters as they are."""
+    """Train a WordPiece tokenizer that keeps capital letters."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -142,7 +142,7 @@ def word_tokenizer() -> Tokenizer:
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
-    """Save it so that transformers reads it as it is, whatever the family."""
+    """Save a tokenizer so that transformers reads it as it is for every family."""
     names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     tokens = dict(zip(names, _SPECIAL, strict=True))
     saved = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)
@@ -162,7 +162,7 @@ def save_modules(
 ) -> Path:
     """Write a sentence-transformers configuration, in the form of its older versions.
 
-    `pooling` is that of `1_Pooling`; `further` modules have a class, a configuration and a layer.
+    `pooling` configures `1_Pooling`; `further` modules have a class, a configuration and a layer.
     """
     named = [("Pooling", pooling or {"pooling_mode_mean_tokens": True}, None), *further]
     modules = [
@@ -174,7 +174,7 @@ def save_modules(
         width = {"word_embedding_dimension": WIDTH} if kind == "Pooling" else {}
         (path / "config.json").write_text(json.dumps({**width, **config}))
         if layer is not None:
-            state = {f"linear.{name}": each for name, each in layer.state_dict().items()}
+            state = {f"linear.{name}": tensor for name, tensor in layer.state_dict().items()}
             torch.save(state, path / "pytorch_model.bin")
         modules.append(_module(index, path.name, kind))
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -194,7 +194,7 @@ def _module(index: int, path: str, kind: str) -> dict[str, Any]:
 def dense(
     out_features: int, activation: str, *, bias: bool = True
 ) -> tuple[str, dict[str, Any], torch.nn.Linear]:
-    """A projection of the pooled vector, for `save_modules`."""
+    """Return a projection of the pooled vector, for `save_modules`."""
     layer = torch.nn.Linear(WIDTH, out_features, bias=bias)
     config = {
         "in_features": WIDTH,
@@ -206,30 +206,30 @@ def dense(
 
 
 def reference(folder: Path) -> SentenceTransformer:
-    """sentence-transformers with the same files."""
+    """Load the model with sentence-transformers."""
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
 def reference_vectors(folder: Path, texts: list[str], **options: Any) -> np.ndarray:
-    """What it makes of the texts, each by itself."""
+    """Embed the texts with sentence-transformers, one by one."""
     model = reference(folder)
     return np.stack([model.encode([text], **options)[0] for text in texts])
 
 
 def load(folder: Path, target: Target, max_length: int = 8192, **options: Any) -> DenseEmbedder:
-    """The dense encoder in `folder`, as the service loads it."""
+    """Load a dense encoder as the service does."""
     model = load_embedder(folder.name, folder, max_length, target, **options)
     assert isinstance(model, DenseEmbedder)
     return model
 
 
 def embed(model: DenseEmbedder, texts: list[str], prompt: str = "") -> np.ndarray:
-    """Its vectors of the texts, computed together."""
+    """Embed the texts in one batch."""
     tokenized = model.tokenize(texts, prompt)
-    results: list[Any] = model.forward([each.ids for each in tokenized], Outputs(dense=True))
-    return np.stack([each.dense for each in results])
+    results: list[Any] = model.forward([text.ids for text in tokenized], Outputs(dense=True))
+    return np.stack([result.dense for result in results])
 
 
 def assert_close(ours: Any, theirs: Any) -> None:
-    """In float32, but for rounding errors."""
+    """Compare float32 numbers up to rounding errors."""
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)

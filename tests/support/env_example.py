@@ -1,16 +1,16 @@
-"""What .env.example lists, which a test holds to be made of the declarations."""
+"""The defaults that .env.example lists."""
 
 from app.settings import Settings, default
 from scripts.settings_docs import COMPOSE_VARIABLES, LIBRARY_VARIABLES
 
 
 def listed_settings() -> dict[str, str]:
-    """The default of every setting."""
+    """Return the default of every setting."""
     return {name.upper(): default(name) for name in Settings.model_fields}
 
 
 def listed_for_others() -> dict[str, str]:
-    """The default of every variable that is no setting."""
+    """Return the default of every variable that is not a setting."""
     return {
         variable.name: variable.default for variable in (*COMPOSE_VARIABLES, *LIBRARY_VARIABLES)
     }

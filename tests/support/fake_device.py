@@ -1,4 +1,4 @@
-"""What simulated devices share: PyTorch's fake tensors on a device that this machine has not."""
+"""PyTorch's fake tensors on a device that this machine lacks, for simulated devices."""
 
 import ctypes
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _torch_load = torch.load
 
 @contextmanager
 def fake_tensors(device_type: str) -> Iterator[None]:
-    """Within, tensors on such a device have a shape, a dtype and a device, and no numbers."""
+    """Let tensors on such a device have shape, dtype and device, but no numbers, in the block."""
     with ExitStack() as stack:
         stack.enter_context(_device_guard(_TYPES[device_type]))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -34,7 +34,7 @@ def fake_tensors(device_type: str) -> Iterator[None]:
 
 @contextmanager
 def _device_guard(device_type: int) -> Iterator[None]:
-    """A build for CPUs has no device guard for others: they get that of `meta`."""
+    """Use the device guard of `meta`, because PyTorch for CPUs has none for other devices."""
     guards = (ctypes.c_void_p * 32).in_dll(ctypes.CDLL(str(_LIBRARY)), _GUARDS)
     before = guards[device_type]
     guards[device_type] = before or guards[_TYPES["meta"]]
@@ -43,24 +43,24 @@ def _device_guard(device_type: int) -> Iterator[None]:
 
 
 def _load(*arguments: Any, **options: Any) -> Any:
-    """Under fake tensors PyTorch reads shapes alone."""
+    """Read numbers, too: under fake tensors PyTorch would read only shapes."""
     with _disable_current_modes():
         return _torch_load(*arguments, **options)
 
 
-def is_made_of_others(func: Any) -> bool:
-    """Whether an operator calls others on every device."""
+def is_composite(func: Any) -> bool:
+    """Return whether an operator calls other operators on every device."""
     composite = torch._C._dispatch_has_kernel_for_dispatch_key
     return func.namespace == "aten" and composite(func.name(), "CompositeImplicitAutograd")
 
 
 def leaves(value: Any) -> list[Any]:
-    """All values in nested arguments or results."""
+    """List all values in nested arguments or results."""
     return torch.utils._pytree.tree_leaves(value)
 
 
 def crosses(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """What is copied from the host to a device or back, if anything is."""
+    """Return the tensor that is copied between host and device, if one is."""
     if func is torch.ops.aten.copy_.default:
         source, target = args[1], args[0].device
     elif func is torch.ops.aten._to_copy.default:

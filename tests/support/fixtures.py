@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share, a plugin of the tests."""
+"""Fixtures that several folders share, a plugin of the tests."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -38,13 +38,13 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While this file exists, the devices of servers that are given it as HOLD compute nothing."""
+    """While this file exists, the devices of servers with this file as HOLD compute nothing."""
     return tmp_path_factory.mktemp("hold") / "hold"
 
 
 @pytest.fixture(scope="session")
 def serve(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """As `run_server`, for servers of `tiny_m3`, each in a folder of its own."""
+    """Start servers of `tiny_m3` with `run_server`, each in its own folder."""
 
     def start(module: str = "app", **options: Any) -> AbstractContextManager[RunningServer]:
         settings = {"EMBEDDING_MODEL": str(tiny_m3)} | options
@@ -55,7 +55,7 @@ def serve(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session")
 def server(serve):
-    """One real server process on loopback that serves `tiny_m3` in float32, up to 2,048 tokens."""
+    """Run one server process that serves `tiny_m3` in float32, up to 2,048 tokens."""
     with serve(BGE_EMBED_MAX_LENGTH="2048") as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Reads an answer with vectors in each of its formats, by the formats' own libraries."""
+"""Reads responses with vectors in every format, by the libraries of the formats."""
 
 from typing import Any
 
@@ -14,46 +14,47 @@ Item = dict[str, Any]
 
 
 def decode(accept: str, content: bytes) -> tuple[list[Item], Item]:
-    """The arrays of each text, without the kinds that are null, and what else is told."""
-    items, told = DECODERS[accept](content)
-    return [{name: each for name, each in item.items() if each is not None} for item in items], told
+    """Return the arrays of each text, without null kinds, and the other members."""
+    items, members = DECODERS[accept](content)
+    arrays = [{name: value for name, value in item.items() if value is not None} for item in items]
+    return arrays, members
 
 
 def arrays_of(vectors: TextVectors) -> Item:
-    """What a reader should find of them."""
+    """Return the arrays that a reader should find."""
     item: Item = {"muvera": vectors.muvera}
-    for name, each in (("dense", vectors.dense), ("colbert", vectors.colbert)):
-        item[name] = None if each is None else each.values
-        item[f"{name}_scale"] = None if each is None else each.scales
+    for name, quantized in (("dense", vectors.dense), ("colbert", vectors.colbert)):
+        item[name] = None if quantized is None else quantized.values
+        item[f"{name}_scale"] = None if quantized is None else quantized.scales
     if vectors.sparse is not None:
         item["sparse"] = {"indices": vectors.sparse.indices, "values": vectors.sparse.values}
     if vectors.tokens is not None:
         item |= {"sparse_tokens": vectors.tokens.sparse, "colbert_tokens": vectors.tokens.colbert}
-    return {name: each for name, each in item.items() if each is not None}
+    return {name: array for name, array in item.items() if array is not None}
 
 
 def assert_arrays(found: Item, expected: Item) -> None:
-    """Exactly the numbers and strings that are expected, and no others."""
+    """Compare numbers and strings; both items have the same names."""
     assert set(found) == set(expected)
-    for name, each in expected.items():
-        if isinstance(each, dict):
-            assert_arrays(found[name], each)
-        elif isinstance(each, list):
-            assert found[name] == each
+    for name, value in expected.items():
+        if isinstance(value, dict):
+            assert_arrays(found[name], value)
+        elif isinstance(value, list):
+            assert found[name] == value
         else:
-            np.testing.assert_array_equal(np.asarray(found[name], each.dtype), each, name)
+            np.testing.assert_array_equal(np.asarray(found[name], value.dtype), value, name)
 
 
 def with_tokens(item: Item) -> Item:
-    tokens = {f"{kind}_tokens": each for kind, each in item.get("tokens", {}).items()}
+    tokens = {f"{kind}_tokens": strings for kind, strings in item.get("tokens", {}).items()}
     vectors: Item = item["embeddings"]
     return vectors | tokens
 
 
 def from_safetensors(content: bytes) -> tuple[list[Item], Item]:
     tensors = dict(safetensors.deserialize(content))  # type: ignore[no-untyped-call]
-    arrays = {name: tensor_array(each) for name, each in tensors.items()}
-    told = orjson.loads(
+    arrays = {name: tensor_array(tensor) for name, tensor in tensors.items()}
+    members = orjson.loads(
         orjson.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"][
             "smart-embedder"
         ]
@@ -74,11 +75,11 @@ def from_safetensors(content: bytes) -> tuple[list[Item], Item]:
         for name in ("colbert", "colbert_scale"):
             if name in arrays:
                 item[name] = arrays[name][slice(*arrays["colbert_offsets"][i : i + 2])]
-        if "tokens" in told:
-            item |= {f"{kind}_tokens": each for kind, each in told["tokens"][i].items()}
+        if "tokens" in members:
+            item |= {f"{kind}_tokens": strings for kind, strings in members["tokens"][i].items()}
         items.append(item)
-    told.pop("tokens", None)
-    return items, told
+    members.pop("tokens", None)
+    return items, members
 
 
 def tensor_array(tensor: Item) -> np.ndarray:

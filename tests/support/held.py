@@ -1,4 +1,4 @@
-"""Servers whose device can be held (`tests.faults.faulty_server`), and a queue full behind it."""
+"""Holds the device of a server (`tests.faults.faulty_server`), and fills the queue behind it."""
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ RERANK = ("/rerank", {"query": "a", "passages": ["a"]})
 
 @contextmanager
 def held(hold: Path) -> Iterator[None]:
-    """The device computes nothing until the block ends, or `hold` is removed."""
+    """Keep the device from computing until the block ends, or `hold` is removed."""
     hold.touch()
     try:
         yield
@@ -29,17 +29,17 @@ def full_queue(
     places: int = 1,
     headers: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """Have the device hold one request, and every place of the queue taken by another."""
+    """Keep one request on the device, and fill the queue with `places` others."""
     with server.client(headers=headers) as client, ThreadPoolExecutor(places + 1) as threads:
 
         def begin(path: str, body: object):
             return threads.submit(client.post, path, json=body)
 
-        taken = server.metric("embedder_queue_wait_seconds_count")
+        before = server.metric("embedder_queue_wait_seconds_count")
         with held(hold):
             requests = [begin(*first)]
-            server.wait_for_metric("embedder_queue_wait_seconds_count", taken + 1)
+            server.wait_for_metric("embedder_queue_wait_seconds_count", before + 1)
             requests += [begin(*EMBED) for _ in range(places)]
             server.wait_for_metric("embedding_queue_size", places)
             yield
-        assert {each.result().status_code for each in requests} == {200}
+        assert {request.result().status_code for request in requests} == {200}

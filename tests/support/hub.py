@@ -1,4 +1,4 @@
-"""A model hub on loopback that serves one model, for what only happens during a download."""
+"""A model hub on loopback that serves one model, for tests of downloads."""
 
 import json
 import re
@@ -17,12 +17,12 @@ _LIMIT = 120
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves the files of a folder as those of `example/m3`.
+    """Serves the files of a folder as the model `example/m3`.
 
-    While `flowing` is not set, a file stops after `stop_at` bytes. Of the first `cuts` files that
-    are larger, the connection is cut there instead. With a `token` the model is gated. Asked as a
-    proxy, it answers for whatever hub is asked through it, and notes which in `hosts`. `tags` are
-    the ETags of files, by name; of others the name itself.
+    While `flowing` is not set, a file stops after `stop_at` bytes; for the first `cuts` such files
+    the connection is cut there instead. With a `token` the model is gated. Used as a proxy, it
+    serves the model for every hub, and records the hub in `hosts`. `tags` are the ETags of files
+    by name; the default is the name itself.
     """
 
     def __init__(self, folder: Path, *, stop_at: int, cuts: int, token: str | None) -> None:
@@ -69,19 +69,19 @@ class _Handler(Handler):
             siblings = [{"rfilename": name, "size": size} for name, size in files]
             self._send_json({"id": MODEL, "sha": _COMMIT, "siblings": siblings})
 
-    def _send_json(self, found: object) -> None:
-        self.answer(200, json.dumps(found).encode(), ETag='"answer"', X_Repo_Commit=_COMMIT)
+    def _send_json(self, content: object) -> None:
+        self.answer(200, json.dumps(content).encode(), ETag='"answer"', X_Repo_Commit=_COMMIT)
 
     def _send_file(self, file: Path) -> None:
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        start = int(asked[1]) if asked else 0
+        requested = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(requested[1]) if requested else 0
         body = file.read_bytes()[start:]
         tag = self.server.tags.get(file.name, file.name)
-        status = 206 if asked else 200
+        status = 206 if requested else 200
         self.send_head(status, len(body), ETag=f'"{tag}"', X_Repo_Commit=_COMMIT)
         if self.command == "GET":
-            if asked:
-                self.server.ranges.append(asked[0])
+            if requested:
+                self.server.ranges.append(requested[0])
             self._send_body(body)
 
     def _send_body(self, body: bytes) -> None:

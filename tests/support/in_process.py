@@ -1,4 +1,4 @@
-"""The service in this process, with models at hand."""
+"""Runs the service in this process, with given models."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from tests.smart_embedder.fakes import NO_MORE, loading, settings_of
 async def served(
     default: LoadedModels, /, loader: Any = NO_MORE, **settings: Any
 ) -> AsyncIterator[tuple[Service, AsyncClient]]:
-    """A service that has loaded `default`, without its start's other work, and a client of it."""
+    """Yield a service that has loaded `default`, and a client of it; nothing else is started."""
     chosen = settings_of(default, **{"api_token": None} | settings)
     app = create_app(chosen, loader=loading(default, loader=loader))
     service: Service = app.state.service

@@ -1,4 +1,4 @@
-"""Calls a kernel wrongly, for scripts/check_sanitizers.sh: that has to end this process.
+"""Calls a kernel wrongly, which has to end this process, for scripts/check_sanitizers.sh.
 
 python -m tests.support.kernel_faults address|undefined
 """
@@ -17,7 +17,7 @@ def main(fault: str) -> None:
     states, output = torch.zeros(2, 64), torch.zeros(2, 32)
     addresses = states.data_ptr(), output.data_ptr()
     library = LIBRARIES[0]
-    # Within the memory first: that is no fault.
+    # A call within the memory is no fault.
     library.run("gate", *addresses, FLOAT32, 2, 32, SILU)
     if fault == "address":
         library.run("gate", *addresses, FLOAT32, 3, 32, SILU)

@@ -1,4 +1,4 @@
-"""The kernels in C for every set of instructions that this processor has, and activations."""
+"""The kernels in C for every instruction set of this processor, and activations."""
 
 from functools import partial
 
@@ -9,9 +9,9 @@ from smart_embedder.kernels.build import library_path
 from smart_embedder.kernels.native import Library, runnable_instruction_sets
 
 PATH = library_path()
-LIBRARIES = [Library(str(PATH), each) for each in runnable_instruction_sets() if PATH.exists()]
+LIBRARIES = [Library(str(PATH), name) for name in runnable_instruction_sets() if PATH.exists()]
 needs_kernels = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
-# By PyTorch's own functions, under the names of transformers.
+# The functions of PyTorch, by the names of transformers.
 ACTIVATIONS = {
     None: lambda states: states,
     "gelu": functional.gelu,

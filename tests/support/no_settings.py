@@ -1,4 +1,4 @@
-"""A fixture for tests of settings: no variable and no .env but those that a test makes."""
+"""A fixture for tests of settings, without other variables and .env files."""
 
 from pathlib import Path
 

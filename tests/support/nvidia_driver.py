@@ -1,4 +1,4 @@
-"""A stand-in for the library of NVIDIA's driver, where no driver is: it says what a test wants."""
+"""A fake of NVIDIA's driver library, for machines without a driver."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ typedef unsigned long long flags;
 int cuInit(unsigned unused) { return INIT; }
 int cuDriverGetVersion(int *version) { *version = CUDA; return 0; }
 int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
-// Of the last kernel: how many arguments to look at, and eight bytes from where each begins.
+// The arguments of the last kernel: their number, set by the test, and eight bytes of each.
 int arguments;
 unsigned char argument[16][8];
 void *stream, *function;
@@ -24,7 +24,7 @@ int cuLaunchKernel(void *kernel, unsigned x, unsigned y, unsigned z, unsigned i,
         memcpy(argument[n], from[n], 8);
     return shared || extra;
 }
-// Of the last module: how its code begins. A function's handle is its number.
+// The beginning of the last module's code. A function's handle is its number.
 unsigned char image[4];
 int cuModuleLoadData(void **module, const void *code) {
     memcpy(image, code, sizeof image), *module = image;
@@ -55,15 +55,15 @@ int cuGetProcAddress_v2(const char *name, void **found, int version, flags unuse
 def install_driver(folder: Path, cuda: int, *, gpus: int = 1, init: int = 0) -> dict[str, str]:
     """Build the library; return the variable with which a program finds it before any other.
 
-    `cuda` is the newest version it knows, 1000 * major + 10 * minor; `init` is cuInit's status.
+    `cuda` is the newest supported version, 1000 * major + 10 * minor; `init` is cuInit's status.
     """
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("a stand-in for NVIDIA's driver needs a C compiler (cc)")
-    facts = [f"-DCUDA={cuda}", f"-DGPUS={gpus}", f"-DINIT={init}"]
+        pytest.skip("a fake of NVIDIA's driver needs a C compiler (cc)")
+    definitions = [f"-DCUDA={cuda}", f"-DGPUS={gpus}", f"-DINIT={init}"]
     library = folder / "libcuda.so.1"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", *facts, "-x", "c", "-", "-o", str(library)],
+        [compiler, "-shared", "-fPIC", *definitions, "-x", "c", "-", "-o", str(library)],
         input=_SOURCE,
         text=True,
         check=True,

@@ -1,4 +1,4 @@
-"""Small files of an office, written by hand."""
+"""Writes small PDF, DOCX, ODT and PPTX files."""
 
 import io
 import zipfile
@@ -14,7 +14,7 @@ _ODT = "urn:oasis:names:tc:opendocument:xmlns"
 
 
 def make_pdf(pages: Sequence[Sequence[str]], title: str = "", trailer: str = "") -> bytes:
-    """A PDF with these lines on its pages."""
+    """Write a PDF with these lines on its pages."""
     contents = []
     for lines in pages:
         shown = " ".join(f"({line}) Tj 0 -14 Td" for line in lines)
@@ -25,7 +25,7 @@ def make_pdf(pages: Sequence[Sequence[str]], title: str = "", trailer: str = "")
 def pdf_of_contents(
     contents: Sequence[bytes], title: str = "", trailer: str = "", filters: str = ""
 ) -> bytes:
-    """A PDF whose pages are drawn by these instructions."""
+    """Write a PDF whose pages are drawn by these instructions."""
     kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(len(contents)))
     objects = [
         b"<</Type/Catalog/Pages 2 0 R>>",
@@ -38,11 +38,11 @@ def pdf_of_contents(
         head = f"<<{filters}/Length {len(content)}>>stream\n".encode()
         objects.append(head + content + b"\nendstream")
     objects.append(f"<</Title({title})>>".encode())
-    file, places = b"%PDF-1.7\n", []
-    for number, written in enumerate(objects, 1):
-        places.append(len(file))
-        file += b"%d 0 obj\n%b\nendobj\n" % (number, written)
-    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    file, offsets = b"%PDF-1.7\n", []
+    for number, content in enumerate(objects, 1):
+        offsets.append(len(file))
+        file += b"%d 0 obj\n%b\nendobj\n" % (number, content)
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
     size = len(objects) + 1
     end = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<</Size {size}/Root 1 0 R"
     end += f"/Info {size - 1} 0 R{trailer}>>\nstartxref\n{len(file)}\n%%EOF\n"
@@ -50,13 +50,13 @@ def pdf_of_contents(
 
 
 def deflated(pieces: Iterable[bytes]) -> bytes:
-    """What `/Filter/FlateDecode` reads as these pieces."""
+    """Compress these pieces for `/Filter/FlateDecode`."""
     compress = zlib.compressobj(9)
     return b"".join(map(compress.compress, pieces)) + compress.flush()
 
 
 def make_docx(body: Iterable[str]) -> bytes:
-    """A DOCX with this XML as its body, which may be too long for the memory."""
+    """Write a DOCX with this XML as its body, which is streamed."""
     content_type = "application/vnd.openxmlformats-officedocument.wordprocessingml"
     styles = f'<w:style w:type="paragraph" w:styleId="berschrift1" xmlns:w="{_WORD}">'
     parts = {
@@ -66,7 +66,7 @@ def make_docx(body: Iterable[str]) -> bytes:
         f'<Override PartName="/word/styles.xml" ContentType="{content_type}.styles+xml"/></Types>',
         "_rels/.rels": _relation("officeDocument", "word/document.xml"),
         "word/_rels/document.xml.rels": _relation("styles", "styles.xml"),
-        # As a German Word names it.
+        # The name in a German Word.
         "word/styles.xml": f'<w:styles xmlns:w="{_WORD}">{styles}<w:name w:val="heading 1"/>'
         "</w:style></w:styles>",
     }
@@ -90,19 +90,19 @@ def _relation(kind: str, target: str) -> str:
 
 
 def paragraph(text: str, style: str = "") -> str:
-    """One of DOCX."""
+    """Return the XML of a paragraph in a DOCX."""
     styled = f'<w:pPr><w:pStyle w:val="{style}"/></w:pPr>' if style else ""
     return f"<w:p>{styled}<w:r><w:t>{text}</w:t></w:r></w:p>"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """One of DOCX."""
+    """Return the XML of a table in a DOCX."""
     lines = "".join(f"<w:tr>{''.join(map(_CELL.format, row))}</w:tr>" for row in rows)
     return f"<w:tbl>{lines}</w:tbl>"
 
 
 def make_odt(heading: str, text: str) -> bytes:
-    """An ODT with one heading and one paragraph."""
+    """Write an ODT with one heading and one paragraph."""
     names = f'xmlns:office="{_ODT}:office:1.0" xmlns:text="{_ODT}:text:1.0"'
     body = f'<text:h text:outline-level="1">{heading}</text:h><text:p>{text}</text:p>'
     content = f"<office:body><office:text>{body}</office:text></office:body>"
@@ -116,7 +116,7 @@ def make_odt(heading: str, text: str) -> bytes:
 
 
 def make_pptx(title: str, text: str) -> bytes:
-    """A PPTX with one slide."""
+    """Write a PPTX with one slide."""
     drawing, slides = f"{_OFFICE}/drawingml/2006/main", f"{_OFFICE}/presentationml/2006/main"
     names = f'xmlns:a="{drawing}" xmlns:p="{slides}" xmlns:r="{_RELATIONS}"'
     shapes = "".join(

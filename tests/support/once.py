@@ -1,4 +1,4 @@
-"""What one of pytest's processes makes for all of them."""
+"""Files that one of pytest's processes makes for all of them."""
 
 import fcntl
 import os
@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder `name`, given to `make` in the first process of this run that asks for it.
+def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return the folder `name`; the first process of this run that asks fills it with `make`.
 
-    The others wait meanwhile. All of them may only read it.
+    Other processes wait meanwhile. None may change the folder afterwards.
     """
     folder = factory.getbasetemp().resolve()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
     with (folder / f"{name}.lock").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Not `tell`, which says where the file ended when it was opened.
+        # Not `tell`, which returns the end of the file when it was opened.
         if not os.fstat(lock.fileno()).st_size:
             (folder / name).mkdir()
             make(folder / name)

@@ -1,4 +1,4 @@
-"""Packed batches and states for tests of attention, and what is computed of them by definition."""
+"""Packed batches and states for tests of attention, and a reference by definition."""
 
 import math
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ def pack_lengths(lengths: list[int], multiple: int = 1, device: torch.device = C
 def random_states(
     tokens: int, heads: int, width: int, group: int = 1, dtype: torch.dtype = torch.bfloat16
 ) -> QueryKeyValue:
-    """Views of one projection, as the layers give them; `group` heads read the same keys."""
+    """Return views of one projection, as in a layer; `group` heads read the same keys."""
     torch.manual_seed(tokens * heads * width)
     projected = torch.randn(tokens, (group + 2) * heads, width).to(dtype).transpose(0, 1)
     query, key, value = projected.split([group * heads, heads, heads])
@@ -36,18 +36,18 @@ def by_definition(
     causal: bool = False,
     reach: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:
-    """Attention of one sequence after the other, with all its weights at once.
+    """Compute attention for one sequence after the other.
 
-    A query attends to so many keys before and after its own as `reach` says; -1 is all of them.
+    `reach` is the number of keys before and after its own that a query attends to; -1 means all.
     """
     query, key, value = states
     group = len(query) // len(key)
-    left, right = (math.inf if each < 0 else each for each in reach)
+    left, right = (math.inf if distance < 0 else distance for distance in reach)
     parts = []
     for start, stop in pairwise(offsets):
-        keys, values = (each[:, start:stop].repeat_interleave(group, 0) for each in (key, value))
-        place = torch.arange(stop - start)
-        before = place[:, None] - place
+        keys, values = (part[:, start:stop].repeat_interleave(group, 0) for part in (key, value))
+        positions = torch.arange(stop - start)
+        before = positions[:, None] - positions
         seen = (before <= left) & (before >= (0 if causal else -right))
         scores = (query[:, start:stop] @ keys.mT * scale).masked_fill(~seen, -torch.inf)
         parts.append(scores.softmax(-1) @ values)

@@ -1,8 +1,10 @@
-"""The places of all paths, as the service has them."""
+"""The paths of the service."""
 
 from app.main import ROUTERS
 from app.routing import Paths
 from smart_embedder.requests import Purpose
 
 PATHS = Paths(ROUTERS)
-EMBEDDING_ENDPOINTS = [each.path for each in PATHS.endpoints if each.purpose is Purpose.EMBEDDING]
+EMBEDDING_ENDPOINTS = [
+    endpoint.path for endpoint in PATHS.endpoints if endpoint.purpose is Purpose.EMBEDDING
+]

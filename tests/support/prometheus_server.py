@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: started on a free loopback port, ended by its own id."""
+"""Runs a real Prometheus on a free loopback port."""
 
 import shutil
 import subprocess
@@ -25,7 +25,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 class PrometheusServer:
-    """A running Prometheus that is asked through its HTTP API."""
+    """A running Prometheus, and its HTTP API."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -37,14 +37,14 @@ class PrometheusServer:
         return answer["data"]
 
     def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """The present samples of an expression: labels and values."""
+        """Return the current samples of an expression: labels and values."""
         data = self.get("query", query=expression)
         assert data["resultType"] == "vector", data
         return [(sample["metric"], float(sample["value"][1])) for sample in data["result"]]
 
 
 def _configuration(folder: Path, target: str) -> Path:
-    """The deployed configuration, with another target and scraped each second."""
+    """Write the deployed configuration with another target, scraped every second."""
     configuration = yaml.safe_load((DEPLOYED / "prometheus.yml").read_text())
     configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     configuration["rule_files"] = [str(DEPLOYED / name) for name in configuration["rule_files"]]
@@ -78,9 +78,9 @@ def run_prometheus(folder: Path, target: str) -> Iterator[PrometheusServer]:
 
 def _wait_until_ready(process: "subprocess.Popen[str]") -> None:
     assert process.stderr is not None
-    said = ""
+    log = ""
     for line in process.stderr:
-        said += line
+        log += line
         if "Server is ready to receive web requests" in line:
             return
-    raise AssertionError(said)
+    raise AssertionError(log)

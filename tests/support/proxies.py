@@ -1,4 +1,4 @@
-"""nginx, as docs/network.md shows it, and Caddy with the project's Caddyfile, on loopback."""
+"""Runs nginx as docs/network.md configures it, and Caddy with the project's Caddyfile."""
 
 import grp
 import os
@@ -21,7 +21,7 @@ LIMIT = 60
 _GUIDE = (REPOSITORY / "docs" / "network.md").read_text(encoding="utf-8")
 _FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"))
 _CADDYFILE = REPOSITORY / "deploy" / "caddy" / "Caddyfile"
-# A certificate of Caddy's own, and no port but the one.
+# A certificate of Caddy's own, and only one port.
 _CADDY = f"admin off\n local_certs\n default_bind 127.0.0.1\n default_sni {NAME}\n"
 _NGINX = """
 user {user} {group};
@@ -41,15 +41,15 @@ http {{
 """
 
 
-def shown(language: str) -> str:
-    """The configuration of the guide."""
+def read_guide(language: str) -> str:
+    """Return the configuration in docs/network.md."""
     (block,) = re.findall(rf"```{language}\n(.+?)```", _GUIDE, re.DOTALL)
     return str(block)
 
 
 @contextmanager
 def run_proxy(command: list[str], port: int) -> Iterator[str]:
-    """Run a proxy until the block ends; its address once its port can be reached."""
+    """Run a proxy until the block ends; yields its address once its port can be reached."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -63,8 +63,8 @@ def run_proxy(command: list[str], port: int) -> Iterator[str]:
 
 def _listens(port: int, process: "subprocess.Popen[bytes]") -> bool:
     assert process.poll() is None, process.communicate()[0].decode()
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def run_nginx(
 ) -> Iterator[str]:
     """Run nginx with the guide's configuration in front of a server on loopback.
 
-    `changes` are lines of it and what takes their place, which the guide has, too.
+    `changes` replace lines by others, which the guide shows, too.
     """
     program, openssl = shutil.which("nginx", path=_FOLDERS), shutil.which("openssl")
     if program is None or openssl is None:
@@ -81,26 +81,26 @@ def run_nginx(
     certificate, key = _make_certificate(folder, openssl)
     port = free_port()
     server = (
-        shown("nginx")
+        read_guide("nginx")
         .replace("127.0.0.1:8000", upstream)
         .replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
-        # Which is no default port, so that clients name it.
+        # The port is not a default one, so clients name it.
         .replace("Host $host", "Host $http_host")
         .replace("/etc/ssl/embed.example.com.pem", str(certificate))
         .replace("/etc/ssl/embed.example.com.key", str(key))
     )
-    for line, other in (changes or {}).items():
+    for line, replacement in (changes or {}).items():
         assert line in server
-        # Which the guide may break over two lines.
-        assert other in " ".join(_GUIDE.split())
-        server = server.replace(line, other)
+        # The guide may break it over two lines.
+        assert replacement in " ".join(_GUIDE.split())
+        server = server.replace(line, replacement)
     file = _write_configuration(folder, server)
     with run_proxy([program, "-e", "stderr", "-p", str(folder), "-c", str(file)], port) as url:
         yield url
 
 
 def _make_certificate(folder: Path, openssl: str) -> tuple[Path, Path]:
-    """A self-signed certificate and its key."""
+    """Make a self-signed certificate and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     subprocess.run(
         [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
@@ -112,7 +112,7 @@ def _make_certificate(folder: Path, openssl: str) -> tuple[Path, Path]:
 
 
 def _write_configuration(folder: Path, server: str) -> Path:
-    """Write nginx.conf with a `server`, for this process's user."""
+    """Write nginx.conf with a `server` block, for the user of this process."""
     user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
     file = folder / "nginx.conf"
     file.write_text(_NGINX.format(folder=folder, server=server, user=user, group=group))
@@ -130,7 +130,7 @@ def run_caddy(folder: Path, upstream: str) -> Iterator[str]:
     assert "\tadmin off\n" in text
     file = folder / "Caddyfile"
     file.write_text(text.replace("admin off\n", f"{_CADDY} auto_https disable_redirects\n"))
-    where = {"DOMAIN": f"{NAME}:{port}", "SERVICE": upstream, "HOME": str(folder)}
-    command = ["env", *(f"{name}={value}" for name, value in where.items()), program]
+    variables = {"DOMAIN": f"{NAME}:{port}", "SERVICE": upstream, "HOME": str(folder)}
+    command = ["env", *(f"{name}={value}" for name, value in variables.items()), program]
     with run_proxy([*command, "run", "--config", str(file)], port) as url:
         yield url

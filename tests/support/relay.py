@@ -1,4 +1,4 @@
-"""An address that stays, for a server that is killed and started again on another port."""
+"""A fixed address for a server that is killed and restarted on another port."""
 
 import socket
 import threading
@@ -12,9 +12,9 @@ _PIECE = 65_536
 
 
 class Relay:
-    """Passes connections on to `port`; while that is None it closes them.
+    """Forwards connections to `port`; while that is None, it closes them.
 
-    The first ones end after so many bytes of what the server sends.
+    The first connections are cut after `after` bytes of the response, one number for each.
     """
 
     def __init__(self, after: Iterable[int] = ()) -> None:
@@ -25,14 +25,14 @@ class Relay:
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def connect_to(self, url: str) -> None:
-        """Pass connections on to this server from now on."""
+        """Forward connections to this server from now on."""
         self.port = urlsplit(url).port
 
     def disconnect(self) -> None:
-        """Close all connections, as a server that ends does, and pass none on."""
+        """Close all connections, as a server that exits, and forward none."""
         self.port = None
         for server in list(self._servers):
-            with suppress(OSError):  # Its other end was faster.
+            with suppress(OSError):  # The other end has closed it.
                 server.shutdown(socket.SHUT_RDWR)
 
     @property
@@ -69,15 +69,15 @@ class Relay:
             return
         self._servers.add(server)
         ends = (client, server, next(self._after, None))
-        threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+        threading.Thread(target=self._forward, args=ends, daemon=True).start()
 
-    def _pass_on(self, client: socket.socket, server: socket.socket, most: int | None) -> None:
-        """Both ways, until either end is closed; then both are."""
+    def _forward(self, client: socket.socket, server: socket.socket, most: int | None) -> None:
+        """Forward both ways, until either end is closed; then close both."""
         with client, server:
-            there = threading.Thread(target=_copy, args=(client, server), daemon=True)
-            there.start()
+            upstream = threading.Thread(target=_copy, args=(client, server), daemon=True)
+            upstream.start()
             _copy(server, client, most)
-            there.join()
+            upstream.join()
             self._servers.discard(server)
 
 
@@ -87,6 +87,6 @@ def _copy(source: socket.socket, sink: socket.socket, most: int | None = None) -
         while piece := source.recv(_PIECE if left is None else min(left, _PIECE)):
             sink.sendall(piece)
             left = None if left is None else left - len(piece)
-    for each in (source, sink):
+    for end in (source, sink):
         with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
+            end.shutdown(socket.SHUT_RDWR)

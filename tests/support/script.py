@@ -1,4 +1,4 @@
-"""A script in an interpreter of its own, and what it has said."""
+"""Runs a script in a new interpreter."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tests.support.server import REPOSITORY
 def run_script(
     script: str, *arguments: str, folder: Path = REPOSITORY, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """It knows the repository's packages, and nothing of our environment but what is given."""
+    """Run a script that can import the repository, with only the given environment."""
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", script, *arguments],
         cwd=folder,

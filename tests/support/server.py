@@ -1,4 +1,4 @@
-"""A real server process for tests: started on a free loopback port, ended by its own id."""
+"""Runs a real server process on a free loopback port."""
 
 import os
 import re
@@ -17,14 +17,14 @@ from tests.support.copied_process import CopiedProcess, can_copy
 from tests.support.waiting import LIMIT, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Seconds for an answer: on a busy machine the process may get no core for a while.
+# Seconds for a response: on a busy machine the process may get no core for a while.
 ANSWER_LIMIT = 60.0
-# Ours, and uvicorn's where that is the command.
+# The log line of the service, or that of uvicorn as the command.
 _LISTENING = re.compile(r"listening|Uvicorn running on")
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on at the moment."""
+    """Return a loopback port that is free at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 class RunningServer:
-    """A server process, its address, and what it has logged so far."""
+    """A server process, its address, and its log so far."""
 
     def __init__(self, process: "subprocess.Popen[str] | CopiedProcess") -> None:
         self.process = process
@@ -61,12 +61,12 @@ class RunningServer:
         assert self.url, self.log
 
     def wait_until_healthy(self) -> None:
-        """Ask /health until it says 200; the server is asked again only after it has answered."""
+        """Poll /health until it returns 200."""
         self.wait_until_bound()
         self.wait_for_status("/health", 200)
 
     def get(self, path: str) -> httpx2.Response:
-        """The answer to a request on a connection of its own."""
+        """Send a request on a new connection."""
         with self.client() as client:
             return client.get(path)
 
@@ -75,19 +75,19 @@ class RunningServer:
         return httpx2.Client(base_url=self.url, timeout=ANSWER_LIMIT, verify=False, **options)
 
     def async_client(self, connections: int = 100) -> httpx2.AsyncClient:
-        """One that waits longer than REQUEST_TIMEOUT, and for a free connection without end."""
+        """Make a client that waits longer than REQUEST_TIMEOUT, and forever for a connection."""
         limits = httpx2.Limits(max_connections=connections)
         timeout = httpx2.Timeout(120, pool=None)
         return httpx2.AsyncClient(base_url=self.url, timeout=timeout, limits=limits, verify=False)
 
     def metric(self, series: str) -> float:
-        """The present value of a series, such as `name` or `name{label="value"}`."""
+        """Return the current value of a series, such as `name` or `name{label="value"}`."""
         text = self.get("/metrics").text
         (value,) = re.findall(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
         return float(value)
 
     def wait_for_metric(self, series: str, value: float) -> None:
-        """Ask /metrics until a series has a value."""
+        """Poll /metrics until a series has that value."""
         self._wait(lambda: self.metric(series) == value, f"{series} never was {value}")
 
     def wait_for_more(self, count: Callable[[], float], than: float) -> None:
@@ -99,8 +99,8 @@ class RunningServer:
         self._wait(lambda: text in self.log, f"{text} was never logged")
 
     def wait_for_status(self, path: str, status: int) -> None:
-        """Ask `path` until it answers with a status."""
-        self._wait(lambda: self.get(path).status_code == status, f"{path} never answered {status}")
+        """Poll `path` until it returns that status."""
+        self._wait(lambda: self.get(path).status_code == status, f"{path} never returned {status}")
 
     def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
         def holds() -> bool:
@@ -116,7 +116,7 @@ class RunningServer:
         self.process.stdout.close()
 
     def stop(self) -> int:
-        """SIGTERM, then the exit status."""
+        """Send SIGTERM, and return the exit status."""
         self.process.terminate()
         status = self.process.wait(60)
         self._reader.join(10)
@@ -133,16 +133,16 @@ def start_process(
     fresh: object = False,
     **environment: str,
 ) -> "subprocess.Popen[str] | CopiedProcess":
-    """`python -m app` in an empty folder, with nothing but the given settings.
+    """Start `python -m app` in a folder, with only the given settings.
 
-    `fresh` starts an interpreter of its own, where a copy of one that has imported would do.
+    `fresh` starts a new interpreter even if a copy of the template would do.
     """
     inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
-    # Without a locale, an interpreter would set LC_CTYPE, and a copy of one would not.
+    # Without a locale, a new interpreter would set LC_CTYPE, and a copy would not.
     settings = {"PORT": "0", "DEVICE": "cpu", "DTYPE": "float32", "HF_HUB_OFFLINE": "1"}
     settings |= {"LC_CTYPE": "C.UTF-8"}
     settings["RERANKER_MODEL"] = "late-interaction"
-    # All of a test's requests come from one address.
+    # All requests of a test come from one address.
     settings |= {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
     variables = inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment
     if not fresh and not prefix and can_copy(environment):
@@ -168,10 +168,7 @@ def run_server(
     healthy: object = True,
     **environment: str,
 ) -> Iterator[RunningServer]:
-    """Start a server, and wait until it is `healthy`, or only until it listens.
-
-    It is ended, and its process with it, when the block ends.
-    """
+    """Run a server until the block ends; waits until it is `healthy`, or only until it listens."""
     process = start_process(folder, module, prefix, arguments=arguments, fresh=fresh, **environment)
     running = RunningServer(process)
     try:

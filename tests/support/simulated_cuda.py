@@ -1,11 +1,11 @@
-"""A CUDA device without a GPU: what is launched, copied and waited for, checked as it happens.
+"""A CUDA device without a GPU, which checks launches, copies and synchronisations.
 
-Tensors on it are PyTorch's fake tensors: shape, dtype and device, and no numbers. A mixture of
-devices and a look at a number raise by themselves. What else goes wrong on a real device only now
-and then, or slowly, raises `CudaMisuseError` here at once: copies from or to memory that is not
-pinned, a synchronisation within a forward, and a stream that reads what another has not written.
-Results arrive in host memory as `ARRIVED` once their event was waited for, and as NaN before. The
-device is called cuda:0, with its number.
+Its tensors are PyTorch's fake tensors, with shape, dtype and device but no numbers. Mixing devices
+and reading a number raise by themselves. Errors that a real device shows only sometimes, or only by
+its slowness, raise `CudaMisuseError` at once: a copy from or to memory that is not pinned, a
+synchronisation within a forward, a stream that reads what another has not written yet. Results on
+the host are NaN until their event is waited for, and then `ARRIVED`. The device is cuda:0, always
+with its number.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from smart_embedder.kernels import proof
 from smart_embedder.kernels import target as choose
 from smart_embedder.models import cuda_graphs
 from smart_embedder.models.families import registry as load
-from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
+from tests.support.fake_device import crosses, fake_tensors, is_composite, leaves
 from tests.support.simulated_streams import (
     ARRIVED,
     Arrival,
@@ -37,7 +37,7 @@ from tests.support.simulated_streams import (
 )
 
 MEMORY = 80 * 2**30
-# Operators that only allocate memory or look at it in another way, beside those that make a view.
+# Operators that launch nothing: they allocate memory, or reinterpret it. Views are known anyway.
 _FREE = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
     *("detach", "lift_fresh", "alias", "_unsafe_view", "device"),
@@ -45,7 +45,7 @@ _FREE = {
 
 
 class SimulatedCuda(TorchDispatchMode):
-    """Counts what is launched on the device; `forward` is the part in which nothing may wait."""
+    """Counts launches on the device; within `forward` the host must not wait for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class SimulatedCuda(TorchDispatchMode):
         self._pinned: dict[int, Tensor] = {}
         self._not_recorded: dict[int, tuple[Stream, int]] = {}
         self._under_way: list[Arrival] = []
-        # So that no storage has the address of one that is gone.
+        # Keeps storages alive, so that no address is used twice.
         self._storages: dict[int, StorageWeakRef] = {}
         self.capturing: Graph | None = None
 
     @contextmanager
     def forward(self) -> Iterator[Counter[str]]:
-        """Yields the launches within; a synchronisation raises, and a missing `record_stream`."""
+        """Yield the launches within; a synchronisation or a missing `record_stream` raises."""
         before, self.strict = self.launches.copy(), True
         within: Counter[str] = Counter()
         try:
@@ -75,7 +75,7 @@ class SimulatedCuda(TorchDispatchMode):
         if not all(self.main.has_seen(*reader) for reader in self._not_recorded.values()):
             raise CudaMisuseError("memory may be reused while another stream still reads it")
 
-    # What the harness puts in the place of torch.cuda's.
+    # Replacements of functions in torch.cuda and of methods of tensors.
 
     def pin_memory(self, tensor: Tensor, *_: Any) -> Tensor:
         self._pinned[_storage(tensor)] = tensor
@@ -98,9 +98,9 @@ class SimulatedCuda(TorchDispatchMode):
             raise CudaMisuseError("the host waited for the device")
 
     def run(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
-        """As `smart_embedder.kernels.cuda.CudaKernels`, of which this is the stand-in."""
-        tensors = [each for each in arguments if isinstance(each, Tensor)]
-        if not all(each.device.type == "cuda" and each.is_contiguous() for each in tensors):
+        """Implement `smart_embedder.kernels.cuda.CudaKernels`."""
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        if not all(tensor.device.type == "cuda" and tensor.is_contiguous() for tensor in tensors):
             raise CudaMisuseError(f"{name} needs contiguous tensors on the device")
         if blocks < 1 or not 0 < threads <= 1024:
             raise CudaMisuseError(f"{name} cannot have {blocks} blocks of {threads} threads")
@@ -109,12 +109,12 @@ class SimulatedCuda(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = leaves((args, kwargs))
-        if not any(isinstance(each, FakeTensor) or _is_cuda(each) for each in given):
+        if not any(isinstance(argument, FakeTensor) or _is_cuda(argument) for argument in given):
             return self._on_the_host(func, args, kwargs)
-        if is_made_of_others(func):
+        if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        tensors = [each for each in given if isinstance(each, Tensor)]
+        tensors = [argument for argument in given if isinstance(argument, Tensor)]
         source = crosses(func, args, kwargs)
         if source is not None:
             return self._copy(func, args, kwargs, source)
@@ -123,8 +123,8 @@ class SimulatedCuda(TorchDispatchMode):
         return result
 
     def _launch(self, func, kwargs, tensors, result) -> None:
-        results = [each for each in leaves(result) if isinstance(each, Tensor)]
-        if not any(each.device.type == "cuda" for each in (*tensors, *results)):
+        results = [value for value in leaves(result) if isinstance(value, Tensor)]
+        if not any(tensor.device.type == "cuda" for tensor in (*tensors, *results)):
             return
         name = func._schema.name.removeprefix("aten::").removeprefix("prim::")
         if func.is_view or name in _FREE:
@@ -137,13 +137,13 @@ class SimulatedCuda(TorchDispatchMode):
         if self.capturing is not None:
             self.capturing.captured.append((read, written))
             return
-        for each in read:
-            self._read(each)
+        for tensor in read:
+            self._read(tensor)
         self.launches[name] += 1
         self.current.time += 1
-        for each in written:
-            if each.device.type == "cuda":
-                self._write(each)
+        for tensor in written:
+            if tensor.device.type == "cuda":
+                self._write(tensor)
 
     def _write(self, tensor: Tensor) -> None:
         key = _storage(tensor)
@@ -151,20 +151,20 @@ class SimulatedCuda(TorchDispatchMode):
         self._written[key] = self.current, self.current.time
 
     def _read(self, tensor: Tensor) -> None:
-        """Check that what wrote the tensor comes before, in the order of the streams."""
-        if tensor.device.type == "cuda" and (made := self._written.get(_storage(tensor))):
-            if not self.current.has_seen(*made):
+        """Check that the streams order this read after the write."""
+        if tensor.device.type == "cuda" and (writer := self._written.get(_storage(tensor))):
+            if not self.current.has_seen(*writer):
                 raise CudaMisuseError("a stream reads what another has not written yet")
-            if made[0] is not self.current:
+            if writer[0] is not self.current:
                 self._not_recorded[_storage(tensor)] = self.current, self.current.time + 1
 
     def _copy(self, func, args, kwargs, source: Tensor) -> Tensor:
-        """Between host and device."""
+        """Copy between host and device."""
         to_device = source.device.type == "cpu"
         target = args[0] if func is torch.ops.aten.copy_.default else None
         waits = not (kwargs.get("non_blocking") or (target is not None and args[2:] == (True,)))
         if not to_device and target is None:
-            # PyTorch takes pinned memory for the result where it does not wait.
+            # PyTorch allocates pinned memory for the result of a copy that does not wait.
             dtype = kwargs.get("dtype") or source.dtype
             with self:
                 target = torch.empty(source.shape, dtype=dtype, pin_memory=not waits)
@@ -194,8 +194,8 @@ class SimulatedCuda(TorchDispatchMode):
             return target
         if source.dtype is not target.dtype or source.shape != target.shape:
             raise CudaMisuseError("a copy that converts or expands launches a kernel first")
-        self._under_way = [each for each in self._under_way if not each.done]
-        if any(each.overlaps(target) for each in self._under_way):
+        self._under_way = [copy for copy in self._under_way if not copy.done]
+        if any(copy.overlaps(target) for copy in self._under_way):
             raise CudaMisuseError(
                 "pinned memory is written to that an earlier copy still writes to"
             )
@@ -206,7 +206,7 @@ class SimulatedCuda(TorchDispatchMode):
         return target
 
     def _on_the_host(self, func, args, kwargs) -> Any:
-        """What the host computes by itself is real."""
+        """Compute on the host, with real numbers."""
         pinned = bool(kwargs.get("pin_memory"))
         with _disable_current_modes():
             result = func(*args, **({**kwargs, "pin_memory": False} if pinned else kwargs))
@@ -219,7 +219,7 @@ def _of_shapes(actual: Tensor, expected: Tensor) -> float:
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a class takes as a method, as it does no bound one."""
+    """Wrap a bound method, which a class would not bind again."""
 
     def method(*arguments: Any) -> Any:
         return function(*arguments)
@@ -239,12 +239,12 @@ def _storage(tensor: Tensor) -> int:
 def simulated_cuda(
     capability: tuple[int, int] = (9, 0), name: str = "Simulated H100"
 ) -> Iterator[SimulatedCuda]:
-    """Within, `torch.device("cuda")` is a simulated device of that compute capability."""
+    """Simulate a device of that compute capability as `torch.device("cuda")`, in the block."""
     cuda = SimulatedCuda()
     properties = SimpleNamespace(
         name=name, total_memory=MEMORY, major=capability[0], minor=capability[1]
     )
-    stand_ins = {
+    fakes = {
         "is_available": lambda: True,
         "device_count": lambda: 2,
         "current_device": lambda: 0,
@@ -267,16 +267,16 @@ def simulated_cuda(
         "Event": Event,
     }
     with ExitStack() as stack:
-        for kept in (transfer.buffers_and_stream, cuda_graphs._capture_stream):
-            kept.cache_clear()
-            stack.callback(kept.cache_clear)
+        for cached in (transfer.buffers_and_stream, cuda_graphs._capture_stream):
+            cached.cache_clear()
+            stack.callback(cached.cache_clear)
         stack.enter_context(patch.object(choose, "load_kernels", lambda *_: cuda))
-        # There are no numbers that could differ.
+        # Proofs compare shapes, because there are no numbers.
         stack.enter_context(patch.object(proof, "_largest_difference", _of_shapes))
         stack.enter_context(patch.object(load, "min_cosine", lambda *_: 1.0))
-        # Before the stand-ins: where it finds a GPU, it lets PyTorch make tensors there.
+        # Before the fakes: if it found a GPU, it would let PyTorch allocate tensors there.
         stack.enter_context(fake_tensors("cuda"))
-        for key, value in stand_ins.items():
+        for key, value in fakes.items():
             stack.enter_context(patch.object(torch.cuda, key, value))
         pin, record = cuda.pin_memory, cuda.record_stream
         stack.enter_context(patch.object(Tensor, "pin_memory", _method(pin)))

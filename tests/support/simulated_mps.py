@@ -1,7 +1,7 @@
-"""Apple's GPU without one: fake tensors that raise what PyTorch raises there, and no numbers.
+"""A simulated Apple GPU: fake tensors without numbers, with the errors of PyTorch for MPS.
 
 Operators without an implementation for MPS raise `NotImplementedError`, and float64 a `TypeError`.
-What PyTorch implements is read from its own list of operators.
+PyTorch's list of operators says which are implemented.
 """
 
 import re
@@ -17,15 +17,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
+from tests.support.fake_device import crosses, fake_tensors, is_composite, leaves
 
-# What copies to the host hold.
+# The value of copies on the host.
 ARRIVED = 0.5
 _OPERATORS = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
 
 
 class SimulatedMps(TorchDispatchMode):
-    """Checks each operator on the device; `called` are their names."""
+    """Checks every operator on the device; `called` has their names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,13 +34,13 @@ class SimulatedMps(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = leaves((args, kwargs))
-        if not any(isinstance(each, FakeTensor) or _is_mps(each) for each in given):
+        if not any(isinstance(argument, FakeTensor) or _is_mps(argument) for argument in given):
             with _disable_current_modes():
                 return func(*args, **kwargs)
         if func is torch.ops.aten.scaled_dot_product_attention.default:
-            # A build for CPUs cannot choose a kernel for other devices.
+            # PyTorch for CPUs cannot choose a kernel for other devices.
             return args[0].new_empty(*args[0].shape[:-1], args[2].shape[-1])
-        if is_made_of_others(func):
+        if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         source = crosses(func, args, kwargs)
@@ -51,13 +51,13 @@ class SimulatedMps(TorchDispatchMode):
             raise NotImplementedError(f"The operator 'aten::{name}' is not implemented for MPS")
         self.called.append(name)
         result = func(*args, **kwargs)
-        if any(_is_float64(each) for each in leaves(result)):
+        if any(_is_float64(value) for value in leaves(result)):
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
         return result
 
 
 def _copy(source: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Between host and device."""
+    """Copy between host and device."""
     if "device" not in kwargs:
         target: Tensor = args[0]
         return target
@@ -78,13 +78,13 @@ def _is_float64(value: Any) -> bool:
 
 @cache
 def _is_implemented(name: str) -> bool:
-    """Whether an operator, of PyTorch's own, has an implementation for MPS."""
+    """Return whether an operator of PyTorch has an implementation for MPS."""
     _, _, rest = _operators().partition(f"\n- func: {name}(")
-    said = rest.partition("\n- func: ")[0]
-    by_another = re.search(r"structured_delegate: (\S+)", said)
-    if by_another:
-        return _is_implemented(by_another[1])
-    _, has_kernels, kernels = said.partition("dispatch:")
+    entry = rest.partition("\n- func: ")[0]
+    delegate = re.search(r"structured_delegate: (\S+)", entry)
+    if delegate:
+        return _is_implemented(delegate[1])
+    _, has_kernels, kernels = entry.partition("dispatch:")
     return not has_kernels or bool(re.search(r"\bMPS\b.*:|\bComposite\w+:", kernels))
 
 
@@ -95,7 +95,7 @@ def _operators() -> str:
 
 @contextmanager
 def simulated_mps() -> Iterator[SimulatedMps]:
-    """Within, `torch.device("mps:0")` is a simulated device, which needs its number."""
+    """Simulate `torch.device("mps:0")` in the block; the number is needed."""
     mps = SimulatedMps()
     with ExitStack() as stack:
         stack.enter_context(fake_tensors("mps"))

@@ -1,4 +1,4 @@
-"""Stand-ins for CUDA's streams, events and graphs: the order in which things happen, checked."""
+"""Fakes of CUDA's streams, events and graphs, which check the order of work."""
 
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -9,16 +9,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from tests.support.simulated_cuda import SimulatedCuda
 
-# What a copy to the host holds once it has happened.
+# The value of a copy on the host once it has arrived.
 ARRIVED = 0.5
 
 
 class CudaMisuseError(AssertionError):
-    """What would go wrong, or slowly, on a real device."""
+    """An error, or a slow operation, that would happen on a real device."""
 
 
 class Stream:
-    """Remembers how far it has come, and how far it has waited for others."""
+    """Records its own time, and the times of other streams that it has waited for."""
 
     def __init__(self, device: Any = "cuda:0", **_: Any) -> None:
         self.device = torch.device(device)
@@ -37,7 +37,7 @@ class Stream:
 
 
 class Event:
-    """Brings what its stream had copied when it was recorded, once it is waited for."""
+    """When it is waited for, lets the copies of its stream arrive that precede its recording."""
 
     def __init__(self, *, blocking: bool = False, **_: Any) -> None:
         self.blocking = blocking
@@ -61,20 +61,21 @@ class Arrival:
         self.done = False
 
     def arrive(self) -> None:
-        # Made in another thread's inference mode.
+        # Another thread allocated the target in inference mode.
         with torch.inference_mode():
             self.target.fill_(ARRIVED)
         self.done = True
 
     def overlaps(self, other: Tensor) -> bool:
-        mine, others = (
-            (each.data_ptr(), each.data_ptr() + each.nbytes) for each in (self.target, other)
+        tensors = (self.target, other)
+        first, second = (
+            (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors
         )
-        return mine[0] < others[1] and others[0] < mine[1]
+        return first[0] < second[1] and second[0] < first[1]
 
 
 class Graph:
-    """Captures launches instead of making them, and launches them together."""
+    """Captures launches instead of running them, and runs them together."""
 
     def __init__(self, device: "SimulatedCuda") -> None:
         self._device = device

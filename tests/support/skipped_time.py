@@ -1,4 +1,4 @@
-"""An event loop with real sockets whose clock skips the waiting: timers fire in order, at once."""
+"""An event loop with real sockets whose clock skips waiting: timers fire in order, at once."""
 
 import asyncio
 import functools
@@ -11,11 +11,11 @@ import pytest
 
 
 class StandstillError(Exception):
-    """Nobody will ever be woken again."""
+    """Every task waits, and no timer is set."""
 
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """Time passes only when nothing is ready; then the clock moves to the next timer."""
+    """Moves its clock to the next timer when nothing is ready."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -25,7 +25,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def skip(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self._now += seconds
 
 
@@ -39,14 +39,14 @@ class _SkippingSelector(selectors.DefaultSelector):
         if ready or timeout == 0:
             return ready
         if timeout is None:
-            raise StandstillError("everybody waits, and nothing will ever happen again")
-        # A little further: the loop takes a sum of floats for the moment of a timer.
+            raise StandstillError("every task waits, and no timer is set")
+        # A little further, because the time of a timer is a rounded sum.
         self._loop.skip(timeout + 1e-6)
         return ready
 
 
 def in_skipped_time(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an asynchronous test on such a loop; what measures seconds has its time, too."""
+    """Run an asynchronous test on a `SkippingLoop`; `time.perf_counter` follows its clock."""
 
     @functools.wraps(test)
     def run(*args: Any, **options: Any) -> None:
@@ -65,18 +65,18 @@ async def _whole(test: Awaitable[None]) -> None:
 
 
 def now() -> float:
-    """The skipping clock."""
+    """Return the time of the running loop."""
     return asyncio.get_running_loop().time()
 
 
 def skip(seconds: float) -> None:
-    """Let time pass in which nothing runs, as while the process is stopped."""
+    """Move the clock forward without running anything, as while the process is stopped."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, SkippingLoop)
     loop.skip(seconds)
 
 
-async def turns(count: int = 10) -> None:
-    """Let the loop run what is ready, without time passing."""
-    for _ in range(count):
+async def run_ready(cycles: int = 10) -> None:
+    """Let the loop run what is ready, for some cycles, without moving the clock."""
+    for _ in range(cycles):
         await asyncio.sleep(0)

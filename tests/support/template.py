@@ -1,9 +1,9 @@
-"""The process that servers are copies of: `python -m tests.support.template LISTENER LIFELINE`.
+"""The process that servers are copied from: `python -m tests.support.template LISTENER LIFELINE`.
 
-It imports what every start imports, and runs nothing of it: a thread of PyTorch's would not be
-copied. A message on a connection to the listener (a descriptor, as the lifeline) asks for a copy;
-with it comes the descriptor of the copy's output. The connection is told the copy's process id and
-its exit status. The template ends when the other end of the lifeline, a pipe, is closed.
+It imports what every start imports, and runs nothing of it, because a fork does not copy threads. A
+message on a connection to the listener (a descriptor, as the lifeline) requests a copy, and brings
+the descriptor of the copy's output. The copy's process id and its exit status are sent back. The
+template exits when the other end of the lifeline, a pipe, is closed.
 """
 
 import atexit
@@ -20,7 +20,7 @@ import threading
 from contextlib import suppress
 from typing import Any, NoReturn
 
-# With what these import in turn. uvicorn imports the last ones when its loop begins.
+# And everything that these import. uvicorn imports the last ones when its loop begins.
 _IMPORTED_BY_A_START = (
     "app.main",
     "smart_embedder.models.loader",
@@ -33,8 +33,8 @@ _MESSAGE_BYTES = 65_536
 
 
 def _wait_for_a_start(listener: socket.socket, lifeline: int) -> dict[str, Any] | None:
-    """Return in a copy, with what it is to run, and None in the template when the tests end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for the copies' parents.
+    """Return in a copy, with the requested start, or None in the template when the tests end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The parents of copies are not waited for.
     while True:
         ready, *_ = select.select([listener.fileno(), lifeline], [], [])
         if lifeline in ready:
@@ -47,12 +47,12 @@ def _wait_for_a_start(listener: socket.socket, lifeline: int) -> dict[str, Any] 
             _become_a_copy(*descriptors, asking)
             return dict(json.loads(message))
         asking.close()
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _become_a_copy(output: int, asking: socket.socket) -> None:
-    """Return in a new process; this one stays, waits for its end and tells its exit status."""
+    """Return in a new process; this one waits for it, and sends its exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     copy = os.fork()
     if copy:
@@ -69,11 +69,11 @@ def _become_a_copy(output: int, asking: socket.socket) -> None:
 
 
 def main() -> None:
-    """Make copies of this process; in a copy, run what was asked for."""
+    """Make copies of this process; in a copy, run the requested module."""
     gc.disable()
     for name in _IMPORTED_BY_A_START:
         importlib.import_module(name)
-    gc.freeze()  # A copy's collections would copy the memory of all that was imported.
+    gc.freeze()  # A collection in a copy would copy the memory of all imported modules.
     gc.enable()
     listener, lifeline = map(int, sys.argv[1:])
     start = _wait_for_a_start(socket.socket(fileno=listener), lifeline)
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """End as Python does, but for what was imported, which it would copy to take it apart."""
+    """Exit as Python does, without freeing imported modules, whose memory would be copied."""
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

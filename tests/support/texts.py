@@ -1,4 +1,4 @@
-"""Texts that try a tokenizer and a model: ordinary, odd, hostile, and very long."""
+"""Texts for tests of tokenizers and models: ordinary, odd, hostile, and very long."""
 
 import random
 
@@ -52,7 +52,7 @@ ODD_TEXTS = [
 
 
 def varied_texts(count: int, seed: int = 7) -> list[str]:
-    """`count` texts: the odd ones, then random ones of 1 to 300 words."""
+    """Return `count` texts: the odd ones, then random ones of 1 to 300 words."""
     rng = random.Random(seed)
     sentences = corpus(400, seed)
     texts = list(ODD_TEXTS)

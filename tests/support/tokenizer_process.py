@@ -1,8 +1,8 @@
-"""Tokenises what it is told to and reports how far its memory grew, one line for each.
+"""Tokenises texts, and reports for each line of input how far its memory grew.
 
 A line is `{"model": MODEL, "folder": FOLDER, "texts": [[UNIT, COUNT, TEXTS], ...]}`, where MODEL is
-`embedder` or `reranker`: so many texts, each of so many units. In a unit U+E000 stands for its
-number, in letters.
+`embedder` or `reranker`: TEXTS texts, each of COUNT units. In a unit U+E000 stands for its number,
+in letters.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from pathlib import Path
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.rerankers.llm import QwenTemplate
 from smart_embedder.models.tokenizer import TextTokenizer
-from tests.support.memory import forget_peak, status_bytes
+from tests.support.memory import reset_peak, status_bytes
 
 NUMBER = "\ue000"
 _LETTERS = str.maketrans("0123456789", "aeioubdfgk")
@@ -23,7 +23,7 @@ _LETTERS = str.maketrans("0123456789", "aeioubdfgk")
 
 @cache
 def load(model: str, folder: str) -> Callable[[list[str]], object]:
-    """What tokenises a request's texts for a model."""
+    """Return the function that tokenises the texts of a request for a model."""
     tokenizer = TextTokenizer.from_folder(Path(folder), 8192)
     call: Callable[[list[str]], object] = tokenizer.encode
     if model == "reranker":
@@ -34,20 +34,20 @@ def load(model: str, folder: str) -> Callable[[list[str]], object]:
 
 
 def texts_of(unit: str, count: int, times: int) -> list[str]:
-    """`times` texts of `count` units."""
+    """Return `times` texts of `count` units."""
     if NUMBER not in unit:
         return [unit * count for _ in range(times)]
     return ["".join(unit.replace(NUMBER, str(i).translate(_LETTERS)) for i in range(count))] * times
 
 
 def main() -> None:
-    """Work until the input ends."""
+    """Serve until the input ends."""
     for line in sys.stdin:
-        asked = json.loads(line)
-        call = load(asked["model"], asked["folder"])
-        texts = [text for unit in asked["texts"] for text in texts_of(*unit)]
+        question = json.loads(line)
+        call = load(question["model"], question["folder"])
+        texts = [text for unit in question["texts"] for text in texts_of(*unit)]
         ctypes.CDLL(None).malloc_trim(0)
-        forget_peak("self")
+        reset_peak("self")
         before = status_bytes("self", "VmRSS")
         kept = call(texts)
         sys.stdout.write(f"{status_bytes('self', 'VmHWM') - before}\n")

@@ -1,4 +1,4 @@
-"""Waiting for what tells nobody when it comes about, and threads that go on meanwhile."""
+"""Polls for conditions, and runs threads in the background."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ LIMIT = 120.0
 def wait_until(
     condition: Callable[[], object], otherwise: Callable[[], str] | str, pause: float = 0.02
 ) -> None:
-    """Return once `condition` holds; fail at the limit, with what `otherwise` says then."""
+    """Return once `condition` holds; fail at the limit, with the message `otherwise`."""
     deadline, never = time.monotonic() + LIMIT, threading.Event()
     while not condition():
         assert time.monotonic() < deadline, otherwise() if callable(otherwise) else otherwise
@@ -22,7 +22,7 @@ def wait_until(
 def running(
     threads: Sequence[threading.Thread], stop: threading.Event, seconds: float
 ) -> Iterator[None]:
-    """Run them within the block; then set `stop` and wait so long for each to end."""
+    """Run threads within the block; then set `stop`, and wait `seconds` for each to end."""
     for thread in threads:
         thread.start()
     try:

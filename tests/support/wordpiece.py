@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of BERT's family, with a WordPiece tokenizer trained on the spot."""
+"""Saves tiny random checkpoints of BERT's families, with a newly trained WordPiece tokenizer."""
 
 import json
 import string
@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedModel
 
 from tests.support.checkpoints import plain_corpus, spread_weights
 
-# What PyLate writes beside a model.
+# The configuration that PyLate writes.
 PYLATE = {
     "model_type": "ColBERT",
     "prompts": {},
@@ -37,12 +37,12 @@ SIZES = {
 }
 
 
-# Of RoBERTa's family, whose positions begin behind that of the padding.
+# RoBERTa's positions begin behind that of the padding.
 ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": MAX_LENGTH + 2}
 
 
 MPNET = {"pad_token_id": 1, "max_position_embeddings": MAX_LENGTH + 2}
-# Of ModernBERT, whose tokens see 16 on either side in every second layer.
+# Tokens of ModernBERT attend to 16 on either side in every second layer.
 MODERNBERT = {
     "pad_token_id": 0,
     "cls_token_id": 2,
@@ -55,7 +55,7 @@ MODERNBERT = {
 
 
 def save_wordpiece_tokenizer(folder: Path) -> int:
-    """Train a tokenizer as BERT has it, punctuation included; return its vocabulary's size."""
+    """Train BERT's tokenizer, with punctuation, and return the size of its vocabulary."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -74,7 +74,7 @@ def save_wordpiece_tokenizer(folder: Path) -> int:
 def save_model(
     folder: Path, model: type[PreTrainedModel], *, tokenizer_of: Path | None = None, **changes: Any
 ) -> Path:
-    """A checkpoint of that class of transformers, 64 wide and two layers deep.
+    """Save a checkpoint of that class of transformers, 64 wide and two layers deep.
 
     Its tokenizer is that of the folder `tokenizer_of`, or else a new one.
     """
@@ -96,9 +96,9 @@ def save_model(
 def save_colbert(
     folder: Path, model: type[PreTrainedModel], *, width: int = 16, **changes: Any
 ) -> Path:
-    """A model with a projection and the two markers of PyLate's configuration.
+    """Save a model with a projection and the two markers of PyLate's configuration.
 
-    Of `changes` those that a configuration of PyLate has are for it, the rest for the model.
+    `changes` apply to PyLate's configuration if it has such a member, else to the model's.
     """
     settings = PYLATE | {name: changes.pop(name) for name in PYLATE if name in changes}
     save_model(folder, model, **changes)
@@ -113,7 +113,7 @@ def save_colbert(
 
 
 def save_dense(folder: Path, inner: int, outer: int) -> None:
-    """A random linear layer as sentence-transformers' Dense saves it."""
+    """Save a random linear layer as `Dense` of sentence-transformers."""
     folder.mkdir()
     torch.manual_seed(inner * outer)
     save_file({"linear.weight": torch.randn(outer, inner)}, folder / "model.safetensors")
@@ -123,7 +123,7 @@ def save_dense(folder: Path, inner: int, outer: int) -> None:
 
 
 def save_splade(folder: Path, model: type[PreTrainedModel], **changes: Any) -> Path:
-    """A masked language model with sentence-transformers' SpladePooling behind it."""
+    """Save a masked language model with `SpladePooling` of sentence-transformers."""
     save_model(folder, model, **changes)
     SparseEncoder(str(folder), device="cpu").save_pretrained(str(folder))
     return folder
@@ -135,7 +135,7 @@ def change(path: Path, **members: object) -> None:
 
 
 def keep_capital_letters(folder: Path) -> None:
-    """Make its tokenizer read capital letters as they are, of which it knows no word."""
+    """Make a tokenizer keep capital letters, although its vocabulary has none."""
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["normalizer"] |= {"lowercase": False, "strip_accents": False}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))

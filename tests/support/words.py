@@ -1,4 +1,4 @@
-"""Texts of words and gaps that try the borders of tokens, and the tokens of a whole text."""
+"""Texts of words and gaps for tests of token borders, and the ids of a whole text."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ ODD = st.lists(st.sampled_from([*ODD_TEXTS, *MARKS, *GAPS]), max_size=12).map(""
 
 
 def qwen_words(folder: Path) -> Tokenizer:
-    """The tiny Qwen's vocabulary behind the words of the real one's pre-tokenizer."""
+    """Return the tiny Qwen's tokenizer with the pre-tokenizer of the published model."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     split = Split(Pattern(tokenization_qwen2.PRETOKENIZE_REGEX), "isolated")
     tokenizer.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -32,7 +32,7 @@ def qwen_words(folder: Path) -> Tokenizer:
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of the whole text at once."""
+    """Tokenise the whole text at once."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids

@@ -7,7 +7,7 @@ import pytest
 
 from app.middleware.draining import Drain, RefuseWhileDraining
 from tests.app.middleware.exchange import Inner, exchange, header
-from tests.support.skipped_time import in_skipped_time, turns
+from tests.support.skipped_time import in_skipped_time, run_ready
 
 
 @pytest.mark.parametrize(
@@ -45,15 +45,15 @@ async def test_the_drain_waits_for_accepted_work_and_not_for_health_checks() -> 
 
     app = RefuseWhileDraining(work, drain)
     accepted = asyncio.create_task(exchange(app))
-    await turns()
+    await run_ready()
     waiting = asyncio.create_task(drain.wait_for_none())
-    await turns()
+    await run_ready()
     assert not waiting.done()
     go.set()
     await asyncio.gather(waiting, accepted)
     go.clear()
     health_check = asyncio.create_task(exchange(app, method="GET", path="/health"))
-    await turns()
+    await run_ready()
     async with asyncio.timeout(1):
         await drain.wait_for_none()
     health_check.cancel()

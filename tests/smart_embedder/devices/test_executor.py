@@ -17,7 +17,7 @@ from smart_embedder.requests import Purpose
 from tests.smart_embedder.devices.virtual_device import VirtualDevice, numbers
 from tests.smart_embedder.fakes import FakeModel
 from tests.support.accelerator import accelerator_error
-from tests.support.skipped_time import in_skipped_time, now, turns
+from tests.support.skipped_time import in_skipped_time, now, run_ready
 
 
 @in_skipped_time
@@ -47,7 +47,7 @@ async def test_the_expected_seconds_of_a_forward_follow_the_rate_of_its_model() 
         device.thread.seconds = 10.0
         for model, seconds in expected.items():
             running = device.put(8, model=model)
-            await turns()
+            await run_ready()
             assert device.executor.seconds_left == pytest.approx(seconds, rel=0.01)
             await asyncio.sleep(seconds / 2)
             assert device.executor.seconds_left == pytest.approx(seconds / 2, rel=0.01)
@@ -62,12 +62,12 @@ async def test_the_expected_seconds_of_a_forward_follow_the_rate_of_its_model() 
 async def test_a_gpu_launches_a_second_batch_and_counts_no_second_twice() -> None:
     async with VirtualDevice(2.0, gpu=True).running() as device:
         jobs = [device.put(10) for _ in range(2)]
-        await turns(20)
+        await run_ready(20)
         assert len(device.executor.batches) == 2
         # A batch is formed only when it can be launched, so these two jobs share one.
         for _ in range(2):
             jobs.append(device.put(5))
-            await turns(20)
+            await run_ready(20)
         began = now()
         for job in jobs:
             await job.result()
@@ -83,11 +83,11 @@ async def test_the_seconds_left_of_a_gpu_are_those_of_the_batch_that_ends_first(
     async with VirtualDevice(2.0, gpu=True, budget=8).running() as device:
         await device.compute(8)
         first = device.put(8)
-        await turns(20)
+        await run_ready(20)
         assert device.executor.seconds_left == 0, "it can take a second batch"
         await asyncio.sleep(0.5)
         second = device.put(8)
-        await turns(20)
+        await run_ready(20)
         assert device.executor.seconds_left == pytest.approx(1.5, rel=0.01)
         await first.result()
         await second.result()
@@ -166,9 +166,9 @@ async def test_jobs_cancelled_while_their_batch_waits_for_the_thread_are_not_com
         for stay in (True, False):
             device.model.batches.clear()
             measuring = asyncio.create_task(device.thread.run(lambda: None))
-            await turns()
+            await run_ready()
             left, other = device.put(4), device.put(5)
-            await turns(20)
+            await run_ready(20)
             assert len(device.executor.batches) == 1
             rate = device.executor.tokens_per_second
             left.cancel()
@@ -185,9 +185,9 @@ async def test_jobs_cancelled_while_their_batch_waits_for_the_thread_are_not_com
 async def test_the_wait_for_the_thread_does_not_count_for_the_time_limit() -> None:
     async with VirtualDevice(2.0, seconds_per_token=0.5, fixed=3.0).running() as device:
         measuring = asyncio.create_task(device.thread.run(lambda: None))
-        await turns()
+        await run_ready()
         waits = device.put(4)
-        await turns(20)
+        await run_ready(20)
         assert device.executor.seconds_left == pytest.approx(2, rel=0.01), "of its forward"
         await measuring
         assert numbers(await waits.result()) == [0]
@@ -221,13 +221,13 @@ async def test_a_batch_not_begun_when_its_device_fails_is_handed_over(has_other:
             device.queue.add_consumer(lambda served: served is model)
         model.asynchronous, model.failures = True, [accelerator_error(719)]
         crashes = device.put(10)
-        await turns(20)
+        await run_ready(20)
         launching = device.executor.launching
         launching.seconds = 3.0
         measuring = asyncio.create_task(launching.run(lambda: None))
-        await turns()
+        await run_ready()
         waits = device.put(9)
-        await turns(20)
+        await run_ready(20)
         assert len(device.executor.batches) == 2
         with pytest.raises(DeviceCrashedError):
             await crashes.result()
@@ -252,14 +252,14 @@ async def test_a_batch_that_failed_on_another_device_runs_alone() -> None:
         assert taken is not None
         device.queue._consumers.append(device.executor._consumer)
         before = device.put(9)
-        await turns(20)
+        await run_ready(20)
         device.queue.hand_over(replace(taken, handed_over=True))
         after = device.put(8)
-        await turns(20)
+        await run_ready(20)
         assert device.model.batches == [[9]]
         assert len(device.executor.batches) == 2
         await before.result()
-        await turns(20)
+        await run_ready(20)
         assert device.model.batches == [[9], [10]], "it runs alone"
         await suspect.result()
         await after.result()
@@ -325,7 +325,7 @@ async def test_short_jobs_preempt_the_long_jobs_of_their_own_batch() -> None:
     async with preemptible().running() as device:
         device.thread.seconds = 4.0
         long, short = device.put(200, client="a"), device.put(5, client="b")
-        await turns(20)
+        await run_ready(20)
         assert sorted(device.model.batches) == [[5], [200]]
         await short.result()
         await long.result()
@@ -336,5 +336,5 @@ async def test_there_is_no_preemption_on_a_gpu() -> None:
     async with VirtualDevice(10.0, gpu=True, budget=1000, seconds_per_token=0.05).running() as gpu:
         gpu.put(200, client="a")
         gpu.put(5, client="b")
-        await turns(20)
+        await run_ready(20)
         assert [sorted(batch) for batch in gpu.model.batches] == [[5, 200]]

@@ -14,7 +14,7 @@ from smart_embedder.devices.forward_limits import (
 )
 from smart_embedder.errors import InferenceTimeoutError
 from tests.smart_embedder.scheduling.jobs import batch_of, job
-from tests.support.skipped_time import in_skipped_time, now, skip, turns
+from tests.support.skipped_time import in_skipped_time, now, run_ready, skip
 
 
 def test_an_unset_time_limit_is_five_times_the_predicted_seconds() -> None:
@@ -117,7 +117,7 @@ async def test_time_during_which_the_process_is_stopped_does_not_count(after: fl
         resolved = [waiting.resolved for waiting in jobs]
         skip(100)
         assert watchdog.stuck_seconds == 0, "read before the next iteration of the loop"
-        await turns()
+        await run_ready()
         assert ([waiting.resolved for waiting in jobs], reported) == (resolved, [])
         assert watchdog.get_stopped_seconds(began) == pytest.approx(100, abs=1)
         assert watchdog.get_stopped_seconds(now()) == 0

@@ -27,7 +27,7 @@ from tests.smart_embedder.engines import entered, let_go
 from tests.smart_embedder.fakes import NO_MORE, FakeModel, loaded, placed
 from tests.smart_embedder.scheduling.jobs import job
 from tests.support.accelerator import accelerator_error, broken_memory
-from tests.support.skipped_time import in_skipped_time, turns
+from tests.support.skipped_time import in_skipped_time, run_ready
 
 
 def on(names: str, *copies: FakeModel, seconds_per_token: float = 0.0) -> PlacedModels:
@@ -175,7 +175,7 @@ class VirtualPool(DevicePool):
     @asynccontextmanager
     async def started(self, default: PlacedModels):
         await self.add(default, thoroughly=True, is_default=True)
-        await turns()
+        await run_ready()
         for thread in self.threads.values():
             thread.seconds = self.seconds
         yield self
@@ -189,7 +189,7 @@ async def test_retry_after_is_estimated_from_the_waiting_tokens() -> None:
     async with VirtualPool(10.0).started(on("cpu", model, seconds_per_token=0.099)) as pool:
         assert pool.estimate_retry_after(Purpose.EMBEDDING) == 1
         pool.queue.put(job(10, model=model, client="a"))
-        await turns()
+        await run_ready()
         assert pool.estimate_retry_after(Purpose.EMBEDDING) == 1, "a second of the forward is left"
         pool.queue.put(job(5, 10, 10, 10, model=model, client="a"))
         # 25 tokens are taken before the last forward, which the last 10 tokens fill.
@@ -231,7 +231,7 @@ async def test_failed_devices_do_not_count_for_retry_after() -> None:
         assert pool.serves(first), "by its replica"
         assert not pool.is_using(first)
         pool.queue.put(job(10, 10, 10, 10, model=first))
-        await turns()
+        await run_ready()
         assert pool.is_using(first)
         # One device of ten tokens a second, and not two.
         assert pool.estimate_retry_after(Purpose.EMBEDDING) == pytest.approx(3, abs=1)
@@ -264,7 +264,7 @@ async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_
         assert (pool.is_using(model), pool.is_using(default)) == (True, False), "it waits"
         await asked.result()
         pool.queue.put(last := job(2, model=model))
-        await turns()
+        await run_ready()
         assert (pool.is_using(model), pool.is_using(default)) == (True, False), "it computes"
         await last.result()
         assert [len(batch) for batch in model.batches] == [3, 1, 1]
@@ -326,7 +326,7 @@ async def test_jobs_that_wait_for_stuck_devices_fail_until_a_device_returns() ->
     async with pool.started(models):
         for client in "ab":
             pool.queue.put(job(10, model=first, client=client))
-            await turns()
+            await run_ready()
         pool.queue.put(waits := job(10, model=first, client="c"))
         await asyncio.sleep(5)
         assert (pool.stuck_seconds, waits.resolved) == (0, False)
@@ -355,7 +355,7 @@ async def test_no_waiting_job_fails_while_one_of_two_devices_is_stuck() -> None:
     async with VirtualPool(1.0, gpu_process_timeout=3).started(models) as pool:
         pool.threads["device-0"].seconds = 100.0
         pool.queue.put(job(10, model=first, client="a"))
-        await turns()
+        await run_ready()
         pool.queue.put(others := job(*[10] * 20, model=first, client="b"))
         await others.result()
         assert len(first.batches + second.batches) == 21

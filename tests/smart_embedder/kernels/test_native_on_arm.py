@@ -21,7 +21,7 @@ from smart_embedder.kernels.target import (
 from tests.support.emulated_arm import (
     QEMU,
     EmulatedLibrary,
-    built_program,
+    build_program,
     emulated_library,
 )
 
@@ -35,7 +35,7 @@ KERNELS = {"add_linear", *vars(_NativeOperations)}
 def program() -> Path:
     if QEMU is None:
         pytest.skip("qemu-aarch64 is not installed")
-    return built_program()
+    return build_program()
 
 
 @pytest.fixture(scope="module", params=AARCH64.sets, ids=lambda instructions: instructions.name)

@@ -17,7 +17,7 @@ from smart_embedder.scheduling.job import timings_of
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
 from tests.smart_embedder.scheduling.jobs import job
-from tests.support.skipped_time import turns
+from tests.support.skipped_time import run_ready
 
 
 class AdmissionBench:
@@ -59,15 +59,15 @@ async def test_submit_returns_when_the_device_has_taken_all_jobs(bench) -> None:
     first, second = job(10), job(10)
     submits = asyncio.create_task(bench.admission.submit(first, second))
     for is_over in (False, True):
-        await turns()
+        await run_ready()
         bench.take(10)
-        await turns()
+        await run_ready()
         assert submits.done() is is_over
     assert not first.resolved
     runs = asyncio.create_task(bench.admission.run(job(4, 4)))
-    await turns()
+    await run_ready()
     bench.take()
-    await turns()
+    await run_ready()
     assert not runs.done()
     bench.complete()
     assert await runs == [7, 7]
@@ -80,7 +80,7 @@ async def test_jobs_leave_the_queue_when_the_caller_leaves_or_one_of_them_fails(
 ) -> None:
     first, second = job(10), job(10)
     waits = asyncio.create_task(getattr(bench.admission, stage)(first, second))
-    await turns()
+    await run_ready()
     if leaves:
         waits.cancel()
     else:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from smart_embedder.errors import QueueFullError
 from smart_embedder.interrupts import failing_with
 from smart_embedder.scheduling.admission import ConcurrencyLimit, FairSemaphore
-from tests.support.skipped_time import in_skipped_time, now, turns
+from tests.support.skipped_time import in_skipped_time, now, run_ready
 
 
 def limit_of(capacity: int, acquire_timeout: float = 0.01) -> ConcurrencyLimit:
@@ -59,7 +59,7 @@ async def test_a_client_at_its_limit_waits_until_enough_permits_are_free() -> No
     waiting = Holder(limit, "a")
     (bob,) = await start_holders(limit, "b")
     await bob.release()
-    await turns()
+    await run_ready()
     assert not waiting.inside.is_set(), "the last permit is for other clients"
     await alices[0].release()
     await waiting.inside.wait()
@@ -72,7 +72,7 @@ async def test_a_released_permit_goes_to_the_waiting_client_that_holds_the_fewes
     limit = limit_of(2, acquire_timeout=60)
     a, b = await start_holders(limit, "ab")
     waiting = [Holder(limit, client) for client in "bab"]
-    await turns()
+    await run_ready()
     await a.release()
     await waiting[1].inside.wait()
     assert (limit.held_by("a"), limit.held_by("b")) == (1, 1)
@@ -133,7 +133,7 @@ async def test_no_permit_is_lost_or_given_twice_and_no_client_waits_beside_a_fre
             waiting[number % len(waiting)][1].cancel()
         elif step == "release" and holding:
             permits.release(holding.pop(number % len(holding)))
-        await turns(4)
+        await run_ready(4)
         holding += [client for client, task in waiting if task.done() and not task.cancelled()]
         waiting = [(client, task) for client, task in waiting if not task.done()]
         assert permits.held == len(holding) <= capacity
@@ -143,7 +143,7 @@ async def test_no_permit_is_lost_or_given_twice_and_no_client_waits_beside_a_fre
         }
     for _, task in waiting:
         task.cancel()
-    await turns(4)
+    await run_ready(4)
     assert not permits._waiters, "cancelled waiters are removed"
 
 
@@ -158,7 +158,7 @@ async def test_clients_that_hold_equally_many_alternate() -> None:
 
     await permits.acquire("c")
     tasks = [asyncio.create_task(work(client)) for client in "aaabbb"]
-    await turns()
+    await run_ready()
     permits.release("c")
     await asyncio.gather(*tasks)
     assert order == list("ababab")
@@ -187,7 +187,7 @@ async def test_nested_failing_with_blocks_raise_the_error_of_the_outermost_that_
             await asyncio.Event().wait()
 
     task = asyncio.create_task(work())
-    await turns()
+    await run_ready()
     for name in ends:
         scopes[name].reschedule(0)
     if is_cancelled:

@@ -17,7 +17,7 @@ from smart_embedder.scheduling.preemption import Preemption, split_off_short_job
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
 from tests.smart_embedder.scheduling.jobs import MODEL, OTHER, batch_of, job, queue_of, take
-from tests.support.skipped_time import turns
+from tests.support.skipped_time import run_ready
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
@@ -204,16 +204,16 @@ async def test_an_idle_consumer_is_woken_only_by_jobs_of_its_models() -> None:
     queue = JobQueue()
     consumer = queue.add_consumer(serves(MODEL))
     waits = asyncio.create_task(consumer.wait())
-    await turns()
+    await run_ready()
     queue.put(job(4, model=OTHER))
-    await turns()
+    await run_ready()
     assert not waits.done()
     queue.put(job(4))
     take(queue, serves=serves(MODEL))  # By another device, before it runs.
-    await turns()
+    await run_ready()
     assert (waits.done(), consumer.idle) == (False, True)
     queue.put(job(4))
-    await turns()
+    await run_ready()
     assert (waits.done(), consumer.idle) == (True, False)
 
 
@@ -227,9 +227,9 @@ async def test_busy_consumers_are_called_on_arrival_unless_an_idle_one_takes_the
     assert calls == [("busy", first)]
     take(queue)
     waits = asyncio.create_task(idle.wait())
-    await turns()
+    await run_ready()
     queue.put(job(4))
-    await turns()
+    await run_ready()
     assert waits.done()
     assert calls == [("busy", first)]
 
@@ -248,9 +248,9 @@ async def test_a_batch_handed_over_is_taken_first_and_wakes_a_consumer_of_its_mo
     served, other = (
         asyncio.create_task(queue.add_consumer(serves(model)).wait()) for model in (MODEL, OTHER)
     )
-    await turns()
+    await run_ready()
     queue.hand_over(handed_over)
-    await turns()
+    await run_ready()
     assert (served.done(), other.done()) == (True, False)
     other.cancel()
     queue.put(job(4))

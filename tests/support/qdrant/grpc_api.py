@@ -1,4 +1,4 @@
-"""Qdrant's gRPC API: the calls that are used, by its own conversions."""
+"""The used calls of Qdrant's gRPC API, with the conversions of its client."""
 
 from concurrent import futures
 from typing import Any
@@ -8,7 +8,7 @@ from qdrant_client import grpc as q_grpc
 from qdrant_client import models as q
 from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 
-from tests.support.qdrant.engine import Engine
+from tests.support.qdrant.engine import QdrantEngine
 
 _STREAMS = 8
 _CODES = {
@@ -20,9 +20,9 @@ _CODES = {
 
 
 class Collections(q_grpc.CollectionsServicer):
-    """The calls about a collection."""
+    """Calls about collections."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: QdrantEngine) -> None:
         self._engine = engine
 
     def CollectionExists(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
@@ -46,7 +46,7 @@ class Collections(q_grpc.CollectionsServicer):
 
     def Update(self, request: Any, context: Any) -> Any:  # noqa: N802
         changed = request.vectors_config.params_map.map
-        graphs = {name: each.hnsw_config.m for name, each in changed.items()}
+        graphs = {name: change.hnsw_config.m for name, change in changed.items()}
         metadata = GrpcToRest.convert_payload(request.metadata) or None
         self._engine.update(request.collection_name, graphs, metadata)
         return q_grpc.CollectionOperationResponse(result=True)
@@ -54,14 +54,14 @@ class Collections(q_grpc.CollectionsServicer):
     def ListAliases(self, request: Any, context: Any) -> Any:  # noqa: N802
         found = self._engine.client.get_aliases().aliases
         return q_grpc.ListAliasesResponse(
-            aliases=[RestToGrpc.convert_alias_description(each) for each in found]
+            aliases=[RestToGrpc.convert_alias_description(alias) for alias in found]
         )
 
 
 class Points(q_grpc.PointsServicer):
-    """The calls about points."""
+    """Calls about points."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: QdrantEngine) -> None:
         self._engine = engine
         self._client = engine.client
 
@@ -69,7 +69,7 @@ class Points(q_grpc.PointsServicer):
         return _done()
 
     def Upsert(self, request: Any, context: Any) -> Any:  # noqa: N802
-        points = [GrpcToRest.convert_point_struct(each) for each in request.points]
+        points = [GrpcToRest.convert_point_struct(point) for point in request.points]
         name = request.collection_name
         with self._engine.upload(name, points, request.ByteSize()) as fault:
             if fault is not None and fault.status != 200:
@@ -78,55 +78,55 @@ class Points(q_grpc.PointsServicer):
         return _done()
 
     def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
-        ids = [GrpcToRest.convert_point_id(each) for each in request.ids]
-        wanted = (request.with_payload.enable, request.with_vectors.enable)
-        with self._engine.turn:
-            found = self._client.retrieve(request.collection_name, ids, *wanted)
+        ids = [GrpcToRest.convert_point_id(point_id) for point_id in request.ids]
+        included = (request.with_payload.enable, request.with_vectors.enable)
+        with self._engine.lock:
+            found = self._client.retrieve(request.collection_name, ids, *included)
         return q_grpc.GetResponse(result=list(map(_retrieved, found)))
 
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
-        ids = [GrpcToRest.convert_point_id(each) for each in request.points.points.ids]
-        with self._engine.turn:
+        ids = [GrpcToRest.convert_point_id(point_id) for point_id in request.points.points.ids]
+        with self._engine.lock:
             self._client.delete(request.collection_name, ids)
         return _done()
 
     def Scroll(self, request: Any, context: Any) -> Any:  # noqa: N802
         offset = GrpcToRest.convert_point_id(request.offset) if request.HasField("offset") else None
-        with self._engine.turn:
+        with self._engine.lock:
             found, following = self._client.scroll(
                 request.collection_name,
                 GrpcToRest.convert_filter(request.filter),
                 request.limit,
                 offset=offset,
             )
-        told = list(map(_retrieved, found))
+        points = list(map(_retrieved, found))
         after = None if following is None else RestToGrpc.convert_extended_point_id(following)
-        return q_grpc.ScrollResponse(result=told, next_page_offset=after)
+        return q_grpc.ScrollResponse(result=points, next_page_offset=after)
 
     def Count(self, request: Any, context: Any) -> Any:  # noqa: N802
-        wanted = GrpcToRest.convert_filter(request.filter)
-        with self._engine.turn:
-            count = self._client.count(request.collection_name, wanted).count
+        condition = GrpcToRest.convert_filter(request.filter)
+        with self._engine.lock:
+            count = self._client.count(request.collection_name, condition).count
         return q_grpc.CountResponse(result=q_grpc.CountResult(count=count))
 
     def Query(self, request: Any, context: Any) -> Any:  # noqa: N802
-        asked = GrpcToRest.convert_query_points(request)
-        with self._engine.turn:
-            (answer,) = self._client.query_batch_points(request.collection_name, [asked])
+        query = GrpcToRest.convert_query_points(request)
+        with self._engine.lock:
+            (response,) = self._client.query_batch_points(request.collection_name, [query])
         return q_grpc.QueryResponse(
-            result=[RestToGrpc.convert_scored_point(hit) for hit in answer.points]
+            result=[RestToGrpc.convert_scored_point(hit) for hit in response.points]
         )
 
     def QueryBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
-        asked = [GrpcToRest.convert_query_points(each) for each in request.query_points]
-        with self._engine.turn:
-            answers = self._client.query_batch_points(request.collection_name, asked)
+        queries = [GrpcToRest.convert_query_points(query) for query in request.query_points]
+        with self._engine.lock:
+            responses = self._client.query_batch_points(request.collection_name, queries)
         return q_grpc.QueryBatchResponse(
             result=[
                 q_grpc.BatchResult(
-                    result=[RestToGrpc.convert_scored_point(hit) for hit in answer.points]
+                    result=[RestToGrpc.convert_scored_point(hit) for hit in response.points]
                 )
-                for answer in answers
+                for response in responses
             ]
         )
 
@@ -142,8 +142,8 @@ def _done() -> Any:
     )
 
 
-def start_grpc(engine: Engine) -> tuple[grpc.Server, int]:
-    """A server on a free loopback port; like Qdrant's, it takes messages of any size."""
+def start_grpc(engine: QdrantEngine) -> tuple[grpc.Server, int]:
+    """Start a server on a free loopback port; as in Qdrant, messages may have any size."""
     server = grpc.server(
         futures.ThreadPoolExecutor(_STREAMS), options=[("grpc.max_receive_message_length", -1)]
     )

@@ -1,4 +1,4 @@
-"""Qdrant's HTTP API: the endpoints that are used, by its own models."""
+"""The used endpoints of Qdrant's HTTP API, with the models of its client."""
 
 import json
 import time
@@ -13,13 +13,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from tests.support.qdrant.engine import Engine, Fault, RefusedError
+from tests.support.qdrant.engine import Fault, QdrantEngine, RefusedError
 
-# Qdrant's own default, `service.max_request_size_mb`.
+# The default of Qdrant's `service.max_request_size_mb`.
 MOST_BODY_BYTES = 32 * 2**20
 _DONE = {"operation_id": 0, "status": "completed"}
-# Of a collection's name and a body.
-Answer = Callable[[str, bytes], Any]
+# Called with the name of a collection and the body; returns the result.
+Endpoint = Callable[[str, bytes], Any]
 
 
 def result(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> JSONResponse:
@@ -29,50 +29,50 @@ def result(value: Any, status: int = 200, headers: dict[str, str] | None = None)
     return JSONResponse({"status": {"error": value}, "time": 0.0}, status, headers)
 
 
-class HTTP:
+class QdrantHttp:
     """The endpoints of one engine."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: QdrantEngine) -> None:
         self.engine = engine
         self.client = engine.client
 
     def app(self) -> Starlette:
-        client, one = self.client, "/collections/{name}"
-        at_once: dict[tuple[str, str], Answer] = {
-            ("GET", f"{one}/exists"): lambda name, _: {"exists": client.collection_exists(name)},
-            ("GET", one): lambda name, _: self.engine.describe(name),
-            ("PUT", one): self.create,
-            ("PATCH", one): self.update,
+        client, path = self.client, "/collections/{name}"
+        locked: dict[tuple[str, str], Endpoint] = {
+            ("GET", f"{path}/exists"): lambda name, _: {"exists": client.collection_exists(name)},
+            ("GET", path): lambda name, _: self.engine.describe(name),
+            ("PUT", path): self.create,
+            ("PATCH", path): self.update,
             ("GET", "/aliases"): lambda *_: client.get_aliases(),
             ("POST", "/collections/aliases"): self.change_aliases,
-            ("PUT", f"{one}/index"): lambda *_: _DONE,
-            ("POST", f"{one}/points"): self.retrieve,
-            ("POST", f"{one}/points/delete"): self.delete,
-            ("POST", f"{one}/points/scroll"): self.scroll,
-            ("POST", f"{one}/points/count"): self.count,
-            ("POST", f"{one}/points/query"): self.query_once,
-            ("POST", f"{one}/points/query/batch"): self.query,
-            ("POST", "/told/fault"): self.fault,
-            ("GET", "/told/{name}"): lambda name, _: vars(self.engine.collections[name]),
+            ("PUT", f"{path}/index"): lambda *_: _DONE,
+            ("POST", f"{path}/points"): self.retrieve,
+            ("POST", f"{path}/points/delete"): self.delete,
+            ("POST", f"{path}/points/scroll"): self.scroll,
+            ("POST", f"{path}/points/count"): self.count,
+            ("POST", f"{path}/points/query"): self.query_once,
+            ("POST", f"{path}/points/query/batch"): self.query,
+            ("POST", "/test/fault"): self.set_fault,
+            ("GET", "/test/{name}"): lambda name, _: vars(self.engine.collections[name]),
         }
-        answers = {key: self._locked(answer) for key, answer in at_once.items()}
-        answers["PUT", f"{one}/points"] = self.upsert
+        endpoints = {key: self._lock(endpoint) for key, endpoint in locked.items()}
+        endpoints["PUT", f"{path}/points"] = self.upsert
         return Starlette(
             routes=[
-                Route(path, self._in_thread(answer), methods=[method])
-                for (method, path), answer in answers.items()
+                Route(path, self._run_in_thread(endpoint), methods=[method])
+                for (method, path), endpoint in endpoints.items()
             ]
         )
 
-    def _locked(self, answer: Answer) -> Answer:
+    def _lock(self, endpoint: Endpoint) -> Endpoint:
         def locked(name: str, body: bytes) -> JSONResponse:
-            with self.engine.turn:
-                return result(answer(name, body))
+            with self.engine.lock:
+                return result(endpoint(name, body))
 
         return locked
 
-    def _in_thread(self, answer: Answer) -> Any:
-        async def endpoint(request: Request) -> JSONResponse:
+    def _run_in_thread(self, endpoint: Endpoint) -> Any:
+        async def handle(request: Request) -> JSONResponse:
             name = request.path_params.get("name", "")
             collection, is_change = self.engine.collections[name], request.method == "PUT"
             collection.requests += is_change
@@ -80,30 +80,30 @@ class HTTP:
                 body = await request.body()
                 if len(body) > MOST_BODY_BYTES:
                     return result("Payload Too Large", 413)
-                return await run_in_threadpool(answer, name, body)
+                return await run_in_threadpool(endpoint, name, body)
             finally:
                 collection.requests -= is_change
 
-        return endpoint
+        return handle
 
     def create(self, name: str, body: bytes) -> bool:
-        asked = q.CreateCollection.model_validate_json(body)
+        request = q.CreateCollection.model_validate_json(body)
         return self.client.create_collection(
             name,
-            vectors_config=asked.vectors,
-            sparse_vectors_config=asked.sparse_vectors,
-            metadata=asked.metadata,
+            vectors_config=request.vectors,
+            sparse_vectors_config=request.sparse_vectors,
+            metadata=request.metadata,
         )
 
     def update(self, name: str, body: bytes) -> bool:
         """Change the graph of a vector, or metadata."""
-        asked = q.UpdateCollection.model_validate_json(body)
-        graphs = {vector: diff.hnsw_config.m for vector, diff in (asked.vectors or {}).items()}
-        return self.engine.update(name, graphs, asked.metadata)
+        request = q.UpdateCollection.model_validate_json(body)
+        graphs = {vector: diff.hnsw_config.m for vector, diff in (request.vectors or {}).items()}
+        return self.engine.update(name, graphs, request.metadata)
 
     def change_aliases(self, _: str, body: bytes) -> bool:
-        asked = q.ChangeAliasesOperation.model_validate_json(body)
-        return self.client.update_collection_aliases(asked.actions)
+        request = q.ChangeAliasesOperation.model_validate_json(body)
+        return self.client.update_collection_aliases(request.actions)
 
     def upsert(self, name: str, body: bytes) -> JSONResponse:
         points = q.PointsList.model_validate_json(body).points
@@ -121,17 +121,17 @@ class HTTP:
         return result(_DONE)
 
     def retrieve(self, name: str, body: bytes) -> Any:
-        asked = q.PointRequest.model_validate_json(body)
-        return self.client.retrieve(name, asked.ids, asked.with_payload, asked.with_vector)
+        request = q.PointRequest.model_validate_json(body)
+        return self.client.retrieve(name, request.ids, request.with_payload, request.with_vector)
 
     def delete(self, name: str, body: bytes) -> Any:
         self.client.delete(name, q.PointIdsList.model_validate_json(body))
         return _DONE
 
     def scroll(self, name: str, body: bytes) -> Any:
-        asked = q.ScrollRequest.model_validate_json(body)
+        request = q.ScrollRequest.model_validate_json(body)
         found, offset = self.client.scroll(
-            name, asked.filter, asked.limit or 10, offset=asked.offset
+            name, request.filter, request.limit or 10, offset=request.offset
         )
         return {"points": found, "next_page_offset": offset}
 
@@ -139,13 +139,14 @@ class HTTP:
         return self.client.count(name, q.CountRequest.model_validate_json(body).filter)
 
     def query(self, name: str, body: bytes) -> Any:
-        asked = q.QueryRequestBatch.model_validate_json(body)
-        return self.client.query_batch_points(name, asked.searches)
+        request = q.QueryRequestBatch.model_validate_json(body)
+        return self.client.query_batch_points(name, request.searches)
 
     def query_once(self, name: str, body: bytes) -> Any:
-        (answer,) = self.client.query_batch_points(name, [q.QueryRequest.model_validate_json(body)])
-        return answer
+        request = q.QueryRequest.model_validate_json(body)
+        (response,) = self.client.query_batch_points(name, [request])
+        return response
 
-    def fault(self, _: str, body: bytes) -> bool:
+    def set_fault(self, _: str, body: bytes) -> bool:
         self.engine.fault = Fault(**json.loads(body))
         return True

@@ -1,4 +1,4 @@
-"""Starts `tests.support.qdrant.server`, tells it when to fail, and asks what it was sent."""
+"""Starts `tests.support.qdrant.server`, sets its faults, and reads what it was sent."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from tests.support.waiting import LIMIT, wait_until
 
 @dataclass
 class QdrantServer:
-    """A running one."""
+    """A running server."""
 
     process: "subprocess.Popen[str]"
     port: int
@@ -28,13 +28,13 @@ class QdrantServer:
     def fail(self, **fault: Any) -> None:
         """Let uploads meet a `Fault`; without arguments they succeed again."""
         fault = fault or {"times": 0}
-        answer = httpx2.post(f"{self.url}/told/fault", json=fault, timeout=LIMIT)
-        answer.raise_for_status()
+        response = httpx2.post(f"{self.url}/test/fault", json=fault, timeout=LIMIT)
+        response.raise_for_status()
 
     def state(self, collection: str) -> dict[str, Any]:
-        """What a collection was sent: `uploads` counts each id."""
-        told = httpx2.get(f"{self.url}/told/{collection}", timeout=LIMIT)
-        result: dict[str, Any] = told.json()["result"]
+        """Return the state of a `Collection`: `uploads` counts each id."""
+        response = httpx2.get(f"{self.url}/test/{collection}", timeout=LIMIT)
+        result: dict[str, Any] = response.json()["result"]
         return result
 
     def wait_for(self, collection: str, condition: Callable[[dict[str, Any]], bool]) -> None:
@@ -44,7 +44,7 @@ class QdrantServer:
 
 @contextmanager
 def run_qdrant() -> Iterator[QdrantServer]:
-    """Start one; end it when the block ends."""
+    """Run a server until the block ends."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.qdrant.server"],
         cwd=REPOSITORY,
