@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from app.answers import JSON, METADATA_KEY, Chunk, EmbeddingAnswer, TextVectors
 from app.headers import choose_preferred, read_preference
-from smart_embedder.vectors import scales_of
+from smart_embedder.vectors import join_scales
 
 SAFETENSORS = "application/vnd.safetensors"
 _ALIGNMENT = 8
@@ -80,7 +80,7 @@ def _tensors(rows: Sequence[TextVectors]) -> Iterator[_Tensor]:
         yield _offsets("colbert", [len(matrix.values) for matrix in colbert])
         yield _Tensor("colbert", [matrix.values for matrix in colbert], colbert[0].type_name)
     for name, vectors in (("dense", dense), ("colbert", colbert)):
-        if (scales := scales_of(vectors)) is not None:
+        if (scales := join_scales(vectors)) is not None:
             yield _Tensor(f"{name}_scale", [scales], "float32")
     muvera = [row.muvera for row in rows if row.muvera is not None]
     if muvera:

@@ -139,7 +139,7 @@ class Call(Request):
 
         Raises `VectorSpaceDiffersError` if the request requires others.
         """
-        spaces, context = models.spaces_of(request), self.context
+        spaces, context = models.space_ids(request), self.context
         if context.if_vector_space:
             require_spaces(context.if_vector_space, spaces)
         context.vector_spaces |= spaces

@@ -12,7 +12,7 @@ __all__ = ["Engine", "SyncEngine", "Vectors", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the library when it is asked for, as the service's modules lie in this package."""
+    """Import the library on first use, so that importing a submodule does not import all."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("smart_embedder.engine"), name)

@@ -1,4 +1,4 @@
-"""The engine's public class: `async with Engine(settings, load_models) as engine: ...`."""
+"""`EngineCore`: the models, the queue and the devices behind the service and `Engine`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,12 +28,12 @@ from smart_embedder.settings import EngineSettings
 
 Result = TypeVar("Result")
 
-# The most seconds that a request waits for a place before it is refused.
+# Seconds that a request waits for a permit before it is refused.
 _ACQUIRE_TIMEOUT = 0.5
 
 
 class ActiveRequests:
-    """The number of requests in work, and an event for when there is none."""
+    """Counts the requests in progress, and waits until there is none."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -42,7 +42,7 @@ class ActiveRequests:
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Count one request within the block."""
+        """Count a request in the block."""
         self._count += 1
         self._none_left.clear()
         try:
@@ -54,24 +54,26 @@ class ActiveRequests:
 
     @property
     def count(self) -> int:
-        """How many requests are in work."""
+        """The number of requests in progress."""
         return self._count
 
     async def wait_for_none(self) -> None:
-        """Wait until no request is in work."""
+        """Wait until no request is in progress."""
         await self._none_left.wait()
 
 
 class EngineCore:
-    """Owns the models, the queue and the device threads.
+    """Owns the models, the queue and the device threads. Use it with `async with`.
 
-    `start` loads the models. Until it returns, when the engine `is_ready`, and while it is
-    `closing`, since `close` was called, `lease` refuses with an `UnavailableError`. `embed` and
-    `rerank` lease the models of their request; who has a lease gives its models to `embedding` and
-    `scoring`, because a second lease within it would wait where the model has to be evicted. Usable
-    in-process as an async context manager. `make_thread` makes the threads of the devices and of
-    the loader. The loading of a model may take most of `request_timeout`, and `close` waits for
-    accepted requests for `shutdown_timeout`, both in seconds.
+    `start` loads the models. Until it has returned (`is_ready`), and once `close` was called
+    (`closing`), `lease` raises an `UnavailableError`.
+
+    `embed` and `rerank` lease the models of their request. If you have a lease already, call
+    `embedding` or `scoring` with its models: a second lease could wait for the first to end.
+
+    `make_thread` makes the threads of the devices and of the loader. A load may take most of
+    `request_timeout` seconds, and `close` waits for accepted requests for `shutdown_timeout`
+    seconds.
     """
 
     def __init__(
@@ -101,10 +103,10 @@ class EngineCore:
         threads = settings.tokenizer_threads
         self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
         admission = Admission(self._queue, self._tokenizer_threads, self._accepted, self._metrics)
-        waiting = self._limit(
+        waiting = self._make_limit(
             settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)", Purpose.EMBEDDING
         )
-        scored = self._limit(
+        scored = self._make_limit(
             settings.rerank_max_queue,
             "rerank requests are in work (RERANK_MAX_QUEUE)",
             Purpose.RERANKING,
@@ -120,10 +122,10 @@ class EngineCore:
         self._starting: asyncio.Task[None] | None = None
         self._waiting = waiting
 
-    def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
-        full = f"the queue is full: {capacity} {what}"
-        estimate_retry_after = partial(self._devices.estimate_retry_after, purpose)
-        return ConcurrencyLimit(capacity, _ACQUIRE_TIMEOUT, full, estimate_retry_after)
+    def _make_limit(self, capacity: int, subject: str, purpose: Purpose) -> ConcurrencyLimit:
+        message = f"the queue is full: {capacity} {subject}"
+        retry_after = partial(self._devices.estimate_retry_after, purpose)
+        return ConcurrencyLimit(capacity, _ACQUIRE_TIMEOUT, message, retry_after)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -134,19 +136,19 @@ class EngineCore:
 
     @property
     def waiting(self) -> int:
-        """How many embedding requests wait."""
+        """The number of embedding requests that wait."""
         return self._waiting.held
 
     @property
     def stuck_seconds(self) -> float:
-        """Seconds since a forward last returned, while one takes over twice its limit; else 0."""
+        """Seconds since a stuck device returned from a forward; 0 if none is stuck."""
         return self._devices.stuck_seconds
 
     def loaded(self, model: str | None = None) -> LoadedModels:
-        """What a lease of `model` would yield at once.
+        """Return what a lease of `model` would yield, without waiting.
 
-        Raises `LoadingError` before the end of the start, `UnhealthyError` where that has failed,
-        and `ModelNotLoadedError`.
+        Raises `LoadingError` during startup, `UnhealthyError` if it has failed, and
+        `ModelNotLoadedError`.
         """
         if not self.is_ready:
             self._require_start()
@@ -154,39 +156,39 @@ class EngineCore:
 
     @property
     def statuses(self) -> list[ModelStatus]:
-        """The state of each model: the default ones, and then those of MODELS."""
+        """The state of each model: first the default models, then those of MODELS."""
         return self._models.statuses
 
     @property
     def failed_devices(self) -> list[str]:
-        """The devices that have failed and are out of service; the others serve on."""
+        """The names of the devices that have failed; the others continue to serve."""
         return self._devices.failed
 
     @property
     def failure(self) -> Exception | None:
-        """The fault after which only a restart helps, if there is one."""
+        """The error after which only a restart helps, or None."""
         cause = get_error(self._starting)
         if cause is None:
             return self._devices.failure
-        # The cause may name folders of this machine, so clients get another message.
+        # Clients get another message, because the cause may name folders of this machine.
         error = UnhealthyError("the models could not be loaded; the log says why")
         error.__cause__ = cause
         return error
 
     async def start(self) -> None:
-        """Load and warm the models; raises `StartupError` if that fails."""
+        """Load and warm the models; raise `StartupError` if that fails."""
         self._starting = asyncio.create_task(self._models.start(), name="load-models")
         await self._starting
         self.is_ready = True
 
     async def close(self) -> None:
-        """Refuse new requests, serve the accepted ones, and end the threads; end a start, too.
+        """Refuse new requests, serve the accepted ones, and end the threads.
 
         Requests that are not served within SHUTDOWN_TIMEOUT are aborted. A forward that is still
-        running then gets that long again to return, or no time after `abort`.
+        running gets the same time to return, or none after `abort`. A running `start` is cancelled.
         """
         self.closing = True
-        if self._starting is not None:  # Or it would start threads after those here have ended.
+        if self._starting is not None:  # It could start threads after the others have ended.
             self._starting.cancel()
             await asyncio.wait({self._starting})
         try:
@@ -201,17 +203,21 @@ class EngineCore:
         self._tokenizer_threads.close()
 
     def abort(self) -> None:
-        """Fail every accepted request: each waiting caller gets a `DrainingError`."""
+        """Fail all accepted requests with a `DrainingError`."""
         self.closing = self._aborted = True
         self._accepted.abort()
 
     async def embed(self, request: EmbedRequest) -> EmbeddingResult:
-        """Embed texts; a text's vectors never depend on the other texts.
+        """Embed texts. The vectors of a text never depend on the other texts.
 
-        Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for or
-        an option has no effect, `KindNotMadeError` for a kind that is not made, `TextTooLongError`
-        where a text may not be cut, `UnavailableError` (loading, draining, unhealthy, queue full,
-        out of memory), `InferenceTimeoutError` where a forward takes too long, or `InferenceError`.
+        Raises:
+        - `EmptyInputError` without texts,
+        - `InvalidRequestError` if no output is asked for or an option has no effect,
+        - `KindNotMadeError` for a kind of vectors that no model computes,
+        - `TextTooLongError` for a text above the token limit if `truncate` is False,
+        - `UnavailableError` (loading, draining, unhealthy, queue full, out of memory),
+        - `InferenceTimeoutError` if a forward takes too long,
+        - `InferenceError` if the model fails.
         """
         async with self.lease(request.model) as models:
             return await self.embedding.embed(models, request)
@@ -224,10 +230,10 @@ class EngineCore:
         client: str = "",
         model: str | None = None,
     ) -> Result:
-        """The result of `call`, which tokenises `texts` with the models.
+        """Run `call`, which tokenizes `texts` with the models, and return its result.
 
-        `model` is as in `lease`. Takes no place in the queue. Raises `UnavailableError` as `embed`
-        does.
+        It does not wait in the queue. `model` is as in `lease`. Raises `UnavailableError` as
+        `embed` does.
         """
         async with self.lease(model) as models, self._accepted.scope():
             return await self._tokenizer_threads.run(partial(call, models), texts, client)
@@ -235,8 +241,8 @@ class EngineCore:
     async def rerank(self, request: RerankRequest) -> RerankResult:
         """Score each passage for the query; the scores are in the order of the passages.
 
-        Raises `EmptyInputError` for a blank query or without passages, `RerankerDisabledError`
-        where RERANKER_MODEL is none, `InferenceTimeoutError` where the forwards take longer than
+        Raises `EmptyInputError` for a blank query or without passages, `RerankerDisabledError` if
+        RERANKER_MODEL is none, `InferenceTimeoutError` if the forwards take longer than
         RERANK_GPU_TIMEOUT, and the other errors of `embed`.
         """
         async with self.lease(request.model) as models:
@@ -246,11 +252,11 @@ class EngineCore:
     async def lease(
         self, model: str | None = None, seconds: float | None = None
     ) -> AsyncIterator[LoadedModels]:
-        """Accept a request; its models stay loaded, and `close` waits, until the block ends.
+        """Accept a request: until the block ends, its models stay loaded, and `close` waits.
 
-        `model` is the name of any model that is served; without it, the default models work
-        together. One of MODELS that is not loaded is waited for, at most `seconds` (nine tenths of
-        REQUEST_TIMEOUT by default). Raises `UnavailableError` as `embed` does.
+        `model` is the name of any served model; without it, the default models serve the request
+        together. If a model of MODELS is not loaded, waits for it for at most `seconds` (by default
+        nine tenths of REQUEST_TIMEOUT). Raises `UnavailableError` as `embed` does.
         """
         self._require_ready()
         with self._requests.track():
@@ -258,7 +264,7 @@ class EngineCore:
                 yield models
 
     async def load(self, model: str) -> None:
-        """Load a model of MODELS, if it is not loaded, also in the pause after a failed loading.
+        """Load a model of MODELS, unless it is loaded. A load that has just failed is retried.
 
         Raises the errors of `lease`.
         """
@@ -267,9 +273,9 @@ class EngineCore:
             pass
 
     async def unload(self, model: str) -> None:
-        """Unload a model of MODELS after the requests that use it; later ones load it again.
+        """Unload a model of MODELS after the requests that use it; later requests load it again.
 
-        Raises `UnavailableError` as `embed` does, and where those requests take too long.
+        Raises `UnavailableError` as `embed` does, and if the requests take too long.
         """
         self._require_ready()
         with self._requests.track():

@@ -5,8 +5,8 @@
     vectors = await engine.embed(["What is hybrid search?"], sparse=True)
     await engine.stop()
 
-It is the service's own engine, with the same queue, batches and fairness, behind arrays in place of
-records. `SyncEngine` is the same where there is no event loop.
+It is the engine of the service, with the same queue, batches and fairness, but it returns arrays.
+`SyncEngine` is the same for programs without an event loop.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ from smart_embedder.surrogates import without_surrogates
 
 Result = TypeVar("Result")
 
-# What an argument of m3serve's engine sets here.
-_OF_M3SERVE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+# The settings for each argument of m3serve's engine.
+_M3SERVE_ARGUMENTS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "model_name": lambda name: {"embedding_model": name},
-    # `auto` computes in 16 bits where the device does so fast and exactly enough.
-    "use_fp16": lambda wanted: {"dtype": "auto" if wanted else "float32"},
+    # `auto` computes in 16 bits if that is fast and exact enough on the device.
+    "use_fp16": lambda use: {"dtype": "auto" if use else "float32"},
     "max_batch_size": lambda requests: {"max_requests_in_batch": requests},
     "batch_delay": lambda seconds: {"batch_wait_ms": 1000 * seconds},
     "max_length": lambda tokens: dict.fromkeys(
@@ -52,13 +52,15 @@ _OF_M3SERVE: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """The vectors of texts, in the order given; a kind that was not asked for is None.
+    """The vectors of texts, in order; a kind that was not asked for is None.
 
-    `dense` is `[texts, width]` float32. Text `i` has `sparse_weights[i]` float32 > 0 for the token
-    ids `sparse_indices[i]` int64, ascending, and `colbert[i]` `[tokens - 1, colbert width]`
-    float32. `tokens` is what the model read of all texts, with special tokens; `truncations` tells
-    of each text that was longer than that. `replaced` are the indices of texts with lone
-    surrogates, which were read as U+FFFD.
+    - `dense` is `[texts, width]` float32.
+    - `sparse_weights[i]` float32 > 0 are the weights of text `i` for the token ids
+      `sparse_indices[i]` int64, ascending.
+    - `colbert[i]` is `[tokens - 1, colbert width]` float32.
+    - `tokens` is the number of tokens of all texts, special tokens included.
+    - `truncations` names the texts that were cut.
+    - `replaced` are the indices of texts with lone surrogates, which were read as U+FFFD.
     """
 
     dense: FloatArray | None
@@ -71,7 +73,7 @@ class Vectors:
 
     @property
     def colbert_vecs(self) -> list[FloatArray] | None:
-        """m3serve's name for `colbert`."""
+        """The name of `colbert` in m3serve."""
         return self.colbert
 
 
@@ -100,8 +102,8 @@ class Engine:
         if chosen.pop("torch_compile", False):
             message = "torch_compile has no effect: the engine has kernels of its own"
             warnings.warn(message, stacklevel=2)
-        for name in _OF_M3SERVE.keys() & settings.keys():
-            for setting, value in _OF_M3SERVE[name](chosen.pop(name)).items():
+        for name in _M3SERVE_ARGUMENTS.keys() & settings.keys():
+            for setting, value in _M3SERVE_ARGUMENTS[name](chosen.pop(name)).items():
                 default = EngineSettings.model_fields[setting].default
                 if chosen.setdefault(setting, default) not in (default, value):
                     raise ValueError(f"{name} contradicts {setting}: give one of them")
@@ -120,7 +122,7 @@ class Engine:
         await self.stop()
 
     async def start(self) -> None:
-        """Load and warm the models; raises `StartupError` if that fails, and ends the threads."""
+        """Load and warm the models. If that fails, end the threads and raise `StartupError`."""
         try:
             await self._engine.start()
         except BaseException:
@@ -128,7 +130,7 @@ class Engine:
             raise
 
     async def stop(self) -> None:
-        """Serve what was accepted, then end the threads; an engine is started once."""
+        """Serve the accepted calls, then end the threads. An engine cannot be started again."""
         await self._engine.close()
 
     async def embed(
@@ -143,27 +145,27 @@ class Engine:
         return_sparse: bool = False,
         return_colbert: bool = False,
     ) -> Vectors:
-        """Embed texts in one forward pass or several, shared with whoever else calls at the time.
+        """Embed texts in one or more forwards, which other calls at the same time share.
 
-        `client` names whom the texts are for: clients share the device fairly. `return_sparse` and
-        `return_colbert` are m3serve's names for `sparse` and `colbert`. Raises the errors of
+        `client` names the client of the texts: clients share the device fairly. `return_sparse` and
+        `return_colbert` are the names of `sparse` and `colbert` in m3serve. Raises the errors of
         `smart_embedder.core.EngineCore.embed`.
         """
         sparse, colbert = sparse or return_sparse, colbert or return_colbert
-        how = {each.name: getattr(options, each.name) for each in fields(EmbeddingOptions)}
-        read = [*map(without_surrogates, texts)]
-        request = EmbedRequest(read, Outputs(dense, sparse, colbert), client=client, **how)
+        values = {field.name: getattr(options, field.name) for field in fields(EmbeddingOptions)}
+        cleaned = [*map(without_surrogates, texts)]
+        request = EmbedRequest(cleaned, Outputs(dense, sparse, colbert), client=client, **values)
         result = await self._engine.embed(request)
         embeddings = result.embeddings
-        weights = [each.sparse for each in embeddings if each.sparse is not None]
+        weights = [text.sparse for text in embeddings if text.sparse is not None]
         return Vectors(
             dense=np.stack([e.dense for e in embeddings if e.dense is not None]) if dense else None,
-            sparse_indices=[each.indices for each in weights] if sparse else None,
-            sparse_weights=[each.values for each in weights] if sparse else None,
+            sparse_indices=[vector.indices for vector in weights] if sparse else None,
+            sparse_weights=[vector.values for vector in weights] if sparse else None,
             colbert=[e.colbert for e in embeddings if e.colbert is not None] if colbert else None,
             tokens=result.tokens,
             truncations=result.truncations,
-            replaced=[i for i, text in enumerate(texts) if read[i] is not text],
+            replaced=[i for i, text in enumerate(texts) if cleaned[i] is not text],
         )
 
     async def rerank(
@@ -175,10 +177,10 @@ class Engine:
         weights: FusionWeights | None = None,
         client: str = "",
     ) -> FloatArray:
-        """The score of each passage for the query, `[passages]` float32, in the order given.
+        """Score each passage for the query; returns `[passages]` float32, in order.
 
-        `normalize` turns logits into probabilities; `weights` are for late interaction. Raises the
-        errors of `smart_embedder.core.EngineCore.rerank`.
+        `normalize` turns logits into probabilities, and `weights` are for late interaction. Raises
+        the errors of `smart_embedder.core.EngineCore.rerank`.
         """
         weights = weights or FusionWeights()
         query, *passages = map(without_surrogates, (query, *passages))
@@ -190,10 +192,10 @@ class Engine:
 
 
 class SyncEngine:
-    """`Engine` for programs without an event loop: use it as `with`, or between `start` and `stop`.
+    """`Engine` for programs without an event loop. Use it with `with`, or call `start` and `stop`.
 
-    Any number of threads may call at once and share forwards. Arguments, results and errors are
-    those of `Engine`.
+    Any number of threads may call it at once, and their texts share forwards. Arguments, results
+    and errors are those of `Engine`.
     """
 
     def __init__(self, model: str = "BAAI/bge-m3", **settings: Any) -> None:
@@ -212,7 +214,7 @@ class SyncEngine:
         self.stop()
 
     def start(self) -> None:
-        """As `Engine.start`."""
+        """Start the engine; see `Engine.start`."""
         self._thread.start()
         try:
             self._wait_for(self._engine.start())
@@ -221,7 +223,7 @@ class SyncEngine:
             raise
 
     def stop(self) -> None:
-        """As `Engine.stop`, also of a start in another thread; a second call does nothing."""
+        """Stop the engine, even while another thread starts it; a second call does nothing."""
         with self._stopping:
             if self._thread.is_alive():
                 self._wait_for(self._engine.stop())
@@ -231,11 +233,11 @@ class SyncEngine:
                 self._loop.close()
 
     def embed(self, texts: Sequence[str], **options: Any) -> Vectors:
-        """As `Engine.embed`."""
+        """Embed texts; see `Engine.embed`."""
         return self._wait_for(self._engine.embed(texts, **options))
 
     def rerank(self, query: str, passages: Sequence[str], **options: Any) -> FloatArray:
-        """As `Engine.rerank`."""
+        """Score passages; see `Engine.rerank`."""
         return self._wait_for(self._engine.rerank(query, passages, **options))
 
     def _wait_for(self, call: Coroutine[Any, Any, Result]) -> Result:
@@ -245,12 +247,12 @@ class SyncEngine:
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result()
-        except BaseException:  # Such as Ctrl+C: nobody waits for the result any more.
+        except BaseException:  # Such as Ctrl+C: the result is not needed any more.
             future.cancel()
             raise
 
     async def _finish(self) -> None:
-        """Let what was cancelled end, such as a start, which ends its threads; then the pool's."""
+        """Wait until cancelled tasks, such as a start, have ended; then end the thread pool."""
         others = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*others, return_exceptions=True)
         await self._loop.shutdown_default_executor()

@@ -1,30 +1,30 @@
-"""The errors of the service. Knows nothing of HTTP and imports nothing."""
+"""The errors of the engine. This module knows no HTTP and imports nothing."""
 
 LONGEST_RETRY_AFTER = 30
-# Characters at either end of a long message of a start.
-_ENDS = 1000
+# Characters that are kept at either end of a long message of a `StartupError`.
+_KEPT_CHARACTERS = 1000
 
 
 def printable(text: str) -> str:
-    """The text with escapes for what could end a line, move a cursor, or turn the writing."""
+    """Escape characters that could end a line, move the cursor, or change the text direction."""
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
 
 
 class SmartEmbedderError(Exception):
-    """The base of every error raised on purpose; its text is one sentence for the user.
+    """The base class of all errors that the engine raises; the message is a sentence for users.
 
-    `code` is a stable word for programs. `retry_after` is the number of seconds after which another
-    try may succeed, if that is known.
+    `code` is a stable word for programs. `retry_after` is the number of seconds after which a retry
+    may succeed, or None if that is unknown.
     """
 
     code = "internal_error"
 
     def __init_subclass__(cls, code: str | None = None) -> None:
-        """Give a kind of error its code; without one it has that of its base."""
+        """Set the code of a subclass; without one, it has the code of its base class."""
         if code is not None:
             cls.code = code
 
@@ -36,24 +36,25 @@ class SmartEmbedderError(Exception):
 class StartupError(SmartEmbedderError, code="startup_failed"):
     """The service cannot start; the message says why and what to do.
 
-    It may quote the files of a model: it is made printable, and a very long one loses its middle.
+    The message may quote the files of a model, so it is made printable, and the middle of a very
+    long one is left out.
     """
 
     def __init__(self, message: str) -> None:
-        if len(message) > 2 * _ENDS:
-            message = f"{message[:_ENDS]} ... {message[-_ENDS:]}"
+        if len(message) > 2 * _KEPT_CHARACTERS:
+            message = f"{message[:_KEPT_CHARACTERS]} ... {message[-_KEPT_CHARACTERS:]}"
         super().__init__(printable(message))
 
 
 class EmptyInputError(SmartEmbedderError, code="empty_input"):
-    """The request holds no text to work on."""
+    """The request has no text."""
 
 
 class InvalidRequestError(SmartEmbedderError, code="invalid_request"):
-    """The request does not match the API's description.
+    """The request does not match the description of the API.
 
-    `problems` lists the places, each as `{"pointer": "/sentences/0", "message": "..."}`; it never
-    holds the client's texts.
+    `problems` are dicts such as `{"pointer": "/sentences/0", "message": "..."}`, which never
+    contain texts of the client.
     """
 
     def __init__(self, message: str, problems: list[dict[str, str]] | None = None) -> None:
@@ -62,21 +63,21 @@ class InvalidRequestError(SmartEmbedderError, code="invalid_request"):
 
 
 class KindNotMadeError(InvalidRequestError, code="kind_not_made"):
-    """The request asks for a kind of vectors that no model here makes."""
+    """The request asks for a kind of vectors that no model computes."""
 
 
 class TextTooLongError(InvalidRequestError, code="text_too_long"):
-    """A text has more tokens than its model reads, and the request does not allow cutting it."""
+    """A text has more tokens than the model's limit, and `truncate` is False."""
 
 
 class VectorSpaceDiffersError(SmartEmbedderError, code="vector_space_differs"):
-    """The request names a vector space, and its vectors would be of another one."""
+    """The vectors of the response would be in another vector space than the request names."""
 
 
 class UnavailableError(SmartEmbedderError, code="unavailable"):
-    """The service cannot take this request now; a later try may succeed.
+    """The service cannot serve the request now; a retry may succeed.
 
-    At most `LONGEST_RETRY_AFTER` is told: a client that is told to wait longer does not try again.
+    `retry_after` is at most `LONGEST_RETRY_AFTER`, because some clients do not retry after more.
     """
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
@@ -89,7 +90,7 @@ class LoadingError(UnavailableError, code="loading"):
 
 
 class MemoryTakenError(LoadingError):
-    """Other programs hold the memory that a model of MODELS needs, which may fit later."""
+    """Other programs use the memory that a model of MODELS needs; it may fit later."""
 
 
 class ModelNotLoadedError(UnavailableError, code="model_not_loaded"):
@@ -97,7 +98,7 @@ class ModelNotLoadedError(UnavailableError, code="model_not_loaded"):
 
 
 class ModelTooLargeError(UnavailableError, code="model_too_large"):
-    """A model of MODELS does not fit the memory beside those that stay; waiting does not help."""
+    """A model of MODELS does not fit into the memory; waiting does not help."""
 
 
 class DrainingError(UnavailableError, code="draining"):
@@ -105,19 +106,19 @@ class DrainingError(UnavailableError, code="draining"):
 
 
 class UnhealthyError(UnavailableError, code="unhealthy"):
-    """The service could not start or cannot go on."""
+    """The service could not start, or cannot serve any more."""
 
 
 class DeviceFailedError(UnhealthyError):
-    """A device has failed for good, which takes it out of service; the cause is chained."""
+    """A device has failed permanently and is out of service; the cause is chained."""
 
 
 class DeviceCrashedError(DeviceFailedError, code="inference_failed"):
-    """A device has failed for good at what it computed, which is given to no other."""
+    """A device has failed permanently, perhaps because of its batch, which is not handed over."""
 
 
 class QueueFullError(UnavailableError, code="queue_full"):
-    """The queue stayed full for as long as a request may wait for a place."""
+    """No permit became free in the time that a request may wait, or the memory is in use."""
 
 
 class RerankerDisabledError(UnavailableError, code="reranker_disabled"):

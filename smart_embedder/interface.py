@@ -1,7 +1,7 @@
-"""The models' interface, as the engine calls it, and what a loader hands over.
+"""The interface between the engine and its models, and the records that a loader returns.
 
-`smart_embedder.models` implements both; nothing here knows how a model computes or where its files
-lie.
+`smart_embedder.models` implements both. This module does not know how a model computes or where its
+files are.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,27 +27,28 @@ from smart_embedder.tokens import (
 )
 from smart_embedder.vector_space import SCORE, VECTORS, VectorSpace
 
-# The share of a request's time that it may wait for a load; the rest is for its own work.
+# The share of its time limit that a request may wait for a load; the rest is for its own work.
 SHARE_FOR_LOADING = 0.9
 
-# The names of prompts that sentence-transformers' encode_query and encode_document look for.
+# The prompt names that encode_query and encode_document of sentence-transformers look for.
 PROMPT_NAMES: dict[InputType | None, tuple[str, ...]] = {
     None: (),
     "query": ("query",),
     "document": ("document", "passage", "corpus"),
 }
-# The kernel and its services, or the context of a process on a GPU.
-_OF_SYSTEM = 2**30
+# Bytes used by the operating system, or by the context of a process on a GPU.
+_SYSTEM_BYTES = 2**30
 _MEGABYTE, _GIGABYTE = 10**6, 10**9
 
 
 class Model(Protocol):
-    """A loaded model as the device thread sees it.
+    """A loaded model that runs forwards.
 
-    `name` is that of its answers, and `max_length` the most tokens of one sequence, special tokens
-    included. `max_batch_sequences` are the most in one forward, None for no limit. `special_tokens`
-    are those before, and those after, every text. `spaces` are those of its vectors, by kind, or
-    that of its scores.
+    - `name` is its public name, as in responses.
+    - `max_length` is the token limit of a sequence, special tokens included.
+    - `max_batch_sequences` limits the sequences of a forward; None means no limit.
+    - `special_tokens` are the tokens before and after every text.
+    - `spaces` maps each kind of its vectors, or `score`, to its vector space.
     """
 
     name: str
@@ -58,33 +59,35 @@ class Model(Protocol):
 
     @property
     def reproducible(self) -> bool:
-        """Whether a text's results are the same to the last bit, whatever is beside it."""
+        """True if the results of a text are bit-identical whatever else is in the batch."""
 
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], Sequence[Any]]:
-        """Launch the forward of one batch, in the device thread, with `outputs` of each sequence.
+        """Launch the forward of a batch in the device thread, with the `outputs` of each sequence.
 
-        Returns a function that waits for the forward, in any thread, and returns a result for each
-        sequence, in order. The result is an `InferenceError` for a sequence that has made a number
-        that is not finite.
+        Returns a function that can be called in any thread: it waits for the forward and returns a
+        result for each sequence, in order. If a result has numbers that are not finite, it is an
+        `InferenceError` instead.
         """
 
     def token_spans(self, text: str) -> Iterator[TokenSpans]:
-        """The tokens of a whole text, slice by slice; safe to call from several threads."""
+        """Yield the tokens of a whole text, slice by slice; safe to call from several threads."""
 
 
 class Embedder(Model, Protocol):
-    """A model whose results are `TextEmbedding`s, with None for kinds not asked for or not made.
+    """A model whose results are `TextEmbedding`s.
 
-    - `kinds` are those that it makes. A dense vector has `dense_width` numbers, and each ColBERT
-      vector `colbert_width`, 0 where it makes none.
-    - `pooling` is how hidden states become a dense vector, such as `cls` or `mean`. With
-      `normalizes` that always has unit length. `min_dimensions` are the fewest that the model was
-      trained for; None if it was trained for all only.
-    - `prompts` are those of its sentence-transformers configuration by name, and `default_prompt`
-      that of requests that name none. With `reads_input_type` it reads queries and documents
-      differently, apart from their prompts.
+    - `kinds` are the kinds of vectors that it computes.
+    - `dense_width` is the number of dimensions of a dense vector, and `colbert_width` that of each
+      ColBERT vector, 0 without any.
+    - `pooling` is the method that makes a dense vector of hidden states, such as `cls` or `mean`.
+    - `normalizes` is True if dense vectors always have unit length.
+    - `min_dimensions` is the lowest number of dimensions that it was trained for; None if it was
+      trained only for all.
+    - `prompts` are the prompts of its sentence-transformers configuration, by name. Requests that
+      select none use `default_prompt`.
+    - `reads_input_type` is True if it distinguishes queries and documents, apart from prompts.
     """
 
     kinds: Outputs
@@ -104,20 +107,20 @@ class Embedder(Model, Protocol):
         truncation: TruncationOptions = CUT_AT_END,
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
-        """Token ids of each text behind `prompt`; safe to call from several threads."""
+        """Tokenize each text, after `prompt`; safe to call from several threads."""
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
-        """The token behind each ColBERT vector of the sequence `ids`."""
+        """Return the token of each ColBERT vector of the sequence `ids`."""
 
     def token_strings(self, ids: TokenIds) -> list[str]:
-        """The strings of these tokens in the vocabulary."""
+        """Return the strings of these tokens in the vocabulary."""
 
 
 class Reranker(Model, Protocol):
     """A model whose results are scores.
 
-    With `reads_instruction` it reads an instruction; with `scores_are_logits` the sigmoid of a
-    score is a probability.
+    `reads_instruction` is True if it reads an instruction, and `scores_are_logits` if the sigmoid
+    of a score is a probability.
     """
 
     reads_instruction: bool
@@ -130,15 +133,15 @@ class Reranker(Model, Protocol):
         instruction: str | None,
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """Token ids of the query with each passage; safe to call from several threads."""
+        """Tokenize the query with each passage; safe to call from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The hardware that the models run on, as /health and /stats show it.
+    """A device that models run on, as in /health and /stats.
 
     On a GPU, `read_memory` returns bytes by kind: allocated, reserved, free or total.
-    `host_memory_left` returns the bytes that the process may still take beside it.
+    `host_memory_left` returns the bytes of host memory that the process may still allocate.
     """
 
     name: str
@@ -154,7 +157,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPath:
-    """An implementation of an operation that failed the proof at the start, and why."""
+    """An implementation of an operation that failed the proof at startup, and the reason."""
 
     operation: str
     path: str
@@ -165,8 +168,8 @@ class RefusedPath:
 class ModelInfo:
     """How a model is computed: its number format, and the implementation of each operation.
 
-    `kernels` names the instructions and the sources of the kernels in C, None where no operation
-    is one of theirs. `reproducible` is as in `Model`; `vector_space` has an id for each kind.
+    `kernels` names the instruction set and the sources of the C kernels, None if none is used.
+    `reproducible` is as in `Model`, and `vector_space` has an id for each kind.
     """
 
     name: str
@@ -179,7 +182,7 @@ class ModelInfo:
 
 
 class ModelState(Enum):
-    """The state of a model; loading a `FAILED` one is tried again after a pause."""
+    """The state of a model. The load of a `FAILED` model may be retried after a pause."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -189,10 +192,10 @@ class ModelState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelAbilities:
-    """What a model makes of texts.
+    """The abilities of a model, as in /v1/models and /info.
 
-    `kinds` are those of `dense`, `sparse` and `colbert` that it makes, or a reranker's `scores`.
-    `input_types` change how it reads a text; `max_length` are its most tokens.
+    `kinds` are `dense`, `sparse` or `colbert`, or `scores` of a reranker. `input_types` are those
+    that change how it reads a text, and `max_length` is its token limit.
     """
 
     kinds: tuple[str, ...]
@@ -201,7 +204,7 @@ class ModelAbilities:
 
     @classmethod
     def of(cls, model: Model, task: str) -> Self:
-        """Those of a model whose task is to embed or to rerank."""
+        """Return the abilities of a model whose task is `embed` or `rerank`."""
         if task != "embed":
             return cls(("scores",), (), model.max_length)
         embedder = cast(Embedder, model)
@@ -214,11 +217,11 @@ class ModelAbilities:
 class ModelStatus:
     """The state of one model.
 
-    `requests` is how many use it or wait for it, None for a default one. `load_seconds` is how long
-    its latest loading took, and `reason` is why that failed or waits. `files_replaced` is how often
-    it was loaded from other files than the time before. While the model is loaded, `info` describes
-    how it is computed, `makes` what it makes, and `token_budgets` what one forward may hold on each
-    device.
+    `requests` is the number of requests that use it or wait for it, None for a default model.
+    `load_seconds` is the duration of its latest load, and `reason` tells why a load failed or
+    waits. `files_replaced` is the number of loads from other files than before. While the model is
+    loaded, `info` describes how it is computed, `makes` what it computes, and `token_budgets` are
+    the token budgets of a forward on each device.
     """
 
     name: str
@@ -236,7 +239,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """The size of a memory and how much of it is in use, in bytes; `own` is this process's part."""
+    """The total and the used bytes of a memory; `own` is the part of this process."""
 
     used: int
     total: int
@@ -244,10 +247,10 @@ class MemoryUsage:
 
     @property
     def of_others(self) -> int:
-        """What other programs hold, apart from what the system itself needs; 0 if not known."""
+        """The bytes of other programs, without those of the operating system; 0 if unknown."""
         if self.own is None:
             return 0
-        return max(0, self.used - self.own - min(_OF_SYSTEM, self.total // 10))
+        return max(0, self.used - self.own - min(_SYSTEM_BYTES, self.total // 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +265,11 @@ class Measured:
 class PlacedModel:
     """A model on one device.
 
-    `measure` runs its first forwards, unless those of a copy that it shares were run, in steps,
-    each in the device's thread, which may do other work between two: it yields None after each
-    step, and then the measurement. Called with false, it measures less, so that the other work
-    hardly waits. `free_memory` makes the device's allocator return memory that it does not use.
-    `prepare_thread` is called first in each thread that computes there.
+    - `measure` runs the first forwards in steps in the device thread, unless another copy has been
+      measured. It yields None after each step, so that the thread can do other work, and then the
+      measurement. With False it measures less, so that the other work hardly waits.
+    - `free_memory` makes the allocator of the device release unused memory.
+    - `prepare_thread` is called first in each thread that computes on the device.
     """
 
     model: Model
@@ -278,9 +281,10 @@ class PlacedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlacedModels:
-    """One model on all of its devices.
+    """A model with a copy on each of its devices.
 
-    `describe` tells how it is computed, once measured; `demo` what a demo model is not for.
+    Once the model is measured, `describe` returns how it is computed. `demo` is a warning of a demo
+    model about what it is not for.
     """
 
     models: tuple[PlacedModel, ...]
@@ -290,7 +294,7 @@ class PlacedModels:
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """One model that its devices serve; a forward may hold `max_batch_tokens` on each."""
+    """A model that its devices serve, with a token budget that holds on each of them."""
 
     placed: PlacedModels
     info: ModelInfo
@@ -298,15 +302,16 @@ class ReadyModel:
 
     @property
     def model(self) -> Model:
-        """The model of its jobs."""
+        """The model of jobs, which is the copy on the first device."""
         return self.placed.models[0].model
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """How to load a model: `needs` are the bytes that it takes of each memory, by name.
+    """How to load a model: `needs` maps each memory to the bytes that the model needs of it.
 
-    `files` differs from that of an earlier plan if the model's files were changed or replaced.
+    `files` identifies the model's files. It differs from that of an earlier plan if they have
+    changed.
     """
 
     needs: Mapping[str, int]
@@ -315,24 +320,24 @@ class LoadPlan:
 
 
 class ModelLoader(Protocol):
-    """Loads single models in its own thread while others serve."""
+    """Loads single models in the loader thread while others serve."""
 
     def prepare_thread(self) -> None:
         """Give the calling thread a lower priority."""
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
-        """Find the model's files, which may be downloaded; raises `StartupError` without them."""
+        """Find or download the model's files; raise `StartupError` if there are none."""
 
     def read_memory(self, name: str) -> MemoryUsage:
-        """The usage of a memory that is named in a plan."""
+        """Read the usage of a memory that is named in a plan."""
 
     def free_memory(self) -> None:
-        """Return the memory of unloaded models to the system."""
+        """Release the memory of unloaded models to the system."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultModels:
-    """The models of `Settings.default_entries`, in that order, and the loader of all others."""
+    """The models of `EngineSettings.default_entries`, in that order, and the loader of others."""
 
     models: tuple[PlacedModels, ...]
     loader: ModelLoader
@@ -343,12 +348,14 @@ Loader = Callable[[EngineSettings], DefaultModels]
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """The models that work together for a request, each on all of its devices.
+    """The models that serve a request together, each on all of its devices.
 
-    `dense` is the separate model for dense vectors, if there is one. With `late_interaction`,
-    `embedder` reranks; otherwise `reranker` does, if there is one, and its forward may hold
-    `max_rerank_tokens`. That of an embedder may hold `max_batch_tokens`. `devices` are those of the
-    embedder, `infos` tell how each is computed, and `demo` what a demo model is not for.
+    - `dense` is the separate model for dense vectors, if there is one.
+    - With `late_interaction`, `embedder` reranks. Otherwise `reranker` does, if there is one.
+    - `max_batch_tokens` is the token budget of the embedders, `max_rerank_tokens` that of the
+      reranker.
+    - `devices` are the devices of the embedder.
+    - `infos` describe how each model is computed, and `demo` is the warning of a demo model.
     """
 
     embedder: Embedder
@@ -369,7 +376,7 @@ class LoadedModels:
         *,
         late_interaction: bool = False,
     ) -> Self:
-        """These models together; of two embedders the second makes the dense vectors."""
+        """Combine models. Of two embedders, the second computes the dense vectors."""
         embedder, *dense = embedders
         members = [*embedders, reranker] if reranker else embedders
         return cls(
@@ -386,27 +393,27 @@ class LoadedModels:
 
     @property
     def device(self) -> DeviceInfo:
-        """The first of the devices."""
+        """The first device."""
         return self.devices[0]
 
     @property
     def dense_model(self) -> Embedder:
-        """The model that makes the dense vectors."""
+        """The model that computes the dense vectors."""
         return self.embedder if self.dense is None else self.dense
 
     @property
     def kinds(self) -> Outputs:
-        """The kinds of vectors that the models make together."""
-        dense, rest = self.dense_model.kinds, self.embedder.kinds
-        return Outputs(dense.dense, rest.sparse, rest.colbert)
+        """The kinds of vectors that the models compute together."""
+        dense, others = self.dense_model.kinds, self.embedder.kinds
+        return Outputs(dense.dense, others.sparse, others.colbert)
 
-    def dtype_of(self, model: Model) -> str:
-        """The number format of one of these models."""
-        own = (info.dtype for info in self.infos if info.name == model.name)
-        return next(own, self.device.dtype)
+    def get_dtype(self, model: Model) -> str:
+        """Return the number format of one of these models."""
+        dtypes = (info.dtype for info in self.infos if info.name == model.name)
+        return next(dtypes, self.device.dtype)
 
-    def made_by(self, request: EmbedRequest | RerankRequest) -> dict[str, Model]:
-        """The model behind each kind in the answer, be it of vectors or of scores."""
+    def models_by_kind(self, request: EmbedRequest | RerankRequest) -> dict[str, Model]:
+        """Return the model that computes each kind of vectors, or the scores, of a response."""
         if not isinstance(request, EmbedRequest):
             if not self.late_interaction:
                 return {} if self.reranker is None else {SCORE: self.reranker}
@@ -417,23 +424,23 @@ class LoadedModels:
             if getattr(request.needed, kind)
         }
 
-    def spaces_of(self, request: EmbedRequest | RerankRequest) -> dict[str, str]:
-        """The id of the space of each kind in the answer."""
+    def space_ids(self, request: EmbedRequest | RerankRequest) -> dict[str, str]:
+        """Return the id of the vector space of each kind in the response."""
         return {
-            kind: str(space.of(request))
-            for kind, model in self.made_by(request).items()
+            kind: str(space.for_request(request))
+            for kind, model in self.models_by_kind(request).items()
             if (space := model.spaces.get(kind)) is not None
         }
 
     def read_memory(self, kind: str) -> int:
-        """Bytes of this kind, on all devices that report them."""
+        """Return the bytes of this kind on all devices that report them."""
         readers = (device.read_memory for device in self.devices)
         return sum(read(kind) for read in readers if read is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """How much of a model's files is on the disk: `done` of `total` bytes."""
+    """The progress of a model's download: `done` of `total` bytes."""
 
     model: str
     done: int
@@ -441,7 +448,7 @@ class Download:
 
     @property
     def percent(self) -> int:
-        """The share of the bytes on the disk, rounded down: 100 only when all are there."""
+        """The percentage of the bytes on the disk, rounded down: 100 only if all are there."""
         return 100 * self.done // self.total
 
     def __str__(self) -> str:
@@ -452,19 +459,19 @@ class Download:
 
 
 class DownloadStatus:
-    """The running download, or None; written by the loader's threads, read by any thread."""
+    """The current download, or None. The loader's threads write it, and any thread reads it."""
 
     def __init__(self) -> None:
         self.current: Download | None = None
 
 
 def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
-    """Whether this input type changes how the model reads texts."""
+    """Return True if this input type changes how the model reads texts."""
     return model.reads_input_type or any(name in model.prompts for name in PROMPT_NAMES[input_type])
 
 
 def human_size(count: int) -> str:
-    """A number of bytes as text, in GB or, below one of them, in MB."""
+    """Format a number of bytes in GB, or in MB below 1 GB."""
     if count >= _GIGABYTE:
         return f"{count / _GIGABYTE:.1f} GB"
     return f"{count / _MEGABYTE:.0f} MB"

@@ -1,4 +1,4 @@
-"""Interrupts of running work: by shorter calls, by a time limit, or once nobody waits for it."""
+"""Interrupt running work: for a preempting call, after a time limit, or when it is given up."""
 
 import asyncio
 import threading
@@ -7,37 +7,37 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 
-# Set when nobody waits any longer for the result of the call that runs on this thread.
+# Set when the caller of the call that runs on this thread was cancelled.
 _given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
 
-# Of each thread, `preempting`: the calls that may preempt its current one.
+# Its attribute `preempting` has the calls that may preempt the current call of the thread.
 _current = threading.local()
 
 
 def run_preempting_call() -> bool:
-    """Run one waiting call that preempts the current one; return whether there was one.
+    """Run a waiting call that preempts the current one; return False if there is none.
 
-    A model calls this between two layers of a forward. It does nothing in a thread that is not a
-    device thread, and within a call that itself preempts another.
+    Models call this between two layers of a forward. It does nothing outside device threads, and
+    within a preempting call.
     """
     waiting: deque[Callable[[], None]] | None = getattr(_current, "preempting", None)
     if not waiting:
         return False
-    answer = waiting.popleft()
+    call = waiting.popleft()
     _current.preempting = None
     try:
-        answer()
+        call()
     finally:
         _current.preempting = waiting
     return True
 
 
 class GivenUpError(Exception):
-    """Nobody waits for the result of this call any longer; seen only on its thread."""
+    """The caller of a call was cancelled; raised only on the call's own thread."""
 
 
 def stop_if_given_up() -> None:
-    """Raise `GivenUpError` where nobody waits any longer for the call that runs on this thread."""
+    """Raise `GivenUpError` if the caller of the call on this thread was cancelled."""
     given_up = _given_up.get()
     if given_up is not None and given_up.is_set():
         raise GivenUpError
@@ -47,9 +47,9 @@ def stop_if_given_up() -> None:
 async def failing_with(
     error: Callable[[], Exception], seconds: float | None = None
 ) -> AsyncIterator[asyncio.Timeout]:
-    """A block that raises what `error` makes after `seconds`.
+    """Raise the error that `error` returns when the block takes longer than `seconds`.
 
-    Whoever has the timeout that it yields can `reschedule` that, such as to 0: at once.
+    Yields the timeout, which can be rescheduled: `reschedule(0)` ends the block at once.
     """
     try:
         async with asyncio.timeout(seconds) as timeout:

@@ -1,4 +1,4 @@
-"""The events of an engine, for a program that counts them."""
+"""The events of an engine, for programs that count them."""
 
 
 class EngineMetrics:

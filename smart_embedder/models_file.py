@@ -1,7 +1,7 @@
-"""The file of MODELS: further models in YAML or TOML, each with its name and its own settings.
+"""Read the file of MODELS: further models in YAML or TOML, each with a name and settings.
 
-An error in the file stops the start with a sentence that names the line in YAML, and the number of
-the model in TOML. A name, or an alias, belongs to one model alone.
+An error in the file stops the service at startup with a sentence that names the line in YAML, or
+the number of the model in TOML. Names and aliases must be unique.
 """
 
 import tomllib
@@ -17,18 +17,18 @@ from smart_embedder.errors import StartupError
 from smart_embedder.settings import ModelEntry, allowed_in, shown
 
 _FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if name != "location"}
-# A field of a model: its name, where that stands, where its value does, and the value.
+# A field of a model: its name, the location of the name, the location of the value, and the value.
 _Field = tuple[str, str, str, Any]
 
 
 def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
-    """The models in a YAML or TOML file; raises a `StartupError` that tells where an error is."""
+    """Read the models in a YAML or TOML file; raise a `StartupError` that locates an error."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"MODELS={path} cannot be read: {error}") from error
     read = _read_toml if path.suffix.lower() == ".toml" else _read_yaml
-    entries = tuple(_entry(location, fields) for location, fields in read(path.name, text))
+    entries = tuple(_make_entry(location, fields) for location, fields in read(path.name, text))
     owners: dict[str, ModelEntry] = {}
     for entry in entries:
         for name in (entry.public_name, *entry.aliases):
@@ -41,10 +41,10 @@ def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
 
 
 def _read_toml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
-    """The location and the fields of each model."""
+    """Yield the location and the fields of each model."""
     try:
         root = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # Its message has the line.
+    except (ValueError, RecursionError) as error:  # The message has the line.
         raise StartupError(f"{file}: {error}") from error
     models = root.get("models")
     if list(root) != ["models"] or not models or not isinstance(models, list):
@@ -57,7 +57,7 @@ def _read_toml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
 
 
 def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
-    """As `_read_toml`; each node knows its line in the file."""
+    """Yield the location and the fields of each model; each node knows its line in the file."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -72,25 +72,25 @@ def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
     if not isinstance(root, yaml.SequenceNode) or not root.value:
         raise StartupError(f"{file}, line 1: this is no list of models, of which each has a name")
 
-    def place(node: yaml.Node) -> str:
+    def locate(node: yaml.Node) -> str:
         return f"{file}, line {node.start_mark.line + 1}"
 
-    def fields_of(model: yaml.MappingNode) -> Iterator[_Field]:
+    def read_fields(model: yaml.MappingNode) -> Iterator[_Field]:
         for key, node in model.value:
             try:
                 value = loader.construct_object(node, deep=True)
             except (yaml.YAMLError, ValueError) as error:
-                raise StartupError(f"{place(node)}: YAML knows no such value") from error
-            yield str(key.value), place(key), place(node), value
+                raise StartupError(f"{locate(node)}: YAML knows no such value") from error
+            yield str(key.value), locate(key), locate(node), value
 
     for model in root.value:
         if not isinstance(model, yaml.MappingNode):
-            raise StartupError(f"{place(model)}: a model needs a name, as in `- name: my/model`")
-        yield place(model), fields_of(model)
+            raise StartupError(f"{locate(model)}: a model needs a name, as in `- name: my/model`")
+        yield locate(model), read_fields(model)
 
 
-def _entry(location: str, fields: Iterable[_Field]) -> ModelEntry:
-    """The model at `location` with these fields."""
+def _make_entry(location: str, fields: Iterable[_Field]) -> ModelEntry:
+    """Make the entry of the model at `location` from its fields."""
     values: dict[str, Any] = {}
     locations: dict[str, str] = {}
     for name, name_location, value_location, value in fields:

@@ -1,20 +1,20 @@
-"""Names that other servers give to their settings, so that their users are told ours.
+"""Settings of other servers, so that error messages can name ours instead.
 
-They are flags and environment variables of text-embeddings-inference 1.9, which embedding-server
-shares, of infinity 0.0.78, of SIE 0.10, and some of vLLM. Names that mean the same here are left
+The names are flags and environment variables of text-embeddings-inference 1.9 (embedding-server has
+the same), infinity 0.0.78 and SIE 0.10, and some of vLLM. Names with the same meaning here are left
 out.
 """
 
 from collections.abc import Callable, Container, Mapping
 
-# The settings that do it here, the likeliest first; or why there is none.
+# The settings with the same effect here, the likeliest first; or the reason why there is none.
 _TEI: Mapping[str, tuple[str, ...] | str] = {
     "model_id": ("embedding_model", "reranker_model"),
     "revision": ("model_revision",),
     "tokenization_workers": ("tokenizer_threads",),
     "served_model_name": ("model_aliases",),
     "max_concurrent_requests": ("max_queue_size", "rerank_max_queue"),
-    # A request of a batch is one text there.
+    # There, a request in a batch is one text.
     "max_batch_requests": ("max_batch_sequences",),
     "max_client_batch_size": ("max_sentences_per_request", "max_rerank_passages"),
     "auto_truncate": "texts are cut and reported, unless a request has truncate=false",
@@ -76,8 +76,8 @@ _VLLM: Mapping[str, tuple[str, ...] | str] = {
 }
 NAMES = {**_VLLM, **_SIE, **_INFINITY, **_TEI}
 _PREFIXES = ("infinity_", "sie_")
-# Shells and containers set it, too.
-_OF_THE_SYSTEM = {"HOSTNAME"}
+# Shells and containers set these too.
+_SYSTEM_VARIABLES = {"HOSTNAME"}
 
 
 def _find(name: str, settings: Container[str]) -> tuple[str, ...] | str | None:
@@ -88,17 +88,18 @@ def _find(name: str, settings: Container[str]) -> tuple[str, ...] | str | None:
 
 
 def advice(name: str, write: Callable[[str], str], settings: Container[str]) -> str | None:
-    """Return what to use in place of another server's `name`; None where no server has that name.
+    """Return advice for the name of another server's setting; None if no server has that name.
 
-    `settings` are the names of ours; `write` writes one as the user would.
+    `settings` are the names of our settings. `write` formats one of them like `name`, such as a
+    flag.
     """
     found = _find(name, settings)
     return f"here it is {' or '.join(map(write, found))}" if isinstance(found, tuple) else found
 
 
 def settings_for(variable: str, settings: Container[str]) -> str | None:
-    """Return the settings in place of another server's variable; None for other variables."""
+    """Return our settings for another server's environment variable; None for other variables."""
     name = variable.lower()
     read = name.startswith(_PREFIXES) or name in _TEI or name in _VLLM
-    found = _find(name, settings) if read and variable not in _OF_THE_SYSTEM else None
+    found = _find(name, settings) if read and variable not in _SYSTEM_VARIABLES else None
     return " or ".join(map(str.upper, found)) if isinstance(found, tuple) else None

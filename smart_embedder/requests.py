@@ -1,4 +1,4 @@
-"""The records that carry a request from stage to stage."""
+"""Requests to the engine, and their options."""
 
 import sys
 from collections.abc import Iterable
@@ -14,20 +14,20 @@ from smart_embedder.vectors import MuveraSide, OutputDtype
 Side = Literal["left", "right"]
 InputType = Literal["query", "document"]
 
-# What an answer may hold, beside so much for each byte of its request's body. The texts themselves
-# and what reading them takes may hold as much again.
+# The maximum size of a response: a base, and an amount for each byte of the request's body. The
+# texts, and the work of reading them, may use as much again.
 ANSWER_BYTES = 36 << 20
 BYTES_PER_BODY_BYTE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class TruncationOptions:
-    """How a text with more tokens than its model reads is truncated.
+    """How texts with more tokens than the model's limit are truncated.
 
-    Tokens are cut from `side`, where `left` is the beginning; special tokens and a prompt are kept.
-    Without `truncate` the request is refused with a `TextTooLongError` instead. `max_tokens` lowers
-    the limit of a text, not counting special tokens. In reranking, `side` and `max_tokens` apply to
-    the passages; a query is always cut from the right.
+    Tokens are cut from `side`, where `left` is the beginning. Special tokens and the prompt are
+    kept. Without `truncate`, the request is refused with a `TextTooLongError` instead. `max_tokens`
+    lowers the limit, without special tokens. In reranking, `side` and `max_tokens` apply to the
+    passages, and a query is always cut from the right.
     """
 
     truncate: bool = True
@@ -40,7 +40,7 @@ CUT_AT_END = TruncationOptions()
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """The kinds of vectors that are wanted of a model; a reranker makes none."""
+    """The kinds of vectors that a model computes for a text; none for a reranker."""
 
     dense: bool = False
     sparse: bool = False
@@ -48,7 +48,7 @@ class Outputs:
 
     @classmethod
     def of(cls, kinds: Iterable[str]) -> "Outputs":
-        """The outputs of these names."""
+        """Return the outputs with these names."""
         return cls(**dict.fromkeys(kinds, True))
 
     def __bool__(self) -> bool:
@@ -59,11 +59,12 @@ DENSE = Outputs(dense=True)
 
 
 class AnswerMemory:
-    """Refuses an answer of more than `allowed` bytes; by default there is no limit.
+    """The memory reserved for a response of at most `allowed` bytes; unlimited by default.
 
-    `size` is always that of the whole answer, as far as it is known: of token ids, of vectors, of
-    what else is kept until the client has read it. What a forward needs on its device meanwhile is
-    limited by the token budget. `body_bytes` are those of the body, unpacked, that have arrived.
+    A `size` is always that of the whole response, as far as it is known: token ids, vectors, and
+    everything else that is kept until the client has read it. It does not include the memory of a
+    forward on its device, which the token budget limits. `body_bytes` is the number of bytes of the
+    body that have arrived.
     """
 
     def __init__(self, allowed: int = sys.maxsize) -> None:
@@ -73,16 +74,19 @@ class AnswerMemory:
 
     @property
     def allowed(self) -> int:
-        """The most bytes that the answer may hold."""
+        """The maximum size of the response in bytes."""
         return self._allowed
 
     @property
     def held(self) -> int:
-        """How many bytes are held until the answer is read, the texts of the body included."""
+        """The bytes that are reserved until the response is read, including those of the body."""
         return self._size + self.body_bytes
 
     def check(self, size: int, what: str, advice: str) -> None:
-        """Raise `InvalidRequestError` if `what` is too large; safe to call from any thread."""
+        """Raise `InvalidRequestError` if `what`, such as "these 7 tokens", is too large.
+
+        Safe to call from any thread.
+        """
         if size > self.allowed:
             raise InvalidRequestError(
                 f"{what} need {size} bytes, and this answer may hold {self.allowed} "
@@ -91,15 +95,15 @@ class AnswerMemory:
             )
 
     def reserve(self, size: int, what: str, advice: str) -> None:
-        """Hold `size` bytes until the answer is read.
+        """Reserve `size` bytes until the response is read.
 
-        Raises as `check`, and `QueueFullError` where other answers leave no room at present.
+        Raises the error of `check`, and `QueueFullError` if other requests leave too little memory.
         """
         self.check(size, what, advice)
         self._size = max(self._size, size)
 
     def reserve_more(self, size: int, what: str, advice: str) -> None:
-        """Hold `size` bytes beside those that were needed before; raises as `need`."""
+        """Reserve `size` more bytes; raises the errors of `reserve`."""
         self.reserve(self._size + size, what, advice)
 
 
@@ -108,18 +112,18 @@ UNLIMITED = AnswerMemory()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingOptions:
-    """How the texts of an embedding request are read, and what its result holds.
+    """Options of an embedding request.
 
     - `truncation` applies to every model that reads the texts.
-    - `prompt`, `prompt_name` and `input_type` choose the prompt that is read before each text; at
-      most one of them may be set. `prompt` is the text itself, `prompt_name` its name in the
+    - `prompt`, `prompt_name` and `input_type` select the prompt that is read before each text. At
+      most one of them may be set: `prompt` is the prompt itself, `prompt_name` its name in the
       model's sentence-transformers configuration, and `input_type` the type of the texts, for which
-      that configuration may have a prompt; every model takes it. Only the model that makes dense
-      vectors reads a prompt.
-    - `preferred_prompts` are names of prompts that suit the texts better than that of their
-      `input_type`; the first that the model has is read.
-    - `dimensions` keeps the first so many numbers of a dense vector. They are scaled to unit length
-      if the whole vector is.
+      the configuration may have a prompt. Every model accepts an `input_type`. Only the model of
+      the dense vectors reads the prompt.
+    - `preferred_prompts` are names of prompts that take precedence over that of `input_type`. The
+      first that the model has is read.
+    - `dimensions` keeps the first dimensions of a dense vector. If the whole vector has unit
+      length, the shortened one is scaled to unit length too.
     - `return_tokens` asks for `EmbeddingResult.token_strings`.
     """
 
@@ -137,17 +141,17 @@ NO_OPTIONS = EmbeddingOptions()
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest(EmbeddingOptions):
-    """Texts, what is wanted of them, and for whom.
+    """A request to embed texts.
 
-    - `outputs` are the kinds of vectors in the answer.
-    - What becomes of vectors when the answer is rendered: `output_dtype` is the number format of
-      dense and ColBERT vectors, `colbert_pool_factor` reduces the number of ColBERT vectors by
-      about that factor, and `muvera` adds one vector that represents all ColBERT vectors of a text
-      before pooling and quantization.
-    - While interactive requests wait, those that are `is_bulk` get a fifth of the device. `client`
-      names whom the request is for: places in the queue and the device are shared fairly between
-      clients. `model` is as in `EngineCore.lease`. `answer` is asked for room as soon as
-      it is known what the vectors will hold.
+    - `outputs` are the kinds of vectors in the response.
+    - `output_dtype`, `colbert_pool_factor` and `muvera` apply when the response is rendered:
+      `output_dtype` is the number format of dense and ColBERT vectors, `colbert_pool_factor`
+      reduces the number of ColBERT vectors by about that factor, and `muvera` adds one vector that
+      represents all ColBERT vectors of a text before pooling and quantization.
+    - While interactive requests wait, requests with `is_bulk` get a fifth of the device.
+    - `client` names the client: queue and devices are shared fairly between clients.
+    - `model` is as in `EngineCore.lease`.
+    - `answer` reserves memory for the vectors before the forward.
     """
 
     texts: list[str]
@@ -169,7 +173,7 @@ class EmbedRequest(EmbeddingOptions):
 
 @dataclass(frozen=True, slots=True)
 class FusionWeights:
-    """How much each score counts; equal by default, as in FlagEmbedding."""
+    """The weights of dense, sparse and ColBERT scores; equal by default, as in FlagEmbedding."""
 
     dense: float = 1.0
     sparse: float = 1.0
@@ -183,11 +187,11 @@ class FusionWeights:
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """A query and the passages to score for it.
+    """A request to score passages for a query.
 
     `normalize` turns logits into probabilities. `instruction` is for rerankers that read one, and
-    `weights` for late interaction. `truncation` applies to passages. `is_bulk`, `client`, `model`
-    and `answer` are as in `EmbedRequest`.
+    `weights` are for late interaction. `truncation` applies to passages. `is_bulk`, `client`,
+    `model` and `answer` are as in `EmbedRequest`.
     """
 
     query: str
@@ -203,12 +207,12 @@ class RerankRequest:
 
     @property
     def texts(self) -> list[str]:
-        """The query, and every passage."""
+        """The query and the passages."""
         return [self.query, *self.passages]
 
 
 class Purpose(Enum):
-    """Which metrics count a request and its forwards."""
+    """The purpose of a request, which decides the metrics that count it and its forwards."""
 
     EMBEDDING = auto()
     RERANKING = auto()
@@ -216,9 +220,9 @@ class Purpose(Enum):
 
 
 def check_rendering(request: EmbedRequest) -> None:
-    """Raise `InvalidRequestError` where what is made of the vectors has no effect.
+    """Raise `InvalidRequestError` for options of the rendering that have no effect.
 
-    This needs no model, so it is known before one is waited for.
+    This needs no model, so it is checked before a model is leased.
     """
     if request.output_dtype != "float32" and not (request.outputs.dense or request.outputs.colbert):
         raise InvalidRequestError(

@@ -14,11 +14,11 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage of a request, from `began` to `ended` by `time.perf_counter`.
+    """A stage of a request, from `began` to `ended`, both times of `time.perf_counter`.
 
-    `name` is `tokenize`, `queue`, `forward` or `render`, and `model` the model it was for. A
-    `forward` lasts from the first batch that held a part of the request to the last; of that the
-    device worked for `device_seconds`.
+    `name` is `tokenize`, `queue`, `forward` or `render`, and `model` the model of the stage. A
+    `forward` lasts from the first batch with a part of the request to the last; `device_seconds` is
+    the duration of its forwards.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds that a request spent in each stage; `queue` is all waiting outside a forward."""
+    """The seconds of each stage of a request; `queue` is all time outside the other two."""
 
     tokenize: float
     queue: float
@@ -49,7 +49,7 @@ class SparseVector:
 
 @dataclass(frozen=True, slots=True)
 class TextEmbedding:
-    """The vectors of one text; a kind not asked for is None.
+    """The vectors of a text; a kind that was not asked for is None.
 
     All are float32: `dense` is `[width]`, `colbert` `[tokens - 1, colbert width]`.
     """
@@ -60,46 +60,47 @@ class TextEmbedding:
 
     @property
     def arrays(self) -> tuple[Any, ...]:
-        """All arrays that it holds, or None, in the order in which `in_own_memory` takes them."""
+        """All arrays, or None for missing ones, in the order that `copy_embeddings` expects."""
         sparse = self.sparse
         return (self.dense, sparse and sparse.indices, sparse and sparse.values, self.colbert)
 
     @property
     def nbytes(self) -> int:
-        """Their size in bytes."""
-        return sum([each.nbytes for each in self.arrays if each is not None])
+        """The size of all arrays in bytes."""
+        return sum([array.nbytes for array in self.arrays if array is not None])
 
 
-def in_own_memory(results: Sequence[TextEmbedding]) -> list[TextEmbedding]:
-    """The same in memory of their own, and no views of the results of a whole batch.
+def copy_embeddings(embeddings: Sequence[TextEmbedding]) -> list[TextEmbedding]:
+    """Copy embeddings that may be views of the arrays of a whole batch.
 
-    It is one block for each kind: many small ones would be new pages for the system each time.
+    The copies of each kind are in one block of memory, because the system would map new pages for
+    many small blocks each time.
     """
-    blocks = map(_in_one_block, zip(*(each.arrays for each in results), strict=True))
+    blocks = map(_copy_to_block, zip(*(text.arrays for text in embeddings), strict=True))
     return [
-        TextEmbedding(dense, before.sparse and SparseVector(indices, weights), colbert)
-        for before, dense, indices, weights, colbert in zip(results, *blocks, strict=True)
+        TextEmbedding(dense, original.sparse and SparseVector(indices, weights), colbert)
+        for original, dense, indices, weights, colbert in zip(embeddings, *blocks, strict=True)
     ]
 
 
-def _in_one_block(arrays: Sequence[Any]) -> list[Any]:
-    """Copies that are neighbours in memory; None where there is none."""
-    present = [each for each in arrays if each is not None]
+def _copy_to_block(arrays: Sequence[Any]) -> list[Any]:
+    """Copy arrays into one block of memory, and return views of it; None stays None."""
+    present = [array for array in arrays if array is not None]
     if not present:
         return [None] * len(arrays)
     block, copies, start = np.concatenate(present), list[Any](), 0
-    for each in arrays:
-        copies.append(None if each is None else block[start : start + len(each)])
-        start += 0 if each is None else len(each)
+    for array in arrays:
+        copies.append(None if array is None else block[start : start + len(array)])
+        start += 0 if array is None else len(array)
     return copies
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A text of the request had `original_tokens`; `model` read only `max_tokens` of them.
+    """A text with `original_tokens`, of which `model` read only `max_tokens`.
 
-    `field` is `sentences`, `query` or `passages`; `index` is the place in a list, 0 for a query.
-    The text was cut from `side`. Where not `exact`, `original_tokens` is a lower bound.
+    `field` is `sentences`, `query` or `passages`, and `index` the position in the list, 0 for a
+    query. The text was cut from `side`. Unless `exact`, `original_tokens` is a lower bound.
     """
 
     field: str
@@ -112,20 +113,21 @@ class Truncation:
 
     @property
     def pointer(self) -> str:
-        """The place in the request, as a JSON pointer."""
+        """The position in the request as a JSON pointer."""
         return "/query" if self.field == "query" else f"/{self.field}/{self.index}"
 
     @property
     def truncated_tokens(self) -> int:
-        """How many tokens the model did not read."""
+        """The number of tokens that the model did not read."""
         return self.original_tokens - self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStrings:
-    """The vocabulary's strings for the tokens behind vectors; None for a kind not asked for.
+    """The strings of tokens that have a sparse weight or a ColBERT vector.
 
-    `sparse[i]` belongs to the weight `values[i]`, `colbert[i]` to row `i`.
+    `sparse[i]` belongs to the weight `values[i]`, and `colbert[i]` to row `i`. A kind that was not
+    asked for is None.
     """
 
     sparse: list[str] | None
@@ -134,10 +136,10 @@ class TokenStrings:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingResult:
-    """What `EngineCore.embed` returns: one `TextEmbedding` for each text, in the order given.
+    """The result of `EngineCore.embed`: a `TextEmbedding` for each text, in order.
 
-    `token_strings` has one entry for each text where `return_tokens` is set. `replaced` are JSON
-    pointers to the strings of the request whose lone surrogates were read as U+FFFD.
+    With `return_tokens`, `token_strings` has an entry for each text. `replaced` are JSON pointers
+    to the strings of the request whose lone surrogates were read as U+FFFD.
     """
 
     embeddings: list[TextEmbedding]
@@ -150,7 +152,7 @@ class EmbeddingResult:
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """The scores of one passage for one query; None for a kind that is not made."""
+    """The scores of a passage by kind of vectors; None for a kind that the model lacks."""
 
     dense: float | None
     sparse: float | None
@@ -159,10 +161,10 @@ class PartScores:
 
 @dataclass(frozen=True, slots=True)
 class RerankResult:
-    """What `EngineCore.rerank` returns: one score for each passage, in the order given.
+    """The result of `EngineCore.rerank`: a score for each passage, in order.
 
-    `parts` holds the scores behind each one where the embedding model itself was the reranker.
-    `replaced` is as in `EmbeddingResult`.
+    With late interaction, `parts` has the scores by kind of vectors of each passage. `replaced` is
+    as in `EmbeddingResult`.
     """
 
     scores: list[float]
@@ -174,7 +176,7 @@ class RerankResult:
 
 
 def sigmoid(logits: list[float]) -> list[float]:
-    """Probabilities in float32, without overflow for large values of either sign."""
+    """Return probabilities in float32, without overflow for large logits of either sign."""
     exact = np.exp(-np.logaddexp(0, -np.asarray(logits, np.float64)))
     probabilities: list[float] = exact.astype(np.float32).tolist()
     return probabilities

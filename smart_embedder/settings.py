@@ -1,8 +1,9 @@
-"""The engine's settings, the types of their values, and the sentences of errors about them.
+"""The settings of the engine, the types of their values, and error messages about them.
 
-`EngineSettings` reads no environment and no file: a program gives the values. The service adds its
-own settings in `service.py`, and reads all of them there. A value that is not allowed is an error
-that names the setting, the value and the allowed values; it is never replaced by the default.
+`EngineSettings` reads neither the environment nor files: a program gives the values. The service
+adds its own settings in `app/settings.py`, and reads all of them there. A value that is not allowed
+is never replaced by the default: it is an error that names the setting, the value and the allowed
+values.
 """
 
 import os
@@ -32,7 +33,7 @@ LATE_INTERACTION = "late-interaction"
 NO_RERANKER = "none"
 INT8 = "int8"
 FLOAT8 = "float8"
-# What libraries read from the environment, where the service copies the values of .env.
+# Environment variables of libraries. The service copies their values from .env to the environment.
 LIBRARY_VARIABLES = {
     "HF_TOKEN",
     "HF_ENDPOINT",
@@ -42,7 +43,7 @@ LIBRARY_VARIABLES = {
     "PYTORCH_CUDA_ALLOC_CONF",
     "OTEL_SERVICE_NAME",
 }
-# A name may be a web address by mistake, with a user's password or a key in it.
+# A model name may be a web address by mistake, with a password or a key in it.
 _ADDRESS = re.compile(r"://|:[^/]*@")
 
 
@@ -53,13 +54,13 @@ class Allowed(str):
 
 
 class AllowedAddress(Allowed):
-    """The same for an address, which may hold a password by mistake."""
+    """The same for an address, which may contain a password by mistake."""
 
     __slots__ = ()
 
 
 def _as_model(text: str) -> str:
-    """A hub id or a folder, not an address."""
+    """Check that a model is a hub id or a folder, not an address."""
     if not text.strip() or _ADDRESS.search(text):
         raise ValueError("a hub id or a folder")
     return text.strip()
@@ -101,7 +102,7 @@ RerankerModel = Annotated[
 Pooling = Annotated[
     Literal["cls", "last_token", "max", "mean", "mean_sqrt_length", "weighted_mean"], AnyCase
 ]
-# A prompt is tokenised with each text.
+# A prompt is tokenized with each text.
 MAX_PROMPT_CHARACTERS = 4096
 Prompt = Annotated[
     str,
@@ -140,15 +141,15 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
 @cache
 def public_name(model: str) -> str:
-    """The hub id, or the last part of a local folder's path.
+    """Return the hub id, or the last part of the path of a local folder.
 
-    `model` is a setting's value. The path of a folder never leaves the machine.
+    `model` is the value of a setting. The path of a folder never leaves the machine.
     """
-    # Unlike pathlib's, this one does not raise where there is no home folder.
+    # Unlike that of pathlib, this function does not raise without a home folder.
     folder = Path(os.path.expanduser(model))  # noqa: PTH111
     if _HUB_ID.fullmatch(model) and not folder.is_dir():
         return model
-    # Absolute, because . and .. are no names; links are not followed, to keep the name of the link.
+    # Absolute, because . and .. are no names. Links are not resolved, to keep their names.
     return re.split(r"[/\\]", os.path.abspath(folder))[-1] or "model"  # noqa: PTH100
 
 
@@ -156,9 +157,9 @@ _Name = Annotated[str, Field(min_length=1, strict=True)]
 
 
 class ModelEntry(BaseModel):
-    """A model of the MODELS file or of the settings; None is the setting of that name.
+    """A model of the MODELS file or of the settings. For None, the setting of that name applies.
 
-    `location` is its file and line, for messages.
+    `location` is the file and line for error messages.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -184,14 +185,15 @@ class ModelEntry(BaseModel):
 
     @property
     def public_name(self) -> str:
-        """The name that answers carry: its hub id, or the last part of its folder's path."""
+        """The name in responses: the hub id, or the last part of the folder's path."""
         return public_name(self.name)
 
 
 class DefaultEntries(NamedTuple):
-    """The models that have settings of their own, as entries.
+    """The default models, which have their own settings, as entries.
 
-    `dense` and `reranker` are None where `embedder` does their work, or nobody does.
+    `dense` is None if `embedder` computes the dense vectors. `reranker` is None if `embedder`
+    reranks, or if reranking is off.
     """
 
     embedder: ModelEntry
@@ -200,16 +202,16 @@ class DefaultEntries(NamedTuple):
 
 
 class EngineSettings(BaseModel):
-    """The settings of an engine; None is a setting that is not set.
+    """The settings of an engine; None means that a setting is not set.
 
-    Raises `ValidationError` for a name that is no setting and for a value that is not allowed:
-    `explain` makes a sentence of it.
+    Raises `ValidationError` for an unknown name and for a value that is not allowed. `explain`
+    makes a sentence of the error.
     """
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
-        hide_input_in_errors=True,  # There may be a password in an address.
+        hide_input_in_errors=True,  # An address may contain a password.
         use_attribute_docstrings=True,
         validate_default=True,
     )
@@ -311,17 +313,17 @@ class EngineSettings(BaseModel):
 
     @property
     def devices(self) -> list[str]:
-        """The devices by name, one worker each."""
+        """The names of the devices; each has a worker."""
         return list(dict.fromkeys(name.strip() for name in self.device.split(",")))
 
     @property
     def dense_model(self) -> str:
-        """The model that makes dense vectors."""
+        """The model that computes the dense vectors."""
         return self.dense_embedding_model or self.embedding_model
 
     @property
     def default_entries(self) -> DefaultEntries:
-        """The models that have settings of their own: loaded at the start, and never unloaded."""
+        """The default models, which are loaded at startup and never unloaded."""
 
         def entry(
             name: str, revision: str | None, task: str = "embed", **options: object
@@ -331,7 +333,7 @@ class EngineSettings(BaseModel):
                 {"name": name, "revision": revision or None} | fixed | options
             )
 
-        # These are for the model of dense vectors.
+        # These options are for the model of the dense vectors.
         names = ("pooling", "normalize", "query_prompt", "document_prompt")
         options = {name: getattr(self, name) for name in names}
         dense = reranker = None
@@ -351,7 +353,7 @@ class EngineSettings(BaseModel):
 
     @property
     def embed_max_length(self) -> int:
-        """Token limit of bge-m3: BGE_EMBED_MAX_LENGTH, else the older MAX_INPUT_LENGTH."""
+        """The token limit of bge-m3: BGE_EMBED_MAX_LENGTH, else the older MAX_INPUT_LENGTH."""
         return self.bge_embed_max_length or self.max_input_length
 
     @property
@@ -367,12 +369,12 @@ class EngineSettings(BaseModel):
 
 
 _HIDDEN = "**********"
-# An address of scheme, host and port, which can hold no password and no key.
+# An address of only scheme, host and port, which cannot contain a password or a key.
 _PLAIN_ADDRESS = re.compile(r"(\w+://)?[\w.-]*(:\w*)?/?")
 
 
 def explain(error: ValidationError, settings: type[EngineSettings] = EngineSettings) -> str:
-    """Return what is wrong with the values of settings, every reason once."""
+    """Return a sentence with the reasons of an error, each reason once."""
     fields = settings.model_fields
     reasons: dict[str, None] = {}
     for item in error.errors():
@@ -389,9 +391,9 @@ def explain(error: ValidationError, settings: type[EngineSettings] = EngineSetti
 
 
 def advice(name: str, write: Callable[[str], str], settings: Collection[str]) -> str:
-    """Return what to use in place of `name`, which is none of the `settings`.
+    """Return advice for `name`, which is none of the `settings`.
 
-    `write` writes the name of a setting as `name` is written.
+    `write` formats the name of a setting like `name`, such as a flag.
     """
     if (variable := name.lstrip("-").replace("-", "_").upper()) in LIBRARY_VARIABLES:
         return f"it is the variable {variable}, in the environment or in .env"
@@ -430,7 +432,7 @@ def choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def either(words: tuple[str, ...] | list[str]) -> str:
-    """Return the words as a sentence lists them."""
+    """Return the words as a list in a sentence."""
     *others, last = words
     return f"{', '.join(others)} or {last}"
 

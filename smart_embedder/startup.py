@@ -1,7 +1,7 @@
-"""The service's loader: from settings to warm models.
+"""Load the models of the settings at startup.
 
-torch is imported when the loader is called and not with this module, because that takes seconds,
-and the port must answer before.
+torch is imported when `load_models` is called, not with this module: that takes seconds, and the
+port must answer before.
 """
 
 import ctypes
@@ -15,20 +15,21 @@ from smart_embedder.interface import DefaultModels, DownloadStatus
 from smart_embedder.models.files.reading import model_folders, read_ahead
 from smart_embedder.settings import EngineSettings
 
-# How often a thread of PyTorch's pool polls for work before it sleeps: about 80 microseconds,
-# longer than the time between two operators. GNU OpenMP's default, 300,000, means milliseconds in
-# which the thread that the others wait for may have no core.
+# How often a thread of PyTorch's pool polls for work before it sleeps. This takes about 80
+# microseconds, longer than the time between two operators. With the default of GNU OpenMP, 300,000,
+# threads poll for milliseconds, and may take the core of the thread that they wait for.
 _SPINS = "2000"
-# Seconds until a thread that waits for the GIL may request it. A forward waits anew for each of its
-# hundreds of operators, and in vain as long as the event loop releases the GIL and takes it again
-# within that time, as it does within Python's default of 5 ms.
+# Seconds until a thread that waits for the GIL may request it. A forward waits for the GIL in each
+# of its hundreds of operators. With Python's default of 5 ms, the event loop would release the GIL
+# and take it again before a request.
 _SWITCH_INTERVAL = 1e-4
 
 
 def link_ahead() -> None:
-    """Have PyTorch's library linked on a thread that needs nothing of Python's, beside imports.
+    """Link PyTorch's library on a thread while Python imports other modules.
 
-    It takes a fifth of a second. That of a GPU is left to PyTorch, which links it in its own order.
+    This takes a fifth of a second. The library for GPUs is left to PyTorch, which links several in
+    its own order.
     """
     found = find_spec("torch")
     folder = Path(found.origin or "").parent / "lib" if found else Path()
@@ -36,20 +37,20 @@ def link_ahead() -> None:
     if sys.platform != "linux" or not library.is_file() or (folder / "libtorch_cuda.so").exists():
         return
     limit_spins()
-    # PyDLL, and an import, would hold Python's lock meanwhile. An error is the import's affair.
+    # PyDLL, or an import, would hold the GIL in the meantime. The import reports errors.
     link = ctypes.CDLL(None).dlopen
     link.argtypes, link.restype = [ctypes.c_char_p, ctypes.c_int], ctypes.c_void_p
     threading.Thread(target=link, args=(os.fsencode(library), os.RTLD_NOW), name="link").start()
 
 
 def load_models(settings: EngineSettings, status: DownloadStatus | None = None) -> DefaultModels:
-    """Load the models that have settings of their own.
+    """Load the default models.
 
-    `status` shows a running download. Raises `StartupError` if a model cannot be loaded.
+    `status` is updated during a download. Raises `StartupError` if a model cannot be loaded.
     """
     _prepare_libraries()
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
-    # The weights come from the disk, and tokenizers are parsed, while Python imports PyTorch.
+    # Read the weights from the disk, and parse the tokenizers, while Python imports PyTorch.
     folders = list(model_folders(settings))
     read_ahead(folders)
     from smart_embedder.models.tokenizer import parse_ahead  # noqa: PLC0415 - see above
@@ -61,15 +62,15 @@ def load_models(settings: EngineSettings, status: DownloadStatus | None = None) 
 
 
 def _prepare_libraries() -> None:
-    """Set the variables that PyTorch and the hub's library read."""
+    """Set the environment variables that PyTorch and huggingface_hub read."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    # The second is PyTorch's newer name of the variable.
+    # PYTORCH_ALLOC_CONF is the newer name of the variable.
     if not any(map(os.environ.get, ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     limit_spins()
 
 
 def limit_spins() -> None:
-    """Set what GNU OpenMP reads when it is linked, with PyTorch's library."""
-    if "OMP_WAIT_POLICY" not in os.environ:  # A standard variable for the same purpose.
+    """Set the spin count, which GNU OpenMP reads when it is linked with PyTorch's library."""
+    if "OMP_WAIT_POLICY" not in os.environ:  # The standard variable for the same purpose.
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)

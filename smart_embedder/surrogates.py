@@ -1,7 +1,7 @@
 """Replace lone surrogates, which are no characters, by U+FFFD.
 
-JavaScript's splitters leave them in JSON as escapes, Python's `surrogateescape` in strings. A high
-and a low surrogate side by side are read as the character that they encode.
+Text splitters in JavaScript leave them in JSON as escapes, and Python's `surrogateescape` in
+strings. A high and a low surrogate in a row are read as the character that they encode.
 """
 
 import json
@@ -19,57 +19,57 @@ def without_surrogates(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return _without_halves(_PAIR.sub(_joined, text))
+        return _replace_surrogates(_PAIR.sub(_decode_pair, text))
     return text
 
 
-def _joined(pair: "re.Match[str]") -> str:
+def _decode_pair(pair: "re.Match[str]") -> str:
     return pair[0].encode("utf-16", "surrogatepass").decode("utf-16")
 
 
-def _without_halves(text: str) -> str:
-    """Replace every surrogate in a few milliseconds for each megabyte."""
+def _replace_surrogates(text: str) -> str:
+    """Replace every surrogate; takes a few milliseconds for each megabyte."""
     content = np.frombuffer(bytearray(text, "utf-8", "surrogatepass"), np.uint8)
-    # Surrogates have three bytes in UTF-8, as U+FFFD has, and no other character begins so.
-    (places,) = np.nonzero((content[:-2] == 0xED) & (content[1:-1] >= 0xA0))  # noqa: PLR2004
+    # In UTF-8, surrogates and U+FFFD have three bytes, and no other character starts like these.
+    (positions,) = np.nonzero((content[:-2] == 0xED) & (content[1:-1] >= 0xA0))  # noqa: PLR2004
     for offset, byte in enumerate("\ufffd".encode()):
-        content[places + offset] = byte
+        content[positions + offset] = byte
     return content.tobytes().decode()
 
 
 def parse_with_surrogates(content: bytes, replaced: list[str]) -> Any:
-    """Parse JSON that has escapes of lone surrogates, and replace them.
+    """Parse JSON with escapes of lone surrogates, and replace the surrogates.
 
-    Appends to `replaced` a JSON pointer for each string that had some. Raises `ValueError` for
-    other invalid JSON.
+    Appends the JSON pointers of changed strings to `replaced`. Raises `ValueError` for JSON without
+    such escapes and for invalid JSON.
     """
     if _ESCAPE not in content and _ESCAPE.replace(b"d", b"D") not in content:
         raise ValueError("it has no surrogates")
     try:
-        return _replaced(json.loads(content.decode()), "", replaced)
+        return _replace_in(json.loads(content.decode()), "", replaced)
     except RecursionError:
         raise ValueError("it has too many levels") from None
 
 
-def _replaced(value: Any, pointer: str, replaced: list[str]) -> Any:
+def _replace_in(value: Any, pointer: str, replaced: list[str]) -> Any:
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
             replaced.append(pointer)
-            return _without_halves(value)  # The parser has joined pairs.
+            return _replace_surrogates(value)  # The parser has decoded pairs.
         return value
     if isinstance(value, list):
-        return [_replaced(item, f"{pointer}/{i}", replaced) for i, item in enumerate(value)]
+        return [_replace_in(item, f"{pointer}/{i}", replaced) for i, item in enumerate(value)]
     if isinstance(value, dict):
-        named = {without_surrogates(name): item for name, item in value.items()}
+        renamed = {without_surrogates(name): item for name, item in value.items()}
         return {
-            name: _replaced(item, f"{pointer}/{_escaped(name)}", replaced)
-            for name, item in named.items()
+            name: _replace_in(item, f"{pointer}/{_escape(name)}", replaced)
+            for name, item in renamed.items()
         }
     return value
 
 
-def _escaped(name: str) -> str:
-    """A name as it stands in a JSON pointer (RFC 6901)."""
+def _escape(name: str) -> str:
+    """Escape a name for a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-"""Texts as models read them: token ids, and how many were cut."""
+"""Tokenized texts and pairs, and how many of their tokens were cut."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ TokenIds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """A text as the model reads it: `ids` with special tokens, cut to the model's limit.
+    """A tokenized text: `ids` with special tokens, cut to the model's limit.
 
-    `original_tokens` is its number of tokens uncut, or a lower bound where not `exact`.
+    `original_tokens` is the number of tokens before the cut, or a lower bound unless `exact`.
     """
 
     ids: TokenIds
@@ -21,14 +21,14 @@ class TokenizedText:
 
     @property
     def truncated(self) -> bool:
-        """Whether tokens were cut off."""
+        """True if tokens were cut."""
         return self.original_tokens > len(self.ids)
 
 
 class JoinedIds:
-    """Token ids in two parts, joined where a model reads them.
+    """Token ids in two parts, joined only when a model reads them.
 
-    The pairs of one query share the first part, which would be copied for each passage otherwise.
+    All pairs of a query share the first part, instead of a copy for each passage.
     """
 
     __slots__ = ("_first", "_length", "_second")
@@ -42,7 +42,7 @@ class JoinedIds:
         return self._length
 
     def join(self) -> TokenIds:
-        """All of them, `[tokens]`."""
+        """Return all ids, `[tokens]`."""
         return np.concatenate((self._first, self._second))
 
 
@@ -50,15 +50,15 @@ TokenSequence = TokenIds | JoinedIds
 
 
 def join(sequence: TokenSequence) -> TokenIds:
-    """The ids of a sequence as one array, `[tokens]`."""
+    """Return the ids of a sequence as one array, `[tokens]`."""
     return sequence.join() if isinstance(sequence, JoinedIds) else sequence
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPair:
-    """A query and a passage as a reranker reads them together, and how much of each it reads.
+    """A query tokenized with a passage, and the tokens of each before and after the cut.
 
-    Where not `query_exact` or `passage_exact`, its number of tokens is a lower bound.
+    Unless `query_exact` or `passage_exact`, the number before the cut is a lower bound.
     """
 
     sequence: TokenSequence
@@ -71,15 +71,15 @@ class TokenizedPair:
 
     @property
     def ids(self) -> TokenIds:
-        """The ids of both with special tokens, joined anew each time."""
+        """The ids of query and passage with special tokens; a new array each time."""
         return join(self.sequence)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpans:
-    """Tokens of a text without special ones: token `i` is `ids[i]`.
+    """The tokens of a text, without special tokens.
 
-    It stands for the characters of the text from `starts[i]` to `stops[i]`. All are `[tokens]`
+    Token `ids[i]` spans the characters from `starts[i]` to `stops[i]`. All arrays are `[tokens]`
     int64.
     """
 

@@ -1,7 +1,7 @@
-"""The space of vectors: everything that their numbers depend on, and a short id of it.
+"""Vector spaces: everything that the values of vectors depend on, and a short id.
 
-Vectors of one id can be compared with each other; those of two cannot, or not without a loss. The
-id is the same wherever, whenever and in whatever number format a model is computed.
+Vectors with the same id can be compared with each other. The id does not depend on the machine, the
+time, or the number format in which a model is computed.
 """
 
 import hashlib
@@ -12,25 +12,25 @@ from typing import Self
 from smart_embedder.errors import InvalidRequestError, VectorSpaceDiffersError
 from smart_embedder.requests import EmbedRequest, RerankRequest, TruncationOptions
 
-# Of scores, which have one, too; the others are kinds of vectors.
+# Scores have a space too.
 SCORE = "score"
 VECTORS = ("dense", "sparse", "colbert")
 _KINDS = (*VECTORS, SCORE)
 UNIT, RAW, NONE = "unit", "raw", "none"
 _ENDS = {"right": "end", "left": "start"}
 _DIGITS = 12
-# Longer than any list of ids that a client has a use for.
-_MOST_CHARACTERS = 2048
+# The limit of If-Vector-Space; longer than any useful list of ids.
+_MAX_CHARACTERS = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class VectorSpace:
-    """The facts that vectors, or scores, of one kind depend on; each is a word or a digest.
+    """The facts that the vectors of one kind, or scores, depend on; each is a word or a digest.
 
-    - `weights` are those of the transformer, with what its configuration says of them; `projection`
-      is what follows, from states to vectors. Both are of the numbers, and not of files.
-    - `tokenizer` is how texts become tokens, and `prompts` are those that the model brings.
-    - `truncation` is the most tokens that are read, and the end that is cut.
+    - `weights` is a digest of the transformer's weights and of its configuration, and `projection`
+      one of the layers from hidden states to vectors. Both are of numbers, not of files.
+    - `tokenizer` is a digest of the tokenizer, and `prompts` one of the model's prompts.
+    - `truncation` is the token limit and the end that is cut.
     - `normalisation` is `unit` for vectors of unit length, otherwise `raw`.
     """
 
@@ -45,8 +45,8 @@ class VectorSpace:
     dimensions: str
 
     def __str__(self) -> str:
-        """The id: the kind, and 12 hexadecimal digits of a hash of all facts."""
-        # Not `astuple`, which takes fifty times as long.
+        """Return the id: the kind, and 12 hexadecimal digits of a hash of all facts."""
+        # `astuple` would take fifty times as long.
         facts = (
             f"{self.kind}-{self.weights}-{self.tokenizer}-{self.pooling}-{self.projection}-"
             f"{self.normalisation}-{self.prompts}-{self.truncation}-{self.dimensions}"
@@ -54,7 +54,7 @@ class VectorSpace:
         return f"{self.kind}-{hashlib.sha256(facts.encode()).hexdigest()[:_DIGITS]}"
 
     def truncated(self, options: TruncationOptions) -> Self:
-        """The space of texts that are cut in this way."""
+        """Return the space of texts that are truncated with these options."""
         if options.side == "right" and options.max_tokens is None:
             return self
         limit = self.truncation.removesuffix(_ENDS["right"])
@@ -62,11 +62,11 @@ class VectorSpace:
             limit = f"{options.max_tokens}of{limit}"
         return replace(self, truncation=limit + _ENDS[options.side])
 
-    def of(self, request: EmbedRequest | RerankRequest) -> Self:
-        """The space of the vectors in the answer to a request.
+    def for_request(self, request: EmbedRequest | RerankRequest) -> Self:
+        """Return the space of the vectors in the response to a request.
 
-        A prompt that it names is no part of it: queries and documents, with prompts of their own,
-        are of one space. Neither are ColBERT vectors that are pooled of another.
+        The prompt of the request does not matter: queries and documents with different prompts are
+        in one space. Pooled ColBERT vectors are in the space of unpooled ones.
         """
         space = self.truncated(request.truncation)
         if self.kind != "dense" or not isinstance(request, EmbedRequest):
@@ -79,15 +79,16 @@ class VectorSpace:
 
 
 def require_spaces(wanted: str, spaces: Mapping[str, str]) -> None:
-    """Raise `VectorSpaceDiffersError` unless the ids of an answer, by kind, are the wanted ones.
+    """Raise `VectorSpaceDiffersError` unless the ids in `wanted` equal those of a response.
 
-    Commas separate the wanted ids. An id of a kind that the answer lacks is ignored; where no id
-    is left, or one is of no kind, it raises `InvalidRequestError`.
+    `wanted` are ids separated by commas, and `spaces` are the ids of the response by kind. Ids of
+    kinds that the response lacks are ignored. Raises `InvalidRequestError` if no id is left, or if
+    one has an unknown kind.
     """
-    if len(wanted) > _MOST_CHARACTERS:
+    if len(wanted) > _MAX_CHARACTERS:
         raise InvalidRequestError(
             f"If-Vector-Space, or if_vector_space, has {len(wanted)} characters: send at most "
-            f"{_MOST_CHARACTERS}"
+            f"{_MAX_CHARACTERS}"
         )
     ids = [part.strip() for part in wanted.split(",")]
     kinds = [id_.partition("-")[0] for id_ in ids]

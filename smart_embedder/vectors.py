@@ -1,6 +1,6 @@
-"""What vectors become after the forward: other number formats, fewer ColBERT vectors, or one.
+"""Convert vectors after the forward: quantization, pooling of ColBERT vectors, and MUVERA.
 
-Arrays in, arrays out: neither models nor requests are known here.
+All functions take and return arrays; this module knows neither models nor requests.
 """
 
 from collections.abc import Sequence
@@ -28,20 +28,20 @@ _PROJECTED = 16
 _REPETITIONS = 20
 _SEED = 42
 _CELLS = 2**_HYPERPLANES
-# Multiplied at a time, as float64.
+# Vectors that are multiplied at a time, in float64.
 _ROWS = 512
 MUVERA_WIDTH = _REPETITIONS * _CELLS * _PROJECTED
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedVectors:
-    """Vectors as `dtype` has them: `values` `[..., width]`, little-endian.
+    """Vectors in the number format `dtype`: `values` `[..., width]`, little-endian.
 
-    - float32 and float16 are themselves; bfloat16 is the upper half of float32's bits, as uint16.
-    - int8 times `scales` `[...]` float32 gives the vector back, within half a step; uint8 is 128
-      more. The largest number of a vector is 127 or -127.
-    - ubinary holds the signs, eight to a byte, the first in its highest bit: `[..., width / 8]`.
-      binary is the same less 128, as int8. Source: sentence-transformers' `quantize_embeddings`.
+    - bfloat16 is the upper half of the bits of float32, as uint16.
+    - int8 times `scales` `[...]` float32 gives the vector back, within half a step. The largest
+      number of a vector is 127 or -127. uint8 is int8 plus 128.
+    - ubinary has the signs, eight in a byte, the first in the highest bit: `[..., width / 8]`.
+      binary is ubinary minus 128, as int8. Source: sentence-transformers' `quantize_embeddings`.
     """
 
     dtype: OutputDtype
@@ -50,12 +50,12 @@ class QuantizedVectors:
 
     @property
     def type_name(self) -> str:
-        """What an array of `values` holds: numpy's name, or bfloat16."""
+        """The type of `values`: its name in numpy, or bfloat16."""
         return "bfloat16" if self.dtype == "bfloat16" else self.values.dtype.name
 
 
 def quantize(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
-    """Vectors `[..., width]` in another number format."""
+    """Convert vectors `[..., width]` to another number format."""
     values: npt.NDArray[Any]
     scales: FloatArray | None = None
     match dtype:
@@ -78,8 +78,8 @@ def quantize(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
 
 
 def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.NDArray[Any]:
-    """The bits of the nearest numbers, as uint16; PyTorch makes them 9 times as fast as numpy."""
-    # Not before there are vectors: the port answers before PyTorch is loaded.
+    """Return the bits of the nearest numbers, as uint16; 9 times as fast as with numpy."""
+    # Not imported with the module, because the port must answer before PyTorch is loaded.
     import torch  # noqa: PLC0415 - see above
 
     bits = np.empty(vectors.shape, np.uint16)
@@ -91,26 +91,26 @@ def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.
     return bits
 
 
-def scales_of(vectors: Sequence[QuantizedVectors]) -> FloatArray | None:
-    """The scales of all of them, one after the other; None where the type has none."""
-    scales = [np.atleast_1d(each.scales) for each in vectors if each.scales is not None]
+def join_scales(vectors: Sequence[QuantizedVectors]) -> FloatArray | None:
+    """Concatenate the scales of vectors; None if their number format has none."""
+    scales = [np.atleast_1d(part.scales) for part in vectors if part.scales is not None]
     return np.concatenate(scales) if scales else None
 
 
 def pool(vectors: FloatArray, factor: int) -> FloatArray:
-    """At most `[tokens // factor, width]` of unit vectors `[tokens, width]`, but at least one.
+    """Pool unit vectors `[tokens, width]` to at most `[tokens // factor, width]`, at least one.
 
-    Similar ones are replaced by their mean. Source: PyLate's `pool_embeddings_hierarchical`, with
-    no protected tokens; its means keep their lengths, and these are scaled.
-    Ward's clustering by cosine distance; the means of the clusters have unit length, too, and
-    stand in the order of their first tokens. Takes 4 bytes for each pair of tokens while it works.
+    Similar vectors are clustered with Ward's method by cosine distance, and each cluster is
+    replaced by its mean, scaled to unit length. The means are in the order of their first tokens.
+    Uses 4 bytes for each pair of tokens. Source: PyLate's `pool_embeddings_hierarchical` without
+    protected tokens; PyLate does not scale the means.
     """
     tokens = len(vectors)
     clusters = max(tokens // factor, 1)
     if clusters >= tokens:
         return vectors
     distances: FloatArray = vectors @ vectors.T
-    # Those below zero, by rounding, are as near to it: they will be squared.
+    # Rounding may give values just below zero, which does not matter: they are squared.
     np.subtract(1, distances, out=distances)
     firsts = cluster(distances, clusters)
     order = np.argsort(firsts, kind="stable")
@@ -122,26 +122,25 @@ def pool(vectors: FloatArray, factor: int) -> FloatArray:
 
 
 def pooling_bytes(tokens: int) -> int:
-    """What `pool` takes while it works."""
+    """Return the bytes that `pool` uses."""
     return np.dtype(np.float32).itemsize * tokens**2
 
 
 def cluster(distances: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
-    """For each of `n` points the first point of its cluster, `[n]`, of `count` clusters in all.
+    """Divide `n` points into `count` clusters; return the first point of each cluster, `[n]`.
 
-    `distances` `[n, n]` are symmetric, and are overwritten. Source: Murtagh's nearest-neighbour
-    chain with the update of Lance and Williams, as `scipy.cluster.hierarchy.linkage` does it.
-    SciPy's keeps Python's lock, for 1.6 seconds of the 8,190 tokens of a long text; between the
-    steps of this one other threads run.
+    `distances` `[n, n]` must be symmetric, and are overwritten. Source: Murtagh's nearest-neighbour
+    chain with the update of Lance and Williams, like `scipy.cluster.hierarchy.linkage`. SciPy holds
+    the GIL for 1.6 seconds for a long text of 8,190 tokens; here, other threads run between steps.
     """
     squares = np.square(distances, out=distances)
     np.fill_diagonal(squares, np.inf)
     sizes = np.ones(len(squares))
-    # Of every merge the squared distance, and a point of each of the two clusters.
+    # The squared distance of each merge, and a point of each of the two clusters.
     merges: list[tuple[float, int, int]] = []
     chain: list[int] = []
     for _ in range(len(squares) - 1):
-        # A point whose cluster was joined to another has no size any more.
+        # A point whose cluster was joined to another one has size 0.
         chain = chain or [int(sizes.argmax())]
         # Follow the chain to two clusters that are each other's nearest, and take them off it.
         while True:
@@ -163,7 +162,7 @@ def cluster(distances: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.in
 def _join(
     squares: npt.NDArray[np.float32], sizes: npt.NDArray[np.float64], first: int, second: int
 ) -> None:
-    """Make one cluster of two, in the place of `second`."""
+    """Join the cluster of `first` to that of `second`."""
     a, b, between = sizes[first], sizes[second], squares[first, second]
     joined = ((sizes + a) * squares[first] + (sizes + b) * squares[second] - sizes * between) / (
         sizes + a + b
@@ -182,18 +181,18 @@ def _root(parents: npt.NDArray[np.intp], point: int) -> int:
 
 
 class Muvera:
-    """One vector for the ColBERT vectors of a text, whose dot products are about their MaxSim.
+    """Encodes the ColBERT vectors of a text as one vector.
 
-    Each repetition has random hyperplanes and a projection. Source: FastEmbed's `Muvera`, whose
-    encodings these equal, so that a collection can hold both; the method is MUVERA's
-    fixed-dimensional encoding (Google, 2024).
+    Dot products of encodings approximate MaxSim. Each repetition has random hyperplanes and a
+    projection. The encodings equal those of FastEmbed's `Muvera` (the source), so that both can be
+    in one collection. The method is the fixed-dimensional encoding of MUVERA (Google, 2024).
     """
 
     def __init__(self, width: int) -> None:
         random = np.random.default_rng(_SEED)
         planes = [random.normal(size=(width, _HYPERPLANES)) for _ in range(_REPETITIONS)]
         signs = random.choice([-1, 1], size=(_REPETITIONS, width, _PROJECTED))
-        # Side by side, so that all repetitions are one product. Narrow vectors are not projected.
+        # Concatenated, so that all repetitions are one product. Narrow vectors are not projected.
         self._planes = np.concatenate(planes, axis=1)
         self._projections = (
             np.concatenate(list(signs), axis=1) / np.sqrt(_PROJECTED)
@@ -204,14 +203,14 @@ class Muvera:
         self._distances = np.bitwise_count(cells[:, None] ^ cells)
 
     def encode(self, vectors: FloatArray, side: MuveraSide) -> FloatArray:
-        """`[10240]` of ColBERT vectors `[tokens, width]`; all zeros where there are none.
+        """Encode ColBERT vectors `[tokens, width]` as `[10240]`; without vectors, all are zeros.
 
-        A query's cells hold sums, a document's means, and those of a document that no vector falls
-        into hold the first vector of the nearest cell.
+        The cells of a query are sums, and those of a document are means. An empty cell of a
+        document gets the first vector of the nearest cell.
         """
         tokens = len(vectors)
         encoding = np.zeros((_REPETITIONS, _CELLS, _PROJECTED))
-        # The cell of each vector, and what it adds to that cell.
+        # The cell of each vector, and the vector projected for that cell.
         cells = np.empty((tokens, _REPETITIONS), dtype=np.int64)
         projected = np.empty((tokens, _REPETITIONS, _PROJECTED))
         for start in range(0, tokens, _ROWS):
@@ -236,5 +235,5 @@ class Muvera:
 
 @cache
 def muvera_of(width: int) -> Muvera:
-    """The encoder of vectors of this width, made once."""
+    """Return the encoder of vectors of this width, which is made once."""
     return Muvera(width)

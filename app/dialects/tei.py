@@ -342,7 +342,7 @@ def _describe_model(service: Service, model: ServedModel) -> Response:
         {
             "model_id": model.name,
             "model_sha": model.revision,
-            "model_dtype": models.dtype_of(loaded),
+            "model_dtype": models.get_dtype(loaded),
             "served_model_name": model.name,
             "model_type": model_type,
             "max_concurrent_requests": settings.max_queue_size,

@@ -105,9 +105,9 @@ class BlockEmbedder:
     def _vectors(self) -> dict[str, str]:
         """Return the vector space and the number format of each kind."""
         models, request = self._engine.loaded(), self._request([])
-        spaces = {f"{kind} space": space for kind, space in models.spaces_of(request).items()}
-        makers = models.made_by(request).items()
-        return spaces | {f"{kind} dtype": models.dtype_of(model) for kind, model in makers}
+        spaces = {f"{kind} space": space for kind, space in models.space_ids(request).items()}
+        makers = models.models_by_kind(request).items()
+        return spaces | {f"{kind} dtype": models.get_dtype(model) for kind, model in makers}
 
     @property
     def widths(self) -> tuple[int, int]:

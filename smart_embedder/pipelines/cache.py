@@ -23,7 +23,7 @@ from smart_embedder.pipelines.embedding import (
 )
 from smart_embedder.pipelines.validation import check_truncations
 from smart_embedder.requests import EmbedRequest, Outputs, TruncationOptions
-from smart_embedder.results import TextEmbedding, in_own_memory
+from smart_embedder.results import TextEmbedding, copy_embeddings
 from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
 from smart_embedder.tokens import TokenizedText
 from smart_embedder.vector_space import VECTORS
@@ -66,7 +66,7 @@ class Entry:
     def copy(self) -> "Entry":
         """Return a read-only copy, because the arrays may be views of those of a whole batch."""
         ids = self.read.ids.copy()
-        (vectors,) = in_own_memory([self.vectors])
+        (vectors,) = copy_embeddings([self.vectors])
         for array in (ids, *vectors.arrays):
             if array is not None:
                 array.flags.writeable = False

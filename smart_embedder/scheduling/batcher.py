@@ -22,7 +22,7 @@ import numpy as np
 
 from smart_embedder.interface import Model
 from smart_embedder.requests import Outputs
-from smart_embedder.results import TextEmbedding, in_own_memory
+from smart_embedder.results import TextEmbedding, copy_embeddings
 from smart_embedder.scheduling.job import Job
 from smart_embedder.tokens import TokenSequence, join
 
@@ -150,7 +150,7 @@ class Batch:
 def _copy_results(results: Sequence[Any]) -> list[Any]:
     """Copy the results of one job, which may be views of arrays of the whole batch."""
     embeddings = [result for result in results if isinstance(result, TextEmbedding)]
-    copies = iter(in_own_memory(embeddings))
+    copies = iter(copy_embeddings(embeddings))
     kept: list[Any] = []
     for result in results:
         if isinstance(result, TextEmbedding):

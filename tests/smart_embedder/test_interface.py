@@ -40,9 +40,9 @@ def test_dense_vectors_come_from_their_own_model_and_the_rest_from_the_embedder(
 def test_the_format_of_a_model_is_its_own_or_that_of_its_device() -> None:
     models = loaded(FakeModel())
     infos = (ModelInfo("other", "float16", {}),)
-    assert replace(models, infos=infos).dtype_of(models.embedder) == "float32"
+    assert replace(models, infos=infos).get_dtype(models.embedder) == "float32"
     infos = (ModelInfo("fake", "int8", {}),)
-    assert replace(models, infos=infos).dtype_of(models.embedder) == "int8"
+    assert replace(models, infos=infos).get_dtype(models.embedder) == "int8"
 
 
 def test_memory_is_that_of_all_devices_that_tell_it() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from smart_embedder.vectors import quantize, scales_of
+from smart_embedder.vectors import join_scales, quantize
 
 NUMBERS = st.floats(-1e4, 1e4, width=32)
 MATRICES = arrays.arrays(
@@ -69,9 +69,9 @@ def test_a_vector_alone_is_what_it_is_among_others_and_its_type_has_a_name(dtype
     assert alone.type_name == name
     if alone.scales is not None:
         assert together.scales[2] == alone.scales
-        assert scales_of([alone, together]).shape == (5,)
+        assert join_scales([alone, together]).shape == (5,)
     else:
-        assert scales_of([alone]) is None
+        assert join_scales([alone]) is None
 
 
 def test_zeros_and_no_vectors_have_types_too() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from smart_embedder.interface import Download, human_size
-from smart_embedder.results import SparseVector, TextEmbedding, in_own_memory
+from smart_embedder.results import SparseVector, TextEmbedding, copy_embeddings
 from smart_embedder.tokens import JoinedIds, TokenizedPair, join
 
 IDS = np.arange(5)
@@ -16,7 +16,7 @@ def test_embeddings_know_their_size_and_copies_share_no_memory_with_a_batch() ->
     whole = TextEmbedding(batch[:8], sparse, batch[8:20].reshape(3, 4))
     assert whole.nbytes == 8 * 4 + 3 * (8 + 4) + 12 * 4
     assert TextEmbedding(sparse=sparse).nbytes == 36
-    copy, shorter = in_own_memory([whole, TextEmbedding(dense=batch[4:9])])
+    copy, shorter = copy_embeddings([whole, TextEmbedding(dense=batch[4:9])])
     pairs = [(copy.dense, whole.dense), (copy.colbert, whole.colbert)]
     pairs += [(copy.sparse.indices, sparse.indices), (copy.sparse.values, sparse.values)]
     pairs += [(shorter.dense, batch[4:9])]
@@ -24,7 +24,7 @@ def test_embeddings_know_their_size_and_copies_share_no_memory_with_a_batch() ->
         np.testing.assert_array_equal(ours, theirs)
         assert not np.shares_memory(ours, theirs)
     assert shorter == TextEmbedding(dense=shorter.dense)
-    assert in_own_memory([]) == []
+    assert copy_embeddings([]) == []
     assert TextEmbedding().nbytes == 0
 
 
