@@ -1,9 +1,9 @@
-// The operations between two matrix products, each in one pass over the memory. What they compute
-// is said in torch_backend.py. Compiled at the start for the GPU at hand, with no header: the type
-// of numbers, FLOAT16, BFLOAT16 or FLOAT32, is defined by the compiler's options.
+// The operations between two matrix products, each in one pass over the memory. The fields of
+// `Backend` in ../backend.py define them. Compiled at the start for the present GPU, without headers;
+// the compiler's options define the type of numbers: FLOAT16, BFLOAT16 or FLOAT32.
 // A thread holds eight neighbouring numbers of a row, so rows are multiples of eight and aligned.
 
-#ifndef HALF_CONVERSIONS // A test has its own, to run this on a CPU.
+#ifndef HALF_CONVERSIONS // A test defines others, to run this on a CPU.
 __device__ unsigned short half_of(float x)
 {
     unsigned short half;
@@ -29,7 +29,7 @@ __device__ float rough_tanhf(float x)
 #define rough_tanhf tanhf
 #endif
 
-// e4m3: seven is added to the exponent, of which the least is -6; the mantissa has three bits.
+// e4m3 has an exponent bias of 7, a smallest exponent of -6, and three bits of mantissa.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 __device__ unsigned short eight_bits_of(float first, float second)
 {
@@ -43,7 +43,7 @@ __device__ unsigned char eight_bits_of(float x)
     unsigned bits = __float_as_uint(x), size = bits & 0x7fffffff, code;
     if (x != x)
         return 0x7f;
-    if (size < 0x3c800000) // 2^-6. What is added leaves whole numbers of 2^-9.
+    if (size < 0x3c800000) // Below 2^-6 the addition rounds to multiples of 2^-9.
         code = __float_as_uint(__uint_as_float(size) + 16384) - __float_as_uint(16384);
     else
         code = (size + 0x7ffff + (size >> 20 & 1) >> 20) - (120 << 3);
@@ -75,7 +75,7 @@ __device__ number narrow(float x)
     unsigned bits = __float_as_uint(x);
     if (x != x)
         return 0x7fff;
-    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; // To the nearest, ties to even.
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; // Rounds to the nearest, ties to even.
 }
 #endif
 #else
@@ -122,7 +122,7 @@ __device__ float block_sum(float x)
 {
     __shared__ float sums[32];
     x = warp_sum(x);
-    __syncthreads(); // The sums of the last call were read.
+    __syncthreads(); // All threads have read the sums of the last call.
     if (threadIdx.x % 32 == 0)
         sums[threadIdx.x / 32] = x;
     __syncthreads();
@@ -132,7 +132,7 @@ __device__ float block_sum(float x)
     return total;
 }
 
-// Of two numbers that are not negative; the larger bits are those of what is no number.
+// The larger of two numbers that are not negative, or NaN, whose bits are larger than any number's.
 __device__ float larger(float x, float y)
 {
     return __float_as_uint(x) > __float_as_uint(y) ? x : y;
@@ -146,7 +146,7 @@ __device__ float block_max(float x)
     if (threadIdx.x % 32 == 0)
         largest[threadIdx.x / 32] = x;
     __syncthreads();
-    // Each warp takes the largest of all warps, of which there are no more than lanes.
+    // Each warp finds the largest of all warps; there are at most as many warps as lanes.
     int lane = threadIdx.x % 32;
     x = lane < (int)blockDim.x / 32 ? largest[lane] : 0;
     for (int step = 16; step; step /= 2)
@@ -154,8 +154,8 @@ __device__ float block_max(float x)
     return x;
 }
 
-// The norm of the sum of two rows. A thread holds eight numbers of both where it is `inside`, and
-// zeros elsewhere.
+// Store the norm of the sum of two rows. A thread `inside` the row holds eight numbers of both, any
+// other thread holds zeros.
 __device__ void store_norm(Eight x, const Eight &other, bool inside, number *row,
                            const number *weight, const number *bias, float epsilon, int width)
 {
@@ -177,7 +177,7 @@ __device__ void store_norm(Eight x, const Eight &other, bool inside, number *row
     store(row + column, x);
 }
 
-// One block for each row, as in all that follow unless said otherwise.
+// A block computes one row here and in the kernels below, unless they say otherwise.
 extern "C" __global__ void add_norm(number *states, const number *residual, const number *weight,
                                     const number *bias, float epsilon, int width)
 {
@@ -192,8 +192,8 @@ extern "C" __global__ void add_norm(number *states, const number *residual, cons
     store_norm(x, other, inside, row, weight, bias, epsilon, width);
 }
 
-// The tables have `vocabulary` and `longest` rows. A row of NaN fails the text that has another
-// token; an illegal access would end the process.
+// The tables have `vocabulary` and `longest` rows. Any other id gives a row of NaN, which fails its
+// text; an illegal access would end the process.
 extern "C" __global__ void embed(const long long *ids, const number *tokens,
                                  const long long *position_ids, const number *positions,
                                  const number *weight, const number *bias, number *output,
@@ -234,8 +234,8 @@ extern "C" __global__ void rms_norm(const number *states, const number *weight, 
     store(output + place, x);
 }
 
-// `indices` are the rows of `states` that are taken, or null for all. `output` is float32, or float16
-// where `half` is set.
+// `indices` selects rows of `states`; null selects all. `output` is float32, or float16 if `half` is
+// set.
 extern "C" __global__ void unit_rows(const number *states, const long long *indices, void *output,
                                      float *lengths, float shortest, int half, int width)
 {
@@ -261,8 +261,8 @@ extern "C" __global__ void unit_rows(const number *states, const long long *indi
     }
 }
 
-// A block for each token, whose warps take turns at the heads. `stride` numbers lie between two
-// tokens.
+// A block computes one token, and each of its warps some of the heads. Tokens are `stride` numbers
+// apart.
 extern "C" __global__ void rotary(number *states, const number *weight, const float *cosines,
                                   const float *sines, float epsilon, int stride, int heads, int width)
 {
@@ -285,7 +285,7 @@ extern "C" __global__ void rotary(number *states, const number *weight, const fl
     }
 }
 
-// Eight numbers of `output` for each thread; `count` are eight each.
+// A thread computes eight numbers of `output`; `count` is the number of such groups.
 extern "C" __global__ void gate(const number *states, number *output, long long count, int width)
 {
     long long eight = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -299,8 +299,8 @@ extern "C" __global__ void gate(const number *states, number *output, long long 
     store(output + eight * EIGHT, x);
 }
 
-// x Phi(x). The normal distribution by formula 7.1.26 of Abramowitz and Stegun for its complement,
-// whose error of 1.5e-7 is far below the rounding of numbers of 16 bits.
+// x Phi(x). The complement of the normal distribution follows formula 7.1.26 of Abramowitz and Stegun,
+// whose error of 1.5e-7 is far below the rounding to 16 bits.
 __device__ float gelu_of(float x)
 {
     float size = fabsf(x), t = __fdividef(1.0f, 1 + 0.2316419f * size);
@@ -310,7 +310,7 @@ __device__ float gelu_of(float x)
     return fmaxf(x, 0) - 0.5f * size * complement * __expf(-0.5f * x * x);
 }
 
-// In place, eight numbers for each thread; `count` are eight each.
+// A thread computes eight numbers in place; `count` is the number of such groups.
 extern "C" __global__ void gelu(number *states, long long count)
 {
     long long eight = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -326,7 +326,7 @@ struct alignas(EIGHT) Bytes {
     unsigned short at[EIGHT / 2];
 };
 
-// The same with an error below 3e-4, a hundredth of the steps of float8.
+// GELU with an error below 3e-4, a hundredth of the steps of float8.
 __device__ float rough_gelu_of(float x)
 {
     float square = fminf(x * x, 30); // Above that the polynomial would fall.
@@ -334,10 +334,10 @@ __device__ float rough_gelu_of(float x)
     return 0.5f * x + 0.5f * x * rough_tanhf(bent);
 }
 
-// So many times eight numbers of a row are a thread's, which are all on their way at once.
+// A thread holds this many times eight numbers of a row, and loads all of them before it waits.
 #define TIMES 4
 
-// Of GELU of the rows where `activated` is set.
+// Round rows to float8, or GELU of the rows if `activated` is set.
 extern "C" __global__ void float8_rows(const number *states, unsigned char *output, float *scales,
                                        int activated, int width)
 {
