@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Linters, types, import layers and every test, in an environment of their own.
 #   ./run_tests.sh                 everything
-#   ./run_tests.sh --fast          within a minute, before each commit: the checks, and the tests that
+#   ./run_tests.sh --fast          within half a minute, before each commit: checks, and the tests that
 #                                  start no process, reference or browser (tests/support/fast.py)
 #   ./run_tests.sh --coverage              everything, and fails where the tests run fewer lines than before
 #   ./run_tests.sh tests/smart_embedder    the checks, then only these tests (any pytest arguments)

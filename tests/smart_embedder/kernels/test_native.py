@@ -24,7 +24,7 @@ from smart_embedder.kernels.native import native_backend
 from smart_embedder.models.families.int8 import quantize
 from tests.support.native import ACTIVATIONS, LIBRARIES, needs_kernels
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.long]
 SHAPES = {
     "rows": st.integers(0, 40) | st.sampled_from([768, 769]),
     "depth": st.integers(1, 12).map(lambda n: 16 * n) | st.sampled_from([1040, 2064]),

@@ -14,7 +14,7 @@ from smart_embedder.kernels.target import with_attention
 from tests.support.native import LIBRARIES, needs_kernels
 from tests.support.packed_attention import by_definition, pack_lengths, random_states
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.long]
 DTYPES = [torch.float32, torch.bfloat16]
 # In bfloat16 weights and output are rounded; in float32 scores of 50 are exact to 3e-6.
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}

@@ -15,7 +15,7 @@ from smart_embedder.models.families.int8 import quantize
 from tests.support.native import needs_kernels
 from tests.support.packed_attention import pack_lengths
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.long]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["exact", "int8"])
