@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
-from tests.support.once import made_once
+from tests.support.once import make_once
 from tests.support.server import RunningServer, run_server
 from tools.demo.checkpoint import build_demo_checkpoint
 
@@ -34,7 +34,7 @@ def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's checkpoint, built from its package."""
-    return made_once(tmp_path_factory, "demo-checkpoint", build_demo_checkpoint)
+    return make_once(tmp_path_factory, "demo-checkpoint", build_demo_checkpoint)
 
 
 @pytest.fixture(scope="session")
