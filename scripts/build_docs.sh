@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documentation as a site in build/site, and fails where a link or an anchor leads nowhere, a
-# page is missing from the navigation, or something would be loaded from elsewhere.
+# Builds the documentation as a site in build/site. Fails if a link or an anchor is broken, a page is
+# missing from the navigation, or a page would load something from another server.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

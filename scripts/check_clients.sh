@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the examples of docs/other-clients.md with the real clients, in an environment of their own.
+# Runs the examples of docs/other-clients.md with the real clients, in their own environment.
 #   scripts/check_clients.sh            needs Python 3.11 or newer, Node.js 22 or newer, and npm
-#   scripts/check_clients.sh --record   also stores what the clients send, for the suite to replay
+#   scripts/check_clients.sh --record   also records the clients' requests, which the tests replay
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -9,13 +9,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 environment=.venv-clients
 scripts/test_environment.sh .venv-tests
 scripts/pinned_environment.sh "$environment" requirements/clients.txt
-wanted=$(cat tests/clients/package*.json | sha256sum)
-if [[ "$(cat "$environment/node/installed" 2>/dev/null)" != "$wanted" ]]; then
+digest=$(cat tests/clients/package*.json | sha256sum)
+if [[ "$(cat "$environment/node/installed" 2>/dev/null)" != "$digest" ]]; then
   rm -rf "$environment/node"
   mkdir "$environment/node"
   cp tests/clients/package*.json "$environment/node"
   npm ci --prefix "$environment/node" --no-audit --no-fund
-  echo "$wanted" > "$environment/node/installed"
+  echo "$digest" > "$environment/node/installed"
 fi
 installed=$SECONDS
 HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/clients

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Makes a TypeScript client of /openapi.json, compiles it under `strict`, and calls a server with it.
+# Generates a TypeScript client from /openapi.json, compiles it with `strict`, and calls a server.
 #   scripts/check_generated_clients.sh            needs Node.js 20 or newer, and npm
 #   scripts/check_generated_clients.sh --install  only installs the generator, for ./run_tests.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 environment=.venv-generated
-wanted=$(cat tests/clients/generated/package*.json | sha256sum)
-if [[ "$(cat "$environment/installed" 2>/dev/null)" != "$wanted" ]]; then
+digest=$(cat tests/clients/generated/package*.json | sha256sum)
+if [[ "$(cat "$environment/installed" 2>/dev/null)" != "$digest" ]]; then
   rm -rf "$environment"
   mkdir "$environment"
   cp tests/clients/generated/package*.json "$environment"
   npm ci --prefix "$environment" --no-audit --no-fund
-  echo "$wanted" > "$environment/installed"
+  echo "$digest" > "$environment/installed"
 fi
 [[ "${1:-}" == "--install" ]] && exit
 scripts/test_environment.sh .venv-tests

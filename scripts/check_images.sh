@@ -1,18 +1,17 @@
 #!/usr/bin/env bash
 # Builds the image for CPUs and runs its demo, without a container engine and without a registry.
 #
-#   scripts/check_images.sh           on a base made with debootstrap
-#   scripts/check_images.sh FOLDER    on a root folder that debootstrap has made before
+#   scripts/check_images.sh           on a base from debootstrap
+#   scripts/check_images.sh FOLDER    on the root folder of an earlier debootstrap
 #
-# Runs as root on Debian with buildah, debootstrap, iproute2, util-linux and curl. The service runs
-# as a runtime would run it: process 1, the image's user, a read-only root, a network of its own.
-# pip in the build is configured as pip is here, and the folders its configuration names are mounted.
-# Everything lies in one temporary folder (about 15 GB, see TMPDIR), which goes again whatever happens.
-# CHECK_IMAGES_LIMIT=1800 seconds is the most it takes; SUITE and MIRROR are debootstrap's, which knows
-# a mirror of its own.
+# Needs root on Debian with buildah, debootstrap, iproute2, util-linux and curl. The service runs as in
+# a container: process 1, the image's user, a read-only root, its own network. pip in the build has
+# this machine's configuration, and the folders that it names are mounted. All files are in one
+# temporary folder (about 15 GB, see TMPDIR), which is always removed. CHECK_IMAGES_LIMIT=1800 is the
+# time limit in seconds; SUITE and MIRROR are arguments of debootstrap.
 set -euo pipefail
 
-# Started again in a mount namespace of its own: no mount can outlive it.
+# Starts itself again in a mount namespace, which no mount can outlive.
 if [[ ${1:-} != --inside ]]; then
   exec timeout --kill-after=60 "${CHECK_IMAGES_LIMIT:-1800}" \
     unshare --mount --propagation private "$(realpath "$0")" --inside "$@"
@@ -24,7 +23,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp --directory --tmpdir check-images.XXXXXX)
 server=
 image=localhost/smart-embedder:cpu
-# Where buildah keeps what `--mount=type=cache` names.
+# buildah's folder for `--mount=type=cache`.
 export TMPDIR=$work BUILDAH_ISOLATION=chroot
 
 say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
@@ -37,7 +36,7 @@ clean_up() {
   local status=$? mount
   trap - EXIT INT TERM
   [[ -z $server ]] || kill -KILL "$server" 2>/dev/null || true
-  # The removal below must never reach through a mount into a folder of the host.
+  # rm must not follow a mount into a folder of the host.
   while read -r mount; do
     umount --lazy "$mount" || true
   done < <(awk -v work="$work/" 'index($5, work) == 1 { print $5 }' /proc/self/mountinfo | sort -r)
@@ -51,8 +50,8 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 143' INT TERM
 
-# Writes pip's effective configuration as one file, and prints the options that mount it and every
-# file and folder it names.
+# Writes pip's effective configuration to one file, and prints the options that mount the file and
+# the paths in it.
 pip_configuration() {
   python3 - "$work" "$(python3 -m pip config list 2>/dev/null)" <<'PY'
 import ast, pathlib, re, sys
@@ -65,7 +64,7 @@ lines = [f"{name} = {' '.join(value.split())}" for name, value in settings.items
 (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
 places = {place for value in settings.values() for place in re.findall(r"(?:^|\s|file://)(/\S+)", value)}
 roots = {path for path in places if pathlib.Path(path).exists()}
-# An index on disk may point to files beside itself.
+# An index on disk may refer to files in its parent folder.
 roots |= {str(pathlib.Path(path).parent) for path in roots if path.endswith("/simple")}
 for path in sorted(roots):
     print(f"--volume={path}:{path}:ro")
@@ -94,14 +93,14 @@ build() {
   local options
   pip_configuration > "$work/options"
   mapfile -t options < "$work/options"
-  # `docker` is the format that keeps HEALTHCHECK; without --layers all would be one layer.
+  # The format `docker` has HEALTHCHECK; without --layers all would be one layer.
   engine build --format docker --layers --pull-never "${options[@]}" \
     --file Dockerfile.cpu --build-arg PYTHON_IMAGE=localhost/base --tag "$image" . \
     > "$work/build.log" 2>&1 || { tail --lines=50 "$work/build.log"; fail "the build has failed"; }
   grep -E '^\[[0-9/]+\] STEP ' "$work/build.log" | cut --characters=1-100
 }
 
-# What the image says about itself.
+# Prints fields of the image's configuration.
 facts() { engine inspect --type image --format "$1" "$image"; }
 
 check_contents() {
@@ -157,7 +156,7 @@ ask() {
   inside curl --silent --show-error --fail --max-time 120 "$@" "http://127.0.0.1:8000$path"
 }
 
-# The image's own health check, as a runtime would run it.
+# Runs the image's health check as a container engine would.
 run_health_check() {
   local check
   mapfile -t check < <(facts '{{range .Docker.Config.Healthcheck.Test}}{{println .}}{{end}}' | grep .)
@@ -186,7 +185,7 @@ call_endpoints() {
 }
 jq_python() { python3 -c "import json, sys; a = json.load(sys.stdin); $1"; }
 
-# SIGTERM while a request is being computed: it must still be answered, and the status be 0.
+# Sends SIGTERM during a request, which must still be answered; the exit status must be 0.
 stop_server() {
   local request status=0
   python3 -c 'import json; print(json.dumps({"sentences": ["hybrid search " * 150] * 48}))' \
@@ -204,7 +203,7 @@ stop_server() {
     < "$work/answer.json"
 }
 
-say "making the base";              make_base
+say "building the base";            make_base
 say "building $image";              build
 container=$(engine from --pull-never "$image")
 say "contents";                     check_contents "$container"
@@ -213,4 +212,4 @@ start_server "$container"
 wait_until_healthy
 say "calling it";                   call_endpoints
 say "SIGTERM";                      stop_server
-say "the image stands"
+say "the image works"

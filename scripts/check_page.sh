@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests of the page at /ui in headless Chromium.
-#   scripts/check_page.sh              installs Debian's chromium where it is missing and root may
-#   scripts/check_page.sh --pictures   also makes the pictures in docs/ anew, in the font Inter if it is there
+#   scripts/check_page.sh              installs Debian's chromium if it is missing and you are root
+#   scripts/check_page.sh --pictures   also writes the pictures in docs/ again, in the font Inter if installed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compares pooled vectors, MUVERA's encodings and the vectors of ColBERT models with those of PyLate
-# and FastEmbed, in an environment of their own. It needs Python 3.11 or newer.
+# Compares pooled vectors, MUVERA encodings and vectors of ColBERT models with those of PyLate and
+# FastEmbed, in their own environment. Needs Python 3.11 or newer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs the tests of the kernels with AddressSanitizer and UndefinedBehaviorSanitizer, and fuzzes the
-# parsers of what clients and model hubs send with coverage feedback. Any report ends it.
+# parsers of requests and model files with coverage feedback. Stops at the first report.
 #
 #   scripts/check_sanitizers.sh [--seconds N] [FOLDER]
 #
-# It needs g++, whose AddressSanitizer it takes, and for the kernels for ARM qemu-user. The kernels
-# take five minutes on two cores, and the fuzzing N seconds, an hour by default, shared by the
-# targets. FOLDER, by default build/fuzzing, keeps their inputs for the next run.
+# Needs g++ for its AddressSanitizer, and qemu-user for the ARM kernels. The kernels take five minutes
+# on two cores, the fuzzing N seconds in all, an hour by default. FOLDER, by default build/fuzzing,
+# keeps the inputs for the next run.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -25,9 +25,9 @@ trap 'rm -rf "$checkout"' EXIT
 git ls-files -z --cached --others --exclude-standard \
   | tar --create --null --files-from=- | tar --extract --directory="$checkout"
 
-# The interpreter itself leaks what it made at its start, so that leaks are not looked for. libstdc++
-# is loaded first, because AddressSanitizer looks for its exceptions before PyTorch brings them.
-checked() {
+# Leaks are not detected, because the interpreter leaks objects of its start. libstdc++ is loaded
+# first, because AddressSanitizer looks up its exceptions before PyTorch loads it.
+with_sanitizers() {
   env LD_PRELOAD="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so.6)" \
     ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1 PYTHONMALLOC=malloc \
     CUDA_KERNEL_CHECKS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" "$@"
@@ -40,7 +40,7 @@ from tempfile import TemporaryDirectory
 from smart_embedder.kernels.build import Compiler, make_library
 from smart_embedder.kernels.build import current_architecture
 
-# The compiler's own driver drops AddressSanitizer, for which it brings no library.
+# The compiler's driver would drop AddressSanitizer, because it has no library for it.
 checks = ("-Xclang", "-fsanitize=address", "-fsanitize=undefined,float-cast-overflow")
 with TemporaryDirectory() as temporary:
     folder = Path(temporary)
@@ -50,17 +50,17 @@ with TemporaryDirectory() as temporary:
 PY
 )
 
-say "what is wrong is reported"
+say "wrong calls are reported"
 for fault in address undefined; do
-  if (cd "$checkout" && checked python -m tests.support.kernel_faults "$fault" 2> "$folder/fault.log"); then
-    echo "nothing has reported a wrong call of a kernel ($fault)" >&2
+  if (cd "$checkout" && with_sanitizers python -m tests.support.kernel_faults "$fault" 2> "$folder/fault.log"); then
+    echo "no sanitizer has reported a wrong call of a kernel ($fault)" >&2
     exit 1
   fi
   grep --max-count=1 --extended-regexp 'ERROR: AddressSanitizer|panic:' "$folder/fault.log"
 done
 
 say "the tests of the kernels, and of those for CUDA on a CPU"
-(cd "$checkout" && checked python -m pytest -q -rs tests/smart_embedder/kernels tests/smart_embedder/models/families/test_int8*.py \
+(cd "$checkout" && with_sanitizers python -m pytest -q -rs tests/smart_embedder/kernels tests/smart_embedder/models/families/test_int8*.py \
   --deselect tests/smart_embedder/kernels/test_build.py --ignore tests/smart_embedder/kernels/test_native_on_arm.py)
 
 say "the kernels for ARM on an emulated processor"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the lock files anew: every package that is installed, with what it depends on, for every
-# platform, each named by version and hash. Run it after a change of the requirements.
+# Writes the lock files: all packages and their dependencies, for all platforms, with versions and
+# hashes. Run it after a change of the requirements.
 #
-#   scripts/lock.sh              versions stay as they are locked where the requirements allow it
-#   scripts/lock.sh --upgrade    the newest version of what the requirements do not name
+#   scripts/lock.sh              keeps locked versions if the requirements allow them
+#   scripts/lock.sh --upgrade    takes the newest versions that the requirements allow
 #
-# It needs uv, which requirements/dev.txt names, and the two indexes that packages are taken from.
+# Needs uv, which requirements/dev.txt names, and both package indexes.
 # In requirements/:
 #   torch-cpu.lock  from PyTorch's index of CPU builds: torch alone
 #   torch-gpu.lock  from the default index: torch with CUDA, and CUDA's libraries
@@ -30,7 +30,7 @@ head_of() {
   echo "# Made by scripts/lock.sh from $1: change that, and run it again."
 }
 
-# What is in the output already, uv keeps.
+# uv keeps the versions that are in the output file.
 cat requirements/torch-gpu.lock requirements/service.lock > "$work/all" 2>/dev/null || true
 compile requirements-gpu.txt "$@" --output-file "$work/all"
 head_of "requirements-gpu.txt" > "$work/torch"
