@@ -4,7 +4,7 @@
     python -m benchmarks.engines FOLDER --workloads queries --limit avx2
     python -m benchmarks.engines FOLDER --page               # docs/throughput.md: 25 minutes
     python -m benchmarks.engines FOLDER --page --limit avx2  # adds engines that are limited
-    python -m benchmarks.engines --page                      # only writes tables and picture again
+    python -m benchmarks.engines --page                      # only writes the tables again
 
 FOLDER is a checkpoint of bge-m3's shape; if it is missing, one with random weights is saved there.
 The first run installs the peers' packages into their own environments. Only one engine is in memory
@@ -86,7 +86,6 @@ def main() -> None:
                 save()
         measure_engines(figures, arguments, save)
     PAGE.write_text(page.with_tables(PAGE.read_text("utf-8"), figures), "utf-8")
-    page.draw(figures, PAGE.parent / "engines-mixed.svg")
 
 
 def _parse() -> argparse.Namespace:

@@ -1,15 +1,13 @@
-"""Write the tables and the picture of docs/throughput.md from figures of `benchmarks.engines`.
+"""Write the tables of docs/throughput.md from figures of `benchmarks.engines`.
 
 In the page, only text between `<!-- figures: NAME -->` and `<!-- /figures -->` is replaced.
 """
 
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 from benchmarks.adapters import Setting
 from benchmarks.comparison import Outcome
@@ -28,15 +26,6 @@ _RATIOS = [
         for peer in ("m3serve", "sentence-transformers-float32", "infinity-float32")
     ),
 ]
-
-# A label, a figure, and whether its bar stands out.
-Bar = tuple[str, float, bool]
-
-_WIDTH, _LEFT, _TOP, _STEP = 760, 250, 56, 28
-_STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#24292f} rect{fill:#8c959f} .ours{fill:#0969da}"
-    "@media(prefers-color-scheme:dark){text{fill:#e6edf3} .ours{fill:#4493f8}}"
-)
 
 
 def with_tables(page: str, figures: Figures) -> str:
@@ -180,40 +169,3 @@ TABLES: dict[str, Callable[[Figures], str]] = {
     "neighbours": neighbours,
     "load": load,
 }
-
-
-def draw(figures: Figures, file: Path) -> None:
-    """Draw the texts per second of each engine, the fastest first."""
-    bars = []
-    for outcome in outcomes_of(figures).values():
-        name = outcome.name + "*" * outcome.contender.dense_only
-        rate = figures["texts"]["mixed"][0] / outcome.median("mixed")
-        bars.append((name, rate, name.startswith("smart-embedder")))
-    count, tokens, _ = figures["texts"]["mixed"]
-    title = f"Texts per second: mixed, {count} texts of {tokens} tokens"
-    note = f"{figures['machine']['processor']}; {figures['date']}; * dense vectors only"
-    if bars:  # There are none if only limited engines have run.
-        draw_bars(title, note, sorted(bars, key=lambda bar: -bar[1]), file)
-
-
-def draw_bars(title: str, about: str, bars: Sequence[Bar], file: Path) -> Path:
-    """Draw horizontal bars in the given order."""
-    height = _TOP + len(bars) * _STEP + 10
-    scale = (_WIDTH - _LEFT - 90) / max(figure for _, figure, _ in bars)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
-        f'<text x="16" y="26" font-weight="600">{escape(title)}</text>',
-        f'<text x="16" y="44">{escape(about)}</text>',
-    ]
-    for index, (label, figure, stands_out) in enumerate(bars):
-        y, width = _TOP + index * _STEP, figure * scale
-        size = f'x="{_LEFT}" y="{y}" width="{width:.1f}" height="20"'
-        lines += [
-            f'<text x="{_LEFT - 10}" y="{y + 15}" text-anchor="end">{escape(label)}</text>',
-            f'<rect {size} class="{"ours" if stands_out else ""}"/>',
-            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 15}">{figure:.2f}</text>',
-        ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join([*lines, "</svg>\n"]))
-    return file

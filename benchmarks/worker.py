@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.adapters import Setting, Vectors
+from tests.support.memory import status_bytes
 
 _ROOT = Path(__file__).parent.parent
 # Engines must not use a model hub while they are measured.
@@ -104,10 +105,9 @@ def measure(
 
 def peak_bytes() -> int:
     """Return the peak resident memory of this process."""
-    status = Path("/proc/self/status")
-    if status.exists():
+    if sys.platform == "linux":
         # Not getrusage: on Linux it includes the peak of the parent process before exec.
-        return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
+        return status_bytes("self", "VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
