@@ -329,7 +329,7 @@ def reserve_rendering_memory(
 
 @dataclass(frozen=True, slots=True)
 class TextVectors:
-    """The post-processed vectors of one text; None for a kind not asked for."""
+    """The post-processed vectors of one text; None for a kind that was not requested."""
 
     dense: QuantizedVectors | None
     sparse: SparseVector | None

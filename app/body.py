@@ -55,7 +55,7 @@ _CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii"}
 
 
 def max_json_values(settings: Settings) -> int:
-    """The limit of JSON values, above that of a valid body, so that its error can be specific."""
+    """The limit of JSON values in a body: high enough for the specific errors of longer lists."""
     texts = max(settings.max_sentences_per_request, settings.max_rerank_passages)
     return _VALUES_BESIDES_TEXTS + max(_VALUES_PER_TEXT * texts, _VALUES_PER_OBJECT * OPENAI_TEXTS)
 
@@ -135,7 +135,7 @@ class DescribedBy:
 def discriminate_by(*fields: str) -> Discriminator:
     """Tell the bodies of a union apart by the first of `fields` that they have.
 
-    A body without any of them is validated as that of the first field.
+    A body without any of them is validated by the schema of the first field.
     """
 
     def find_tag(value: Any) -> str:
@@ -209,7 +209,7 @@ class JsonValueCounter:
 def _require_json(headers: Headers) -> None:
     """Raise `UnsupportedMediaError` unless the headers declare uncompressed JSON in UTF-8.
 
-    The type may be missing if there is no Origin, that is, if the client is not a web page.
+    Only clients without an Origin, which are not web pages, may leave out the type.
     """
     values = headers.getlist("content-type")
     is_typed = any(map(str.strip, values))

@@ -17,7 +17,7 @@ _EMBED = "embed"
 
 
 class Role(Enum):
-    """What a model is used for: all kinds of vectors, only dense ones, or scores.
+    """The use of a model: for all kinds of vectors, only for dense ones, or for scores.
 
     The value is its field of `LoadedModels`.
     """
@@ -31,12 +31,12 @@ class Role(Enum):
 class ServedModel:
     """A model with all its names; responses show the first one.
 
-    `further` marks a model of MODELS. `revision` is the value of its setting, if it is set.
+    `from_models_file` marks a model of MODELS. `revision` is the value of its setting, if any.
     """
 
     role: Role
     names: tuple[str, ...]
-    further: bool = False
+    from_models_file: bool = False
     revision: str | None = None
 
     @property
@@ -78,7 +78,7 @@ class ModelCatalogue:
         for entry in entries:
             role = Role.EMBEDDER if entry.task == "embed" else Role.RERANKER
             names = tuple(dict.fromkeys((*_public_names(role, entry.public_name), *entry.aliases)))
-            served.append(ServedModel(role, names, further=True, revision=entry.revision))
+            served.append(ServedModel(role, names, from_models_file=True, revision=entry.revision))
         self.models = tuple(_with_aliases(model, aliases) for model in served)
         for alias, target in aliases.items():
             if not any(model.is_called(target) for model in served):
@@ -93,7 +93,7 @@ class ModelCatalogue:
         self._rerankers = [
             model
             for model in self.models
-            if model.role is (Role.RERANKER if model.further else scorer)
+            if model.role is (Role.RERANKER if model.from_models_file else scorer)
         ]
 
     def embedder(self, name: str | None) -> ServedModel:
@@ -103,7 +103,7 @@ class ModelCatalogue:
     def reranker(self, name: str | None) -> ServedModel | None:
         """The reranker with this name, or the default one; None if there is no reranker."""
         if not (name and self._rerankers):
-            return next((model for model in self._rerankers if not model.further), None)
+            return next((model for model in self._rerankers if not model.from_models_file), None)
         return _find(name, self._rerankers, "rerankers")
 
     def find(self, name: str | None) -> ServedModel:

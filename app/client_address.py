@@ -17,7 +17,7 @@ _WITH_PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\](?::\d{1,5})?|(?P<v4>[\d.]+):\d{1
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _CLIENT_PREFIX = 64
 _UNKNOWN = "unknown"
-# Only so many entries at the right end of X-Forwarded-For are read; real chains are shorter.
+# Only the last entries of X-Forwarded-For are read; real chains of proxies are shorter.
 _MOST_PROXIES = 100
 _PATH_PREFIX = re.compile(r"(?:/[\w.~-]+)+", re.ASCII)
 

@@ -1,4 +1,4 @@
-"""The statuses and responses of errors, and the descriptions of what is wrong with a body.
+"""The statuses and responses of errors, and the messages about invalid bodies.
 
 Each dialect defines the shape of its error bodies; see `app.context.Dialect`.
 """

@@ -1,7 +1,7 @@
-"""A request that asks for work: endpoints have the engine compute with it, and render the response.
+"""Runs the work of a request in the engine, within its deadline and while its client is connected.
 
-`Call` leases the models, runs the work in the engine and renders the response outside the event
-loop if it is large.
+Endpoints get a `Call`, which leases the models, runs the work and renders the response. `embed` and
+`rerank` also check the texts and name the field of the dialect in errors.
 """
 
 import asyncio
@@ -199,7 +199,7 @@ def find_embedder(call: Call, role: Role | None = None) -> ServedModel:
         return catalogue.embedder(None) if role is None else catalogue.with_role(role)
     model = catalogue.find(name)
     if model.role is Role.RERANKER or role not in {None, model.role}:
-        raise InvalidRequestError(f"the model {model.name} does not make what is asked for here")
+        raise InvalidRequestError(f"the model {model.name} does not support this endpoint")
     return model
 
 

@@ -71,7 +71,7 @@ class EndpointMetrics:
 
 
 class _ProcessCollector(ProcessCollector):
-    """Reports open files even at their limit, where the library cannot open /proc to count them."""
+    """Reports open files even at their limit, when the library cannot open /proc to count them."""
 
     def collect(self) -> Iterable[Metric]:
         families = [*super().collect()]

@@ -21,7 +21,7 @@ _STDOUT, _STDERR = 1, 2
 _MAX_CHARACTERS = 200
 # At most this many lines, a few megabytes, wait for the reader of the log.
 _MAX_LINES = 5000
-# For so many seconds the process waits at its end for the last lines to be read.
+# Seconds for which the process waits at its end for the last lines to be written.
 _FLUSH_SECONDS = 1.0
 
 # Registered with the metrics of every service in the process, which share the log.

@@ -30,7 +30,7 @@ class IndexedTokenStrings(BaseModel):
 
 
 class DenseAndColbert(BaseModel):
-    """The vectors of one text; a kind not asked for is null."""
+    """The vectors of one text; a kind that was not requested is null."""
 
     dense: list[float] | None
     dense_scale: Annotated[float | None, Field(description="With int8 and uint8 only.")] = None
@@ -42,7 +42,7 @@ class DenseAndColbert(BaseModel):
 
 
 class Embeddings(DenseAndColbert):
-    """The vectors of one text; a kind not asked for is null."""
+    """The vectors of one text; a kind that was not requested is null."""
 
     sparse: Annotated[dict[str, float] | None, Field(description="Weights by token id.")]
 
@@ -100,7 +100,7 @@ class Base64Sentence(BaseModel):
 
 
 class WarningTarget(BaseModel):
-    """What a warning is about."""
+    """The text that a warning is about."""
 
     field: str
     index: int
@@ -116,7 +116,7 @@ class TruncationDetails(BaseModel):
     truncated_tokens: int
     truncation_side: Literal["start", "end"]
     lower_bound: Annotated[
-        bool | None, Field(description="True where the text was cut before it was tokenised.")
+        bool | None, Field(description="True if the text was cut before it was tokenised.")
     ] = None
 
 
@@ -207,7 +207,7 @@ class RerankResponse(BaseModel):
     model_name: str
     vector_space: Annotated[
         dict[str, str],
-        Field(description="That of `score`, or in late interaction of each kind of vectors."),
+        Field(description="The id for `score`, or in late interaction for each kind of vectors."),
     ]
     processing_time_ms: float
     warnings: list[TruncationWarning]

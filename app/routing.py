@@ -94,7 +94,7 @@ class Router(APIRouter):
     """The paths of one dialect; the id of an operation is the name of its function.
 
     `error` is the schema of its errors. `groups` describe the tags of its operations. Below the
-    paths in `below`, errors have the dialect's shape even where there is no route. The paths of a
+    paths in `below`, errors have the dialect's shape even if there is no route. The paths of a
     public router need no token.
     """
 

@@ -110,7 +110,7 @@ class RequestModel(BaseModel):
 
 
 class ForeignRequest(RequestModel):
-    """A body of another API, as lenient as that API.
+    """A body of another API, validated as leniently as there.
 
     Unknown fields are ignored, and strings are accepted for numbers and booleans.
     """

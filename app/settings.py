@@ -100,7 +100,7 @@ REMOVED = {
     "REPLAY_LOG": "requests are not recorded any more: `tools.verify --space` compares two servers",
     "REPLAY_LOG_BYTES": "requests are not recorded any more",
     "STATE_DIR": "a start compares no vectors: `tools.verify --space` does, as a job or in CI",
-    "TORCH_COMPILE": "it had no effect, as the service has kernels of its own",
+    "TORCH_COMPILE": "it had no effect, as the service has its own kernels",
 }
 
 
@@ -316,7 +316,7 @@ def _read_dotenv() -> dict[str, str | None]:
             wrong.append(f".env sets {removed_setting(name)}")
         elif name.upper() not in _KNOWN:
             found = advice(name.upper(), str.upper, known)
-            wrong.append(f".env sets {name}, which is no setting: {found}")
+            wrong.append(f".env sets {name}, which is not a setting: {found}")
     if wrong:
         raise StartupError("; ".join(wrong))
     return variables

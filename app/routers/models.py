@@ -99,7 +99,7 @@ def _check_command(name: str, request: Request, service: Service) -> str:
             f"API_TOKENS_FILE names {OPERATOR_NAME}"
         )
     model = service.catalogue.find(name)
-    if not model.further:
+    if not model.from_models_file:
         raise UnknownModelError(f"the model {model.name} is a default model: it stays loaded")
     return model.name
 

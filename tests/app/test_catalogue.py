@@ -129,7 +129,9 @@ def test_each_model_has_its_role_and_the_revision_of_its_setting() -> None:
     revisions |= {"reranker_model_revision": "three", "dense_embedding_model": QWEN}
     served = catalogue(models=FURTHER, **revisions)
     assert served.created > 0
-    assert [(model.name, model.role, model.revision, model.further) for model in served.models] == [
+    assert [
+        (model.name, model.role, model.revision, model.from_models_file) for model in served.models
+    ] == [
         (BGE, Role.EMBEDDER, "one", False),
         (QWEN, Role.DENSE, "two", False),
         (RERANKER, Role.RERANKER, "three", False),

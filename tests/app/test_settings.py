@@ -142,8 +142,8 @@ def test_an_unknown_name_in_dotenv_stops_the_start_with_the_nearest_setting(tmp_
     with pytest.raises(StartupError) as caught:
         load_settings()
     assert str(caught.value) == (
-        ".env sets MAX_QUEU_SIZE, which is no setting: the nearest is MAX_QUEUE_SIZE; "
-        ".env sets api_tokn, which is no setting: the nearest is API_TOKEN"
+        ".env sets MAX_QUEU_SIZE, which is not a setting: the nearest is MAX_QUEUE_SIZE; "
+        ".env sets api_tokn, which is not a setting: the nearest is API_TOKEN"
     )
 
 
@@ -152,9 +152,9 @@ def test_a_setting_of_another_server_in_dotenv_names_the_setting_here(tmp_path) 
     with pytest.raises(StartupError) as caught:
         load_settings()
     assert str(caught.value) == (
-        ".env sets MAX_CLIENT_BATCH_SIZE, which is no setting: "
+        ".env sets MAX_CLIENT_BATCH_SIZE, which is not a setting: "
         "here it is MAX_SENTENCES_PER_REQUEST or MAX_RERANK_PASSAGES; "
-        ".env sets INFINITY_API_KEY, which is no setting: here it is API_TOKEN"
+        ".env sets INFINITY_API_KEY, which is not a setting: here it is API_TOKEN"
     )
 
 
