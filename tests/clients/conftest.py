@@ -71,7 +71,7 @@ def rejected(server: RunningServer, reason: str) -> float:
 
 
 @contextmanager
-def used_up_rate(server: RunningServer) -> Iterator[str]:
+def use_up_rate_limit(server: RunningServer) -> Iterator[str]:
     """Return an address of the server, at which the rate limit refuses the first request."""
 
     def use_up() -> None:

@@ -10,7 +10,7 @@ MOST_TEXTS = 400
 DENSE = {"return_sparse": False, "return_colbert": False}
 
 
-def vectors_of(client: httpx2.Client, texts: list[str]) -> np.ndarray:
+def embed_natively(client: httpx2.Client, texts: list[str]) -> np.ndarray:
     """Return float32 `[texts, width]`, from several requests if needed."""
     vectors = []
     for begin in range(0, len(texts), MOST_TEXTS):
@@ -21,7 +21,7 @@ def vectors_of(client: httpx2.Client, texts: list[str]) -> np.ndarray:
     return np.float32(vectors)
 
 
-def scores_of(client: httpx2.Client, query: str, texts: list[str]) -> list[tuple[str, float]]:
+def rerank_natively(client: httpx2.Client, query: str, texts: list[str]) -> list[tuple[str, float]]:
     """Return passages and probabilities by descending score."""
     body = {"query": query, "passages": texts, "normalize": True}
     answer = client.post("/rerank", json=body)
@@ -29,30 +29,30 @@ def scores_of(client: httpx2.Client, query: str, texts: list[str]) -> list[tuple
     return [(item["passage"], item["score"]) for item in answer.json()["results"]]
 
 
-def assert_same_scores(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
+def check_scores(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
     assert [text for text, _ in found] == [text for text, _ in expected]
     np.testing.assert_allclose(
         [score for _, score in found], [score for _, score in expected], rtol=0, atol=1e-6
     )
 
 
-def vector_of(embedding: str | list[float]) -> np.ndarray:
+def decode_vector(embedding: str | list[float]) -> np.ndarray:
     """Decode a vector, which may be base64, as float32."""
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding), dtype="<f4")
     return np.float32(embedding)
 
 
-def assert_right(
+def check_numbers(
     found: dict, client: httpx2.Client, texts: list[str], batch: int | None = None
 ) -> None:
     """Check that a client, which sends `batch` texts per request, got the native numbers."""
     if "vectors" in found:
         size = batch or len(texts)
         batches = [texts[i : i + size] for i in range(0, len(texts), size)]
-        expected = np.concatenate([vectors_of(client, batch) for batch in batches])
-        vectors = np.stack([vector_of(vector) for vector in found["vectors"]])
+        expected = np.concatenate([embed_natively(client, batch) for batch in batches])
+        vectors = np.stack([decode_vector(vector) for vector in found["vectors"]])
         assert vectors.tobytes() == expected.tobytes()
     else:
         assert "scores" in found, found
-        assert_same_scores(found["scores"], scores_of(client, texts[0], texts))
+        check_scores(found["scores"], rerank_natively(client, texts[0], texts))

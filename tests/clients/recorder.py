@@ -78,7 +78,7 @@ def stem(name: str) -> str:
     return re.sub("[^a-z0-9]+", "-", name.lower())
 
 
-def requests_in(file: Path) -> dict[str, dict]:
+def read_requests(file: Path) -> dict[str, dict]:
     """Read the stored requests, by client."""
     return {
         request.pop("client"): request for request in map(json.loads, file.read_text().splitlines())
@@ -87,6 +87,6 @@ def requests_in(file: Path) -> dict[str, dict]:
 
 def record(name: str, request: dict) -> None:
     """Store a request for test_recorded.py."""
-    stored = requests_in(RECORDED) | {stem(name): request}
+    stored = read_requests(RECORDED) | {stem(name): request}
     lines = [json.dumps({"client": k} | stored[k], ensure_ascii=False) for k in sorted(stored)]
     RECORDED.write_text("\n".join(lines) + "\n")

@@ -12,8 +12,8 @@ import pytest
 from app.schemas import OPENAI_TEXTS
 from tests.clients.client_process import ENVIRONMENT, EXAMPLES
 from tests.clients.clients import APPLICATIONS, CLIENTS
-from tests.clients.conftest import TEXTS, full_queue, rejected, used_up_rate
-from tests.clients.expected import MOST_TEXTS, assert_right
+from tests.clients.conftest import TEXTS, full_queue, rejected, use_up_rate_limit
+from tests.clients.expected import MOST_TEXTS, check_numbers
 from tests.clients.recorder import record, recorder
 
 pytestmark = pytest.mark.skipif(
@@ -42,10 +42,10 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def test_client_gets_the_native_numbers(name, process, clients_server, native) -> None:
     with recorder(clients_server.url) as proxy:
-        assert_right(process.run(proxy.url, TEXTS), native, TEXTS)
+        check_numbers(process.run(proxy.url, TEXTS), native, TEXTS)
         if os.environ.get("RECORD_CLIENTS"):
             record(name, proxy.requests[0])
-    assert_right(process.run(clients_server.url, TEXTS), native, TEXTS)
+    check_numbers(process.run(clients_server.url, TEXTS), native, TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_application_gets_the_native_numbers(
 ) -> None:
     _, *replaced = APPLICATIONS[application]
     with recorder(clients_server.url) as proxy:
-        assert_right(process.run(proxy.url, TEXTS, *replaced), native, TEXTS)
+        check_numbers(process.run(proxy.url, TEXTS, *replaced), native, TEXTS)
         if os.environ.get("RECORD_CLIENTS"):
             record(application, proxy.requests[0])
 
@@ -71,7 +71,7 @@ def test_client_gets_the_native_numbers_of_hundreds_of_texts(
     count = 100 if "=100" in EXAMPLES[name].code else MOST_TEXTS - 1
     texts = [f"search {i} " * (i % 7 + 1) for i in range(count)]
     found = process.run(clients_server.url, texts)
-    assert_right(found, native, texts, CLIENTS[name].batch)
+    check_numbers(found, native, texts, CLIENTS[name].batch)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_client_may_send_2048_texts_in_one_request(
 ) -> None:
     texts = [f"search {i}" for i in range(OPENAI_TEXTS + 1)]
     with recorder(clients_server.url) as proxy:
-        assert_right(process.run(proxy.url, texts, *replaced), native, texts)
+        check_numbers(process.run(proxy.url, texts, *replaced), native, texts)
         counts = {len(json.loads(request["body"])["input"]) for request in proxy.requests}
     assert counts == {OPENAI_TEXTS, 1}
 
@@ -102,24 +102,24 @@ def test_client_error_gives_the_reason(
     if any(old not in EXAMPLES[name].code for old, _ in replaced):
         pytest.skip("it names no model")
     found = process.run(clients_server.url, texts, *replaced)
-    assert_told(found, name, situation, native, texts)
-    assert_right(process.run(clients_server.url, TEXTS), native, TEXTS)
+    check_error(found, name, situation, native, texts)
+    check_numbers(process.run(clients_server.url, TEXTS), native, TEXTS)
 
 
 def test_client_error_503_of_a_full_queue(name, process, clients_server, hold, native) -> None:
     with full_queue(clients_server, hold):
         found = process.run(clients_server.url, TEXTS, *impatience(name))
-    assert_told(found, name, "full_queue", native)
-    assert_right(process.run(clients_server.url, TEXTS), native, TEXTS)
+    check_error(found, name, "full_queue", native)
+    check_numbers(process.run(clients_server.url, TEXTS), native, TEXTS)
 
 
 def test_client_error_429_of_the_rate_limit(
     name, process, clients_server, limited_server, native
 ) -> None:
-    with used_up_rate(limited_server) as url:
+    with use_up_rate_limit(limited_server) as url:
         found = process.run(url, TEXTS, *impatience(name))
-    assert_told(found, name, "too_many", native)
-    assert_right(process.run(clients_server.url, TEXTS), native, TEXTS)
+    check_error(found, name, "too_many", native)
+    check_numbers(process.run(clients_server.url, TEXTS), native, TEXTS)
 
 
 @pytest.mark.parametrize("name", RETRYING, indirect=True, scope="module")
@@ -130,7 +130,7 @@ def test_client_retries_503_until_the_queue_has_room(
     with full_queue(clients_server, hold):
         process.start(clients_server.url, TEXTS)
         clients_server.wait_for_more(lambda: rejected(clients_server, "backpressure"), before)
-    assert_right(process.result(), native, TEXTS)
+    check_numbers(process.result(), native, TEXTS)
 
 
 @pytest.mark.parametrize("name", RETRYING, indirect=True, scope="module")
@@ -138,8 +138,8 @@ def test_client_retries_429_until_the_rate_limit_allows_it(
     name, process, limited_server, native
 ) -> None:
     before = rejected(limited_server, "rate_limit")
-    with used_up_rate(limited_server) as url:
-        assert_right(process.run(url, TEXTS), native, TEXTS)
+    with use_up_rate_limit(limited_server) as url:
+        check_numbers(process.run(url, TEXTS), native, TEXTS)
     # Two requests: the one that used up the limit, and the client's first.
     assert rejected(limited_server, "rate_limit") >= before + 2
 
@@ -149,11 +149,11 @@ def impatience(name: str) -> list[tuple[str, str]]:
     return [] if client.impatient is None else [client.impatient]
 
 
-def assert_told(found: dict, name: str, situation: str, native, texts: list[str] = TEXTS) -> None:
+def check_error(found: dict, name: str, situation: str, native, texts: list[str] = TEXTS) -> None:
     client = CLIENTS[name]
     error = getattr(client, situation)
     if error is None:
-        assert_right(found, native, texts, client.batch)
+        check_numbers(found, native, texts, client.batch)
     else:
         assert found.get("error") == error, found
         assert WORDS[situation] in found["message"] or situation in client.silent, found

@@ -4,8 +4,8 @@ import pytest
 
 from app.schemas import OPENAI_TEXTS
 from tests.clients.client_process import ENVIRONMENT
-from tests.clients.conftest import full_queue, rejected, used_up_rate
-from tests.clients.expected import vector_of, vectors_of
+from tests.clients.conftest import full_queue, rejected, use_up_rate_limit
+from tests.clients.expected import decode_vector, embed_natively
 
 pytestmark = pytest.mark.skipif(
     not ENVIRONMENT.is_dir(), reason="scripts/check_clients.sh makes the clients' environment"
@@ -42,7 +42,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def as_bytes(found: dict) -> bytes:
-    return b"".join(vector_of(vector).tobytes() for vector in found["vectors"])
+    return b"".join(decode_vector(vector).tobytes() for vector in found["vectors"])
 
 
 @pytest.mark.parametrize("encoding", [None, "float", "base64"])
@@ -56,13 +56,13 @@ def test_openai_encodings_give_the_native_vectors(
     found = process.run(clients_server.url, texts, *replaced)
     # The client decodes base64 only if it was not requested by name.
     assert all(isinstance(vector, str) == (encoding == "base64") for vector in found["vectors"])
-    assert as_bytes(found) == vectors_of(native, texts).tobytes()
+    assert as_bytes(found) == embed_natively(native, texts).tobytes()
 
 
 def test_openai_single_string_is_embedded(name, process, clients_server, native) -> None:
     alone = (INPUT[name], f"{INPUT[name]}[0]")
     found = process.run(clients_server.url, TEXTS, alone)
-    assert as_bytes(found) == vectors_of(native, TEXTS[:1]).tobytes()
+    assert as_bytes(found) == embed_natively(native, TEXTS[:1]).tobytes()
 
 
 @pytest.mark.parametrize("ids", [[101, 2023, 102], [[101, 102], [103]]], ids=["one", "several"])
@@ -79,7 +79,7 @@ def test_openai_client_works_after_an_error(
 ) -> None:
     old, new = REFUSED[name]
     found = process.run(clients_server.url, TEXTS, (old, new.format(texts=texts)))
-    assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+    assert as_bytes(found) == embed_natively(native, TEXTS).tobytes()
 
 
 def test_openai_client_retries_503_twice(name, process, clients_server, hold, native) -> None:
@@ -90,13 +90,13 @@ def test_openai_client_retries_503_twice(name, process, clients_server, hold, na
     assert "MAX_QUEUE_SIZE" in found["message"]
     assert rejected(clients_server, "backpressure") == before + 3
     found = process.run(clients_server.url, TEXTS)
-    assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+    assert as_bytes(found) == embed_natively(native, TEXTS).tobytes()
 
 
 def test_openai_client_waits_for_retry_after_429(name, process, limited_server, native) -> None:
     before = rejected(limited_server, "rate_limit")
-    with used_up_rate(limited_server) as url:
+    with use_up_rate_limit(limited_server) as url:
         found = process.run(url, TEXTS)
-    assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+    assert as_bytes(found) == embed_natively(native, TEXTS).tobytes()
     # Two requests: the one that used up the limit, and the client's first.
     assert rejected(limited_server, "rate_limit") == before + 2

@@ -5,12 +5,12 @@ import re
 
 from tests.clients.client_process import EXAMPLES, HERE, PAGE, REPOSITORY
 from tests.clients.clients import APPLICATIONS, CLIENTS
-from tests.clients.recorder import RECORDED, requests_in, stem
+from tests.clients.recorder import RECORDED, read_requests, stem
 
 
 def test_every_example_is_tested_and_its_request_is_stored() -> None:
     assert list(EXAMPLES) == list(CLIENTS)
-    stored = requests_in(RECORDED)
+    stored = read_requests(RECORDED)
     for name in [*EXAMPLES, *APPLICATIONS]:
         assert stem(name) in stored, name
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from tests.clients.conftest import TOKEN
-from tests.clients.expected import assert_same_scores, scores_of, vector_of, vectors_of
-from tests.clients.recorder import RECORDED, requests_in
+from tests.clients.expected import check_scores, decode_vector, embed_natively, rerank_natively
+from tests.clients.recorder import RECORDED, read_requests
 from tests.support.server import RunningServer
 
-REQUESTS = requests_in(RECORDED) | requests_in(RECORDED.with_name("written.jsonl"))
+REQUESTS = read_requests(RECORDED) | read_requests(RECORDED.with_name("written.jsonl"))
 
 
 @pytest.mark.parametrize("recorded", REQUESTS.values(), ids=list(REQUESTS))
@@ -30,24 +30,24 @@ def test_recorded_request_gets_the_native_numbers(
     assert response.status_code == 200, response.text
     sent, answer = json.loads(recorded["body"]), response.json()
     if "inputs" in sent:
-        assert np.float32(answer).tobytes() == vectors_of(native, sent["inputs"]).tobytes()
+        assert np.float32(answer).tobytes() == embed_natively(native, sent["inputs"]).tobytes()
     elif "query" in sent and "texts" in sent:
         found = [(sent["texts"][item["index"]], item["score"]) for item in answer]
-        assert_same_scores(found, scores_of(native, sent["query"], sent["texts"]))
+        check_scores(found, rerank_natively(native, sent["query"], sent["texts"]))
     elif "texts" in sent:
         found = answer["embeddings"]
         # Without embedding_types it is a list.
         found = np.float32(found["float"] if sent.get("embedding_types") else found)
-        assert found.tobytes() == vectors_of(native, sent["texts"]).tobytes()
+        assert found.tobytes() == embed_natively(native, sent["texts"]).tobytes()
     elif "documents" in sent:
         found = [
             (sent["documents"][item["index"]], item["relevance_score"])
             for item in answer["results"]
         ]
-        assert_same_scores(found, scores_of(native, sent["query"], sent["documents"]))
+        check_scores(found, rerank_natively(native, sent["query"], sent["documents"]))
     else:
         texts = [sent["input"]] if isinstance(sent["input"], str) else sent["input"]
-        vectors = np.stack([vector_of(item["embedding"]) for item in answer["data"]])
-        assert vectors.tobytes() == vectors_of(native, texts).tobytes()
+        vectors = np.stack([decode_vector(item["embedding"]) for item in answer["data"]])
+        assert vectors.tobytes() == embed_natively(native, texts).tobytes()
         is_base64 = sent.get("encoding_format") == "base64"
         assert all(isinstance(item["embedding"], str) == is_base64 for item in answer["data"])

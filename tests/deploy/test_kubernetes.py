@@ -34,10 +34,10 @@ def overlay(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def objects(overlay: str) -> dict[str, dict[str, Any]]:
     """The objects by kind, of which there is one each."""
-    return made_of(FOLDER / overlay)
+    return build_objects(FOLDER / overlay)
 
 
-def made_of(folder: Path) -> dict[str, dict[str, Any]]:
+def build_objects(folder: Path) -> dict[str, dict[str, Any]]:
     done = subprocess.run(
         ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
     )
@@ -59,7 +59,7 @@ def container(pod) -> dict[str, Any]:
     return only
 
 
-def settings_of(objects, container) -> dict[str, str]:
+def read_settings(objects, container) -> dict[str, str]:
     """Return the environment variables of the process."""
     (source,) = container["envFrom"]
     assert source["configMapRef"]["name"] == objects["ConfigMap"]["metadata"]["name"]
@@ -90,7 +90,7 @@ def test_local_models_volume_is_mounted_read_only(
     shutil.copytree(FOLDER, tmp_path / "kubernetes")
     file = tmp_path / "kubernetes" / overlay / "kustomization.yaml"
     file.write_text(f"{file.read_text()}components: [../local-models]\n")
-    manifests = made_of(file.parent)
+    manifests = build_objects(file.parent)
     kubernetes_validate.validate(manifests["Deployment"], version, strict=True)
     pod = manifests["Deployment"]["spec"]["template"]["spec"]
     (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "models")
@@ -130,7 +130,7 @@ def test_network_policy_allows_clients_and_the_hub(objects) -> None:
 
 
 def test_settings_are_valid(objects, container, overlay: str) -> None:
-    given = settings_of(objects, container)
+    given = read_settings(objects, container)
     assert given.keys() <= listed_settings().keys() | LIBRARY_VARIABLES
     values = {name.lower(): value for name, value in given.items() if name not in LIBRARY_VARIABLES}
     settings = Settings.model_validate(values)
@@ -139,7 +139,7 @@ def test_settings_are_valid(objects, container, overlay: str) -> None:
 
 def test_ports_and_paths_match_the_image(objects, container, pod, overlay: str) -> None:
     image = (ROOT / f"Dockerfile.{overlay}").read_text()
-    given = settings_of(objects, container)
+    given = read_settings(objects, container)
     for name in ("HOST", "PORT", "HF_HOME"):
         assert re.search(rf"^ENV .*\b{name}={re.escape(given[name])}\b", image, re.MULTILINE)
     (port,) = container["ports"]
@@ -170,7 +170,7 @@ def test_the_pod_is_hardened(pod, container) -> None:
 
 
 def test_grace_period_is_longer_than_the_drain(objects, container, pod) -> None:
-    drain = float(settings_of(objects, container)["SHUTDOWN_TIMEOUT"])
+    drain = float(read_settings(objects, container)["SHUTDOWN_TIMEOUT"])
     pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     # A forward that runs when the drain ends gets SHUTDOWN_TIMEOUT to return (`EngineCore.close`).
     assert "SHUTDOWN_TIMEOUT" in str(core.EngineCore.close.__doc__)

@@ -29,16 +29,16 @@ FURTHER = "further-m3"
 pytestmark = needs_prometheus
 
 
-def filled_in(expression: str) -> str:
+def fill_variables(expression: str) -> str:
     """Replace the variables of a dashboard's expression, as Grafana does."""
     return expression.replace("$__rate_interval", "1m").replace("$instance", ".*")
 
 
-def asked_by_the_dashboard() -> list[str]:
-    return [filled_in(target["expr"]) for panel in PANELS for target in panel["targets"]]
+def dashboard_expressions() -> list[str]:
+    return [fill_variables(target["expr"]) for panel in PANELS for target in panel["targets"]]
 
 
-def compared_by_the_alerts() -> list[str]:
+def alert_expressions() -> list[str]:
     """Return the left sides of all alerts: the comparisons have no value unless an alert fires."""
     comparisons = [re.fullmatch(r"(.+) (?:==|>) [\d.]+", rule["expr"]) for rule in RULES]
     assert all(comparisons)
@@ -65,13 +65,13 @@ def prometheus(
     """A Prometheus that has scraped the server before and after some load."""
     target = embedder.url.removeprefix("http://")
     with run_prometheus(tmp_path_factory.mktemp("prometheus"), target) as running:
-        wait_until(lambda: scraped(running) == 0, "never scraped")
+        wait_until(lambda: count_scraped_reranks(running) == 0, "never scraped")
         send_load(embedder)
-        wait_until(lambda: scraped(running) == 3, "never scraped after the load")
+        wait_until(lambda: count_scraped_reranks(running) == 3, "never scraped after the load")
         yield running
 
 
-def scraped(prometheus: PrometheusServer) -> float | None:
+def count_scraped_reranks(prometheus: PrometheusServer) -> float | None:
     samples = prometheus.query('rerank_requests_total{status="success"}')
     return samples[0][1] if samples else None
 
@@ -90,14 +90,14 @@ def send_load(server: RunningServer) -> None:
             assert client.post("/rerank", json=body).status_code == 200
 
 
-def shown_in_the_guide() -> list[str]:
+def guide_expressions() -> list[str]:
     page = DEPLOYED.parents[1] / "docs" / "monitoring.md"
     queries = re.findall(r"```promql\n(.+?)\n```", page.read_text(encoding="utf-8"), re.DOTALL)
     # The server has run only for seconds.
     return [re.sub(r"\[(5m|1h)\]", "[1m]", query) for query in queries]
 
 
-ASKED = [*asked_by_the_dashboard(), *compared_by_the_alerts(), *shown_in_the_guide()]
+ASKED = [*dashboard_expressions(), *alert_expressions(), *guide_expressions()]
 
 
 @pytest.mark.parametrize("expression", ASKED)
@@ -111,13 +111,13 @@ def legend(template: str, labels: dict[str, str]) -> str:
     return re.sub(r"{{(\w+)}}", lambda found: labels[found[1]], template)
 
 
-def shown(prometheus: PrometheusServer, title: str) -> dict[str, float]:
+def panel_values(prometheus: PrometheusServer, title: str) -> dict[str, float]:
     """Return the legends and last values of a panel."""
     (panel,) = (panel for panel in PANELS if panel["title"] == title)
     return {
         legend(target["legendFormat"], labels): value
         for target in panel["targets"]
-        for labels, value in prometheus.query(filled_in(target["expr"]))
+        for labels, value in prometheus.query(fill_variables(target["expr"]))
     }
 
 
@@ -125,7 +125,7 @@ def test_panels_show_what_happened(
     prometheus: PrometheusServer, tiny_m3: Path, tiny_reranker: Path
 ) -> None:
     def positive(title: str) -> set[str]:
-        return {legend for legend, value in shown(prometheus, title).items() if value > 0}
+        return {legend for legend, value in panel_values(prometheus, title).items() if value > 0}
 
     assert positive("Request rate") == {"/embeddings/", "/rerank"}
     outcomes = {"/embeddings/ success", "/embeddings/ client_error", "/rerank success"}
@@ -136,24 +136,25 @@ def test_panels_show_what_happened(
     assert positive("Latency of /rerank") == {"P50", "P95", "P99"}
     assert positive("Trouble") == set()
     # Of 46 texts, 20 were for the other model, and 6 were in the cache.
-    assert shown(prometheus, "Embedding cache, size")["entries"] == 40
-    assert 0 < shown(prometheus, "Embedding cache, hit rate")["hit rate"] < 1
+    assert panel_values(prometheus, "Embedding cache, size")["entries"] == 40
+    assert 0 < panel_values(prometheus, "Embedding cache, hit rate")["hit rate"] < 1
     assert positive("Embedding cache, size") == {"bytes", "entries"}
-    states = shown(prometheus, "Models by state")
+    states = panel_values(prometheus, "Models by state")
     assert {state: count for state, count in states.items() if count} == {"ready": 3}
     assert positive("Models loaded and unloaded") == {f"{FURTHER} load success"}
-    assert shown(prometheus, "Requests for models of MODELS") == {FURTHER: 0}
+    assert panel_values(prometheus, "Requests for models of MODELS") == {FURTHER: 0}
 
 
 def test_alerts_can_be_evaluated_and_none_fires(prometheus: PrometheusServer) -> None:
-    def told(fact: str) -> dict[str, object]:
+    def read_alert_field(fact: str) -> dict[str, object]:
         (group,) = prometheus.get("rules")["groups"]
         return {rule["name"]: rule[fact] for rule in group["rules"]}
 
     wait_until(
-        lambda: set(told("health").values()) == {"ok"}, "the alerts were never all evaluated"
+        lambda: set(read_alert_field("health").values()) == {"ok"},
+        "the alerts were never all evaluated",
     )
-    assert told("state") == {rule["alert"]: "inactive" for rule in RULES}
+    assert read_alert_field("state") == {rule["alert"]: "inactive" for rule in RULES}
 
 
 def promtool(*arguments: str, given: str = "") -> tuple[int, str]:

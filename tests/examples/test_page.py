@@ -21,13 +21,13 @@ UNPINNED = {"./client"}
 BROUGHT_ALONG = {"pydantic", "qdrant-client", "httpx", "numpy"}
 
 
-def packages_of(example: Path) -> set[str]:
+def named_packages(example: Path) -> set[str]:
     """Return the packages that the header says to install."""
     (line,) = re.findall(r"(?m)^pip install (.+)$", example.read_text())
     return {package.strip('"').partition("[")[0] for package in line.split()}
 
 
-def imported_by(example: Path) -> set[str]:
+def imported_packages(example: Path) -> set[str]:
     """Return the packages of its imports at module level."""
     found = set()
     for node in ast.parse(example.read_text()).body:
@@ -45,11 +45,11 @@ def imported_by(example: Path) -> set[str]:
 def test_example_header_lists_pinned_packages_and_the_docs_link_to_it(
     example: Path,
 ) -> None:
-    packages = packages_of(example)
+    packages = named_packages(example)
     assert {"./client"} <= packages
     assert all(re.search(rf"(?m)^{package}==", PINS) for package in packages - UNPINNED)
     # Dependencies need not be named.
-    assert imported_by(example) - BROUGHT_ALONG <= packages
+    assert imported_packages(example) - BROUGHT_ALONG <= packages
     # Submodules of the client may need packages of its extras.
     assert "from smart_embedder_client." not in example.read_text()
     page = (REPOSITORY / "docs" / "hybrid-search.md").read_text()

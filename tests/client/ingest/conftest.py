@@ -32,13 +32,13 @@ class Runs:
         options = replace(self.options, **changes)
         return asyncio.run(ingest(options, self.target, self.url, journal=self.journal))
 
-    def look(self, ask: Callable[[Store], Any]) -> Any:
+    def query_store(self, ask: Callable[[Store], Any]) -> Any:
         """Query the collection between two runs."""
         with closing(open_store(self.target)) as store:
             return ask(store)
 
     def ids(self) -> list[str]:
-        found = self.look(lambda store: list(iterate_pages(store, self.options.dataset)))
+        found = self.query_store(lambda store: list(iterate_pages(store, self.options.dataset)))
         return [id_ for page in found for id_ in page]
 
     def arguments(self, *more: str) -> list[str]:
@@ -68,7 +68,7 @@ class Runs:
             process.communicate(timeout=30)
 
 
-def stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
+def is_stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
     """Whether the collection has this many points, each stored once."""
     ids = runs.ids()
     uploads = qdrant.state(runs.target.collection)["uploads"]
@@ -101,7 +101,7 @@ def make_runs(server: RunningServer, target: Target, source: Path, folder: Path)
     return Runs(server.url, target, folder / "journal.sqlite", options)
 
 
-def target_of(kind: str, tmp_path: Path, qdrant: QdrantServer) -> Target:
+def make_target(kind: str, tmp_path: Path, qdrant: QdrantServer) -> Target:
     """Return the target of a collection that does not exist yet."""
     name = tmp_path.name
     if kind == "grpc":
@@ -117,18 +117,18 @@ def target_of(kind: str, tmp_path: Path, qdrant: QdrantServer) -> Target:
 @pytest.fixture(params=["http", "grpc", "folder", "edge"])
 def runs(request, server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Iterator[Runs]:
     """Runs into each kind of collection."""
-    yield make_runs(server, target_of(request.param, tmp_path, qdrant), folder, tmp_path)
+    yield make_runs(server, make_target(request.param, tmp_path, qdrant), folder, tmp_path)
     qdrant.fail()
 
 
 @pytest.fixture
 def http_runs(server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Iterator[Runs]:
     """Runs into a server whose uploads can be made to fail."""
-    yield make_runs(server, target_of("http", tmp_path, qdrant), folder, tmp_path)
+    yield make_runs(server, make_target("http", tmp_path, qdrant), folder, tmp_path)
     qdrant.fail()
 
 
 @pytest.fixture
 def edge_runs(server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Runs:
     """Runs into Qdrant Edge, for tests that need only one kind of collection."""
-    return make_runs(server, target_of("edge", tmp_path, qdrant), folder, tmp_path)
+    return make_runs(server, make_target("edge", tmp_path, qdrant), folder, tmp_path)

@@ -30,7 +30,7 @@ def check(edge_runs: Runs, capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def spaces_of(server: RunningServer) -> dict[str, str]:
+def read_spaces(server: RunningServer) -> dict[str, str]:
     with Client(server.url) as client:
         return client.embed(["river"], return_colbert=True).vector_space
 
@@ -39,7 +39,7 @@ def test_vector_space_ids_of_each_kind_are_compared(
     edge_runs: Runs, server: RunningServer, other_server: RunningServer, check
 ) -> None:
     edge_runs.run()
-    ids, other_ids = spaces_of(server), spaces_of(other_server)
+    ids, other_ids = read_spaces(server), read_spaces(other_server)
     assert check(server).splitlines() == [f"{kind}: the same space, {ids[kind]}" for kind in KINDS]
     name = edge_runs.target.collection
     command = f"smart-embedder ingest --from-collection {name}"
@@ -59,7 +59,7 @@ def test_vector_space_ids_of_other_kinds_are_ignored(
     edge_runs: Runs, server: RunningServer, check
 ) -> None:
     edge_runs.run(kinds=frozenset({"sparse"}))
-    assert check(server) == f"sparse: the same space, {spaces_of(server)['sparse']}\n"
+    assert check(server) == f"sparse: the same space, {read_spaces(server)['sparse']}\n"
 
 
 def test_exit_status_2_if_ids_cannot_be_compared(
@@ -68,13 +68,13 @@ def test_exit_status_2_if_ids_cannot_be_compared(
     assert "there is no collection" in check(server, status=2)
     edge_runs.run()
     assert "as it is older" in check(older_server, status=2)
-    origin = edge_runs.look(lambda store: store.origin())
+    origin = edge_runs.query_store(lambda store: store.origin())
 
     def note(spaces: dict[str, str]) -> None:
-        def note_in(store: Store) -> None:
+        def store_ids(store: Store) -> None:
             store.set_origin(replace(origin, vector_space=spaces))
 
-        edge_runs.look(note_in)
+        edge_runs.query_store(store_ids)
 
     note(origin.vector_space | {"dense": "dense-w-t-cls-none-unit-none-512end-384"})
     name = edge_runs.target.collection

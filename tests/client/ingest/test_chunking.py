@@ -35,7 +35,7 @@ def chunker(request: pytest.FixtureRequest, client: Client, tiny_m3: Path) -> Ch
     return FileChunker(tiny_m3 / "tokenizer.json", TOKENS, OVERLAP)
 
 
-def tokens_of(client: Client, texts: list[str]) -> list[int]:
+def count_model_tokens(client: Client, texts: list[str]) -> list[int]:
     """Count the tokens that the model reads, including special ones."""
     usage = [client.embed([text], return_colbert=False).usage for text in texts]
     return [counts["prompt_tokens"] for counts in usage]
@@ -48,7 +48,7 @@ def test_chunks_do_not_exceed_the_token_limit(
     text = "\n\n".join(f"## Part {i}\n\n{line}" for i, line in enumerate(corpus(40)))
     chunker.prepare([text])
     chunks = chunker.split(text, is_markdown=is_markdown)
-    counts = tokens_of(client, chunks)
+    counts = count_model_tokens(client, chunks)
     assert max(counts) <= TOKENS
     # The chunks are also well filled.
     assert sum(counts) / len(counts) > TOKENS / 3
@@ -61,7 +61,7 @@ def test_chunk_overlap_is_limited(client: Client) -> None:
         ServiceChunker(client.count_tokens, TOKENS, overlap).split(text) for overlap in (OVERLAP, 0)
     )
     assert "".join(apart).replace(" ", "") == text.replace(" ", "")
-    repeated = sum(tokens_of(client, overlapping)) - sum(tokens_of(client, apart))
+    repeated = sum(count_model_tokens(client, overlapping)) - sum(count_model_tokens(client, apart))
     assert 0 < repeated <= (OVERLAP + 2) * len(overlapping)
 
 

@@ -8,7 +8,7 @@ from smart_embedder_client import SmartEmbedderError
 from smart_embedder_client.ingest.options import IngestError
 from smart_embedder_client.qdrant.store import QdrantBusyError, QdrantError, QdrantFullError, Target
 
-from tests.client.ingest.conftest import Runs, stored_once
+from tests.client.ingest.conftest import Runs, is_stored_once
 from tests.support.qdrant.process import QdrantServer
 
 NO_SPACE = "Service internal error: No space left on device: WAL buffer size exceeds disk space"
@@ -31,7 +31,7 @@ def test_requests_to_a_busy_or_slow_qdrant_are_retried(
     report = replace(http_runs, target=target).run()
     assert len(http_runs.ids()) == report.points
     # Points of requests that timed out or got no response are stored, too.
-    assert {"seconds", "after"} & {*fault} or stored_once(http_runs, qdrant, report.points)
+    assert {"seconds", "after"} & {*fault} or is_stored_once(http_runs, qdrant, report.points)
     assert capsys.readouterr().err.count("trying again") == 1
     assert http_runs.run().uploaded == 0
 
@@ -50,7 +50,7 @@ def test_full_disk_507_stops_the_run_which_can_be_resumed(
     report = runs.run()
     assert report.points == report.uploaded + stored
     assert stored > 0
-    assert stored_once(runs, qdrant, report.points)
+    assert is_stored_once(runs, qdrant, report.points)
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_qdrant_errors_are_alike_over_http_and_grpc(
     ((source, reason),) = report.refused
     assert source == "pump.txt"
     assert f"answers {refuses}: the vector is odd" in reason
-    assert stored_once(runs, qdrant, report.points - 1)
+    assert is_stored_once(runs, qdrant, report.points - 1)
     # Only the refused point is sent again.
     assert runs.run().refused == report.refused
     qdrant.fail(status=429, times=1)
     last = runs.run()
     assert (last.uploaded, last.refused) == (1, [])
-    assert stored_once(runs, qdrant, report.points)
+    assert is_stored_once(runs, qdrant, report.points)
 
 
 def test_run_stops_after_too_many_refused_points(
@@ -103,7 +103,7 @@ def test_uploads_keep_the_limits_of_bytes_and_streams(
     # A point of these texts has about 30 KB of JSON.
     report = http_runs.run(batch_bytes=200_000, streams=3)
     state = qdrant.state(http_runs.target.collection)
-    assert stored_once(http_runs, qdrant, report.points)
+    assert is_stored_once(http_runs, qdrant, report.points)
     assert 30_000 < state["largest_upload"] <= 200_000
     assert state["most_streams"] <= 3
 
@@ -112,12 +112,12 @@ def test_hnsw_graph_is_built_at_the_end(http_runs: Runs, qdrant: QdrantServer) -
     qdrant.fail(status=507)
     with pytest.raises(QdrantFullError):
         http_runs.run()
-    assert http_runs.look(lambda store: store.layout().vectors["dense"].edges) == 0
+    assert http_runs.query_store(lambda store: store.layout().vectors["dense"].edges) == 0
     qdrant.fail()
     http_runs.run(index=False)
-    assert http_runs.look(lambda store: store.layout().vectors["dense"].edges) == 0
+    assert http_runs.query_store(lambda store: store.layout().vectors["dense"].edges) == 0
     http_runs.run()
-    layout = http_runs.look(lambda store: store.layout())
+    layout = http_runs.query_store(lambda store: store.layout())
     assert (layout.vectors["dense"].edges, layout.vectors["colbert"].edges) == (16, 0)
 
 

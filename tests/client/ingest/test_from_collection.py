@@ -44,13 +44,13 @@ sys.exit(main(arguments))
 """
 
 
-def new_of(runs: Runs, url: str) -> Runs:
+def make_new_runs(runs: Runs, url: str) -> Runs:
     """Runs into a new collection of the same Qdrant, with another service."""
     target = replace(runs.target, collection=f"{runs.target.collection}-new")
     return replace(runs, url=url, target=target)
 
 
-def copied(runs: Runs, new: Runs, **options: Any) -> Report:
+def copy_collection(runs: Runs, new: Runs, **options: Any) -> Report:
     load_options = LoadOptions(patience=60.0, **options)
     return asyncio.run(ingest_collection(load_options, runs.target.collection, new.target, new.url))
 
@@ -61,16 +61,16 @@ def arguments(runs: Runs, new: Runs, *more: str) -> list[str]:
     return [*source, "--url", new.url, *where, "--no-grpc", *more]
 
 
-def payloads(runs: Runs) -> dict[str, dict[str, Any]]:
+def read_payloads(runs: Runs) -> dict[str, dict[str, Any]]:
     ids = runs.ids()
-    points = runs.look(lambda store: store.read(ids, with_vectors=False))
+    points = runs.query_store(lambda store: store.read(ids, with_vectors=False))
     return {point.id: dict(point.payload) for point in points}
 
 
 def check_vectors(new: Runs, expected: dict[str, dict[str, Any]]) -> None:
     """Check the payloads by id, and that the vectors are those of the service."""
-    points = new.look(lambda store: store.read(list(expected), with_vectors=True))
-    assert new.look(lambda store: store.count(None)) == len(expected)
+    points = new.query_store(lambda store: store.read(list(expected), with_vectors=True))
+    assert new.query_store(lambda store: store.count(None)) == len(expected)
     assert {point.id: dict(point.payload) for point in points} == expected
     texts = [point.payload["text"] for point in points]
     with Client(new.url) as client:
@@ -80,17 +80,17 @@ def check_vectors(new: Runs, expected: dict[str, dict[str, Any]]) -> None:
         np.testing.assert_allclose(point.vectors.colbert, embedded.colbert[i], atol=1e-5)
         found, weights = point.vectors.sparse.as_dict(), embedded.sparse[i].as_dict()
         assert found == pytest.approx(weights, abs=1e-5)
-    assert new.look(lambda store: store.origin()).vector_space == embedded.vector_space
+    assert new.query_store(lambda store: store.origin()).vector_space == embedded.vector_space
 
 
 def test_points_are_copied_with_new_vectors(runs: Runs, other_server: RunningServer) -> None:
     points = runs.run().points
-    before, new = payloads(runs), new_of(runs, other_server.url)
-    found = copied(runs, new)
+    before, new = read_payloads(runs), make_new_runs(runs, other_server.url)
+    found = copy_collection(runs, new)
     assert (found.uploaded, found.points, found.is_complete) == (points, points, True)
     check_vectors(new, before)
-    assert payloads(runs) == before
-    again = copied(runs, new)
+    assert read_payloads(runs) == before
+    again = copy_collection(runs, new)
     assert (again.uploaded, again.points) == (0, points)
     # An ingest of the files finds its points.
     new.journal.unlink()
@@ -104,7 +104,7 @@ def test_killed_copy_is_resumed(
     rows = [json.dumps({"text": f"row {i} of the river " * 5, "row": i}) for i in range(30)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     edge_runs.run()
-    before, new = payloads(edge_runs), new_of(edge_runs, other_server.url)
+    before, new = read_payloads(edge_runs), make_new_runs(edge_runs, other_server.url)
     command = arguments(edge_runs, new, "--streams", "1", "--requests", "1")
     for kill in (["1", "before"], ["2", "after"]):
         killed = subprocess.run(
@@ -125,19 +125,19 @@ def test_next_run_copies_points_that_were_added_meanwhile(
     edge_runs: Runs, other_server: RunningServer, folder: Path
 ) -> None:
     edge_runs.run()
-    new = new_of(edge_runs, other_server.url)
-    copied(edge_runs, new)
+    new = make_new_runs(edge_runs, other_server.url)
+    copy_collection(edge_runs, new)
     (folder / "more.txt").write_text("Another text about winter.")
     edge_runs.run()
-    assert copied(edge_runs, new).uploaded == 1
-    check_vectors(new, payloads(edge_runs))
+    assert copy_collection(edge_runs, new).uploaded == 1
+    check_vectors(new, read_payloads(edge_runs))
 
 
 def test_copy_with_another_datatype_and_fewer_kinds(edge_runs: Runs, server: RunningServer) -> None:
     points = edge_runs.run().points
-    new = new_of(edge_runs, server.url)
-    copied(edge_runs, new, datatype="float16", kinds=frozenset({"dense"}))
-    layout = new.look(lambda store: store.layout())
+    new = make_new_runs(edge_runs, server.url)
+    copy_collection(edge_runs, new, datatype="float16", kinds=frozenset({"dense"}))
+    layout = new.query_store(lambda store: store.layout())
     assert (layout.kinds, layout.datatype) == ({"dense"}, "float16")
     assert len(new.ids()) == points
 
@@ -147,28 +147,28 @@ def test_point_without_text_is_reported(
 ) -> None:
     points = edge_runs.run(kinds=frozenset({"sparse"})).points
     (id_, *_) = edge_runs.ids()
-    (first,) = edge_runs.look(lambda store: store.read([id_], with_vectors=True))
+    (first,) = edge_runs.query_store(lambda store: store.read([id_], with_vectors=True))
     bare = replace(first, payload={"dataset": "texts", "source": "by hand"})
-    edge_runs.look(lambda store: store.upsert([bare]))
-    new = new_of(edge_runs, other_server.url)
+    edge_runs.query_store(lambda store: store.upsert([bare]))
+    new = make_new_runs(edge_runs, other_server.url)
     assert main(arguments(edge_runs, new)) == 1
     assert "by hand: it has no text that could be embedded\n" in capsys.readouterr().out
-    assert new.look(lambda store: store.count(None)) == points - 1
+    assert new.query_store(lambda store: store.count(None)) == points - 1
 
 
 def test_target_with_another_vector_space_is_refused(
     edge_runs: Runs, server: RunningServer, other_server: RunningServer
 ) -> None:
     edge_runs.run()
-    new = new_of(edge_runs, server.url)
-    copied(edge_runs, new)
+    new = make_new_runs(edge_runs, server.url)
+    copy_collection(edge_runs, new)
     with pytest.raises(OtherSpaceError, match="than those of the collection .*-new"):
-        copied(edge_runs, replace(new, url=other_server.url))
+        copy_collection(edge_runs, replace(new, url=other_server.url))
     with pytest.raises(IngestError, match="cannot be its own source"):
-        copied(edge_runs, edge_runs)
+        copy_collection(edge_runs, edge_runs)
     nowhere = replace(edge_runs, target=replace(edge_runs.target, collection="nowhere"))
     with pytest.raises(IngestError, match="there is no collection nowhere"):
-        copied(nowhere, new)
+        copy_collection(nowhere, new)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_page_is_stored_again_if_an_anchor_changes(edge_runs: Runs, folder: Path
     assert (again.uploaded, again.points) == (0, first.points)
     edge_runs.journal.unlink()
     assert edge_runs.run().uploaded == 0
-    stored = edge_runs.look(lambda store: store.read(ids, with_vectors=False))
+    stored = edge_runs.query_store(lambda store: store.read(ids, with_vectors=False))
     texts = [point.payload["text"] for point in stored]
     assert texts.count("## Example\n\nsearch a river") == 2
     moved = [point.payload["metadata"].get("anchor") for point in stored].count("options")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.ingest.conftest import Runs, stored_once
+from tests.client.ingest.conftest import Runs, is_stored_once
 from tests.support.checkpoints import WORDS
 from tests.support.qdrant.process import QdrantServer
 from tests.support.relay import Relay
@@ -38,7 +38,7 @@ def test_killed_run_is_resumed(rows: Runs, qdrant: QdrantServer, after: bool) ->
     qdrant.fail()
     stored = len(qdrant.state(name)["uploads"])
     assert rows.run().uploaded == CHUNKS - stored
-    assert stored_once(rows, qdrant, CHUNKS)
+    assert is_stored_once(rows, qdrant, CHUNKS)
     assert rows.run().uploaded == 0
 
 
@@ -74,4 +74,4 @@ def test_run_waits_for_a_restarted_service(
                     printed, notes = process.communicate(timeout=120)
     assert process.returncode == 0, notes
     assert json.loads(printed)["uploaded"] == CHUNKS
-    assert stored_once(rows, qdrant, CHUNKS)
+    assert is_stored_once(rows, qdrant, CHUNKS)

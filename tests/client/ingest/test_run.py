@@ -33,7 +33,7 @@ def test_later_runs_store_missing_points_and_remove_only_with_sync(
     runs.journal.unlink()
     third = runs.run()
     assert (third.uploaded, third.points) == (0, first.points)
-    runs.look(lambda store: store.delete(ids[1:3]))
+    runs.query_store(lambda store: store.delete(ids[1:3]))
     assert runs.run().uploaded == 2
     assert sorted(runs.ids()) == sorted(ids)
 
@@ -48,7 +48,7 @@ def test_later_runs_store_missing_points_and_remove_only_with_sync(
     assert runs.run().uploaded == 1
     assert len(runs.ids()) == len(ids)
 
-    layout = runs.look(lambda store: store.layout())
+    layout = runs.query_store(lambda store: store.layout())
     assert layout.kinds == {"dense", "sparse", "colbert"}
     assert layout.sparse == {"sparse": None}
     assert layout.vectors["colbert"].is_multivector
@@ -79,7 +79,7 @@ def test_repeated_rows_are_stored_once_unless_their_ids_differ(
     source.write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
     report = edge_runs.run(source=source, fields=Fields(id="id"))
     assert (report.documents, report.repeated, report.points) == (3, 1, 2)
-    payload = edge_runs.look(lambda store: store.sample(1)[0].payload)
+    payload = edge_runs.query_store(lambda store: store.sample(1)[0].payload)
     assert payload["text"] == "the river"
     assert (payload["source"], payload["dataset"]) == ("rows.jsonl", "texts")
     assert payload["metadata"]["id"] in {1, 2}
@@ -99,7 +99,7 @@ def test_sync_keeps_the_points_of_other_datasets(edge_runs: Runs, tmp_path: Path
 
 def test_collection_with_other_vectors_is_refused_in_one_sentence(runs: Runs) -> None:
     layout = make_layout(7, None, sparse=True, datatype="float32")
-    runs.look(lambda store: store.create(layout, None))
+    runs.query_store(lambda store: store.create(layout, None))
     with pytest.raises(IngestError) as caught:
         runs.run()
     message = str(caught.value)
@@ -111,11 +111,11 @@ def test_collection_with_other_vectors_is_refused_in_one_sentence(runs: Runs) ->
 def test_collection_without_origin_is_refused_by_its_model_name(edge_runs: Runs) -> None:
     """Collections of an earlier version have no origin."""
     layout = make_layout(None, None, sparse=True, datatype="float32")
-    edge_runs.look(lambda store: store.create(layout, None))
+    edge_runs.query_store(lambda store: store.create(layout, None))
     sparse = SparseVector(np.array([1], np.uint32), np.array([1], np.float32))
     payload = {"model": "another-model", "dataset": "texts"}
     point = Point(str(uuid.UUID(int=1)), Vectors(sparse=sparse), payload)
-    edge_runs.look(lambda store: store.upsert([point]))
+    edge_runs.query_store(lambda store: store.upsert([point]))
     with pytest.raises(OtherSpaceError, match="has vectors of another-model, and the serv"):
         edge_runs.run(kinds=frozenset({"sparse"}))
 
@@ -123,7 +123,7 @@ def test_collection_without_origin_is_refused_by_its_model_name(edge_runs: Runs)
 @pytest.mark.parametrize("datatype", ["float16", "uint8"])
 def test_datatype_of_stored_vectors(edge_runs: Runs, datatype: str) -> None:
     assert edge_runs.run(datatype=datatype).refused == []
-    layout = edge_runs.look(lambda store: store.layout())
+    layout = edge_runs.query_store(lambda store: store.layout())
     assert {config.datatype for config in layout.vectors.values()} == {datatype}
     # The next run uses the datatype of the collection.
     assert edge_runs.run().uploaded == 0

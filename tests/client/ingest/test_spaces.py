@@ -28,7 +28,7 @@ from tests.support.server import RunningServer
 KINDS = ("dense", "sparse", "colbert")
 
 
-def spaces_of(server: RunningServer) -> dict[str, str]:
+def read_spaces(server: RunningServer) -> dict[str, str]:
     with Client(server.url) as client:
         return client.embed(["river"], return_colbert=True).vector_space
 
@@ -42,18 +42,18 @@ def forget_origin(runs: Runs) -> None:
 def test_origin_is_stored_in_the_collection(runs: Runs, server: RunningServer) -> None:
     """The origin is not counted, listed or found like a point."""
     points = runs.run().points
-    origin = runs.look(lambda store: store.origin())
-    assert origin.vector_space == spaces_of(server)
+    origin = runs.query_store(lambda store: store.origin())
+    assert origin.vector_space == read_spaces(server)
     assert set(origin.vector_space) == set(KINDS)
 
-    def everything(store: Store) -> tuple[int, int, int]:
+    def read_all(store: Store) -> tuple[int, int, int]:
         query = Vectors(dense=np.ones(64, np.float32))
         hits = store.search(query, Depths(1_000, 1_000, 1_000))["dense"]
         return store.count(None), len(store.sample(1_000)), len(hits)
 
-    assert runs.look(everything) == (points, points, points)
+    assert runs.query_store(read_all) == (points, points, points)
     assert runs.run().uploaded == 0
-    assert runs.look(lambda store: store.origin()) == origin
+    assert runs.query_store(lambda store: store.origin()) == origin
 
 
 def test_vectors_of_another_vector_space_are_refused_before_anything_changes(
@@ -99,7 +99,7 @@ def test_changed_vector_space_stops_the_run(
     assert process.returncode == 1
     assert "vectors are of another space than those of the collection" in notes.splitlines()[-1]
     ids = runs.ids()
-    points = runs.look(lambda store: store.read(ids, with_vectors=True))
+    points = runs.query_store(lambda store: store.read(ids, with_vectors=True))
     assert 0 < len(points) < 400
     with Client(server.url) as client:
         expected = client.embed([point.payload["text"] for point in points]).dense
@@ -127,13 +127,13 @@ def test_alias_is_resolved_at_the_start_of_a_run(
     qdrant.fail(status=503)
     with aliased.started() as process:
         qdrant.wait_for(name, lambda state: state["faults"] >= 1)
-        http_runs.look(make_another)
+        http_runs.query_store(make_another)
         move_alias(f"{name}-new")
         qdrant.fail()
         _, notes = process.communicate(timeout=120)
     assert process.returncode == 0, notes
-    assert http_runs.look(lambda store: store.count(None)) == points + 1
-    assert aliased.look(lambda store: store.count(None)) == 0
+    assert http_runs.query_store(lambda store: store.count(None)) == points + 1
+    assert aliased.query_store(lambda store: store.count(None)) == 0
 
 
 def test_model_names_are_compared_without_a_stored_vector_space(
@@ -148,7 +148,7 @@ def test_model_names_are_compared_without_a_stored_vector_space(
         "the collection does not say in which space its vectors are: only the names of the models "
         "are compared\n"
     )
-    assert edge_runs.look(lambda store: store.origin()) is None
+    assert edge_runs.query_store(lambda store: store.origin()) is None
 
     ids = edge_runs.ids()
 
@@ -158,7 +158,7 @@ def test_model_names_are_compared_without_a_stored_vector_space(
             [replace(point, payload={**point.payload, "model": "other"}) for point in found]
         )
 
-    edge_runs.look(rename)
+    edge_runs.query_store(rename)
     with pytest.raises(OtherSpaceError, match="has vectors of other, and the service makes"):
         edge_runs.run()
 
@@ -168,23 +168,23 @@ def test_origin_is_stored_in_an_existing_empty_collection(
 ) -> None:
     """The collection may have been created with special settings, such as quantization."""
     edge_runs.run()
-    layout = edge_runs.look(lambda store: store.layout())
+    layout = edge_runs.query_store(lambda store: store.layout())
     name = f"{edge_runs.target.collection}-own"
     mine = replace(edge_runs, target=replace(edge_runs.target, collection=name))
-    mine.look(lambda store: store.create(layout, None))
+    mine.query_store(lambda store: store.create(layout, None))
     mine.run()
-    assert mine.look(lambda store: store.origin()).vector_space == spaces_of(server)
+    assert mine.query_store(lambda store: store.origin()).vector_space == read_spaces(server)
 
 
 def test_vector_space_of_a_kind_added_later_is_stored(
     edge_runs: Runs, server: RunningServer
 ) -> None:
     edge_runs.run()
-    origin = edge_runs.look(lambda store: store.origin())
+    origin = edge_runs.query_store(lambda store: store.origin())
     partly = replace(origin, vector_space={"dense": origin.vector_space["dense"]})
-    edge_runs.look(lambda store: store.set_origin(partly))
+    edge_runs.query_store(lambda store: store.set_origin(partly))
     edge_runs.run()
-    assert edge_runs.look(lambda store: store.origin()).vector_space == spaces_of(server)
+    assert edge_runs.query_store(lambda store: store.origin()).vector_space == read_spaces(server)
 
 
 def test_older_service_is_reported_once(
@@ -194,7 +194,7 @@ def test_older_service_is_reported_once(
     older, message = replace(edge_runs, url=older_server), "the service does not say in which space"
     assert older.run().uploaded > 3
     assert capsys.readouterr().err.count(message) == 1
-    assert edge_runs.look(lambda store: store.origin()) is None
+    assert edge_runs.query_store(lambda store: store.origin()) is None
     edge_runs.run()
     capsys.readouterr()
     (edge_runs.options.source / "more.txt").write_text("more about the river")
@@ -205,10 +205,10 @@ def test_older_service_is_reported_once(
 def test_renamed_model_stores_nothing_twice(edge_runs: Runs, server: RunningServer) -> None:
     """Its folder may be renamed: the ids are made from the first names."""
     points = edge_runs.run().points
-    origin = edge_runs.look(lambda store: store.origin())
+    origin = edge_runs.query_store(lambda store: store.origin())
     before = replace(origin, models=["before"] * 3)
-    edge_runs.look(lambda store: store.delete(store.page("texts", None)[0]))
-    edge_runs.look(lambda store: store.set_origin(before))
+    edge_runs.query_store(lambda store: store.delete(store.page("texts", None)[0]))
+    edge_runs.query_store(lambda store: store.set_origin(before))
     edge_runs.run()
     renamed = set(edge_runs.ids())
     assert len(renamed) == points

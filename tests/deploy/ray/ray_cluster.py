@@ -49,7 +49,7 @@ class RayCluster:
     def embedders(self) -> dict[int, psutil.Process]:
         return self.processes(_WORKER)
 
-    def log_of(self, pid: int) -> str:
+    def read_log(self, pid: int) -> str:
         """Return the log of a worker."""
         files = self.folder.glob(f"session_*/logs/worker-*-{pid}.*")
         return "".join(file.read_text("utf-8", "replace") for file in files)

@@ -59,7 +59,7 @@ def service(cluster: RayCluster, tiny_m3: Path):
 
 def answered(cluster: RayCluster, pid: int) -> set[str]:
     """Return the requests that a replica has logged as answered."""
-    lines = (line for line in cluster.log_of(pid).splitlines() if line.startswith("{"))
+    lines = (line for line in cluster.read_log(pid).splitlines() if line.startswith("{"))
     events = (json.loads(line) for line in lines)
     return {event["request_id"] for event in events if event.get("path") == "/embeddings/"}
 
