@@ -45,7 +45,7 @@ from smart_embedder.models.families.registry import (
     overflows_float16,
 )
 from smart_embedder.models.files import config
-from smart_embedder.models.files.digest import record_content
+from smart_embedder.models.files.digest import record_digests
 from smart_embedder.models.files.reading import refuse_changed_files, trim_heap
 from smart_embedder.models.files.weights import count_parameters
 from smart_embedder.models.heads import embedder as embedders
@@ -126,10 +126,10 @@ def load_embedder(
 ) -> embedders.EmbeddingModel:
     """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
     _warn_of_ignored_code(name, folder)
-    with record_content(folder) as content:
+    with record_digests(folder) as digests:
         model = _make_embedder(name, folder, max_length, target, overrides)
     model.prompts = {**model.prompts, **overrides.prompts}
-    model.identify(content)
+    model.set_vector_spaces(digests)
     return model
 
 
@@ -165,12 +165,12 @@ def load_reranker(
     """Load a reranker; a Qwen3 one has at most `max_qwen_pairs` pairs in a forward."""
     _warn_of_ignored_code(name, folder)
     model: CrossEncoder | QwenReranker
-    with record_content(folder) as content:
+    with record_digests(folder) as digests:
         if is_qwen3(folder) and not is_classifier(folder):
             model = QwenReranker(name, folder, max_length, max_qwen_pairs, target)
         else:
             model = CrossEncoder(name, folder, max_length, target)
-    model.identify(content)
+    model.set_vector_spaces(digests)
     return model
 
 
@@ -256,8 +256,8 @@ class EntryLoader:
     def plan(self, entry: ModelEntry) -> LoadPlan:
         """Find the model's files, and compute how much memory it takes."""
         folder = locate_model(entry.name, entry.revision, self._settings, self._status)
-        placements = list(_placements_of(entry, self._workers))
-        needs = self._needs(entry, folder, placements)
+        placements = list(_find_placements(entry, self._workers))
+        needs = self._compute_needs(entry, folder, placements)
         load = partial(self._load, entry, folder, placements)
         # A string that changes when files of the model are replaced; none of them is read.
         files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -265,13 +265,13 @@ class EntryLoader:
         state = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
         return LoadPlan(needs, load, state)
 
-    def _needs(
+    def _compute_needs(
         self, entry: ModelEntry, folder: Path, placements: Sequence[_Placement]
     ) -> dict[str, int]:
         """Compute the bytes that the model takes of each memory."""
         needs: dict[str, int] = {}
         for placement in {placement.node: placement for placement in placements}.values():
-            target = self._target_of(entry, folder, placement)
+            target = self._choose_target(entry, folder, placement)
             size = target.dtype.itemsize
             if target.quantized:
                 size = 1 if is_quantized_by_layers(folder) else torch.float32.itemsize
@@ -281,7 +281,7 @@ class EntryLoader:
 
     def _require_memory(self, models: Iterable[tuple[ModelEntry, Path]]) -> None:
         """Raise `StartupError` where the system would kill the process for loading its models."""
-        needs = (self._needs(entry, folder, self._workers) for entry, folder in models)
+        needs = (self._compute_needs(entry, folder, self._workers) for entry, folder in models)
         needed = sum(by_memory.get("cpu", 0) for by_memory in needs) + _BESIDE_WEIGHTS
         left = hardware.host_memory_left()
         if needed > left:
@@ -314,7 +314,7 @@ class EntryLoader:
 
     def _load_on(self, placement: _Placement, entry: ModelEntry, folder: Path) -> DeviceModel[Any]:
         settings, is_qwen = self._settings, is_qwen3(folder)
-        target = self._target_of(entry, folder, placement)
+        target = self._choose_target(entry, folder, placement)
         model: DeviceModel[Any]
         if entry.task == "embed":
             default = settings.qwen_embed_max_length if is_qwen else settings.embed_max_length
@@ -328,7 +328,7 @@ class EntryLoader:
             model.make_reproducible()
         return model
 
-    def _target_of(self, entry: ModelEntry, folder: Path, placement: _Placement) -> Target:
+    def _choose_target(self, entry: ModelEntry, folder: Path, placement: _Placement) -> Target:
         """Return the device, number format and kernels for the model."""
         device, share = placement.device, placement.share
         hardware.ensure_allocates(device)
@@ -379,7 +379,7 @@ class EntryLoader:
         return PlacedModel(model, device, measure, free, bind_thread)
 
 
-def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
+def _find_placements(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
     """Yield the placements of a model: every worker, or the devices that its entry names."""
     if entry.device is None:
         yield from workers
@@ -433,9 +433,9 @@ def locate_model(
         _warn_of_revision(name, revision)
         return folder
     # Imported only here: a local folder needs neither the hub's library nor a cache folder.
-    from smart_embedder.models.files.hub import Hub, find_or_download  # noqa: PLC0415
+    from smart_embedder.models.files.hub import HubOptions, find_or_download  # noqa: PLC0415
 
-    hub = Hub(settings.hub_cache, revision, settings.hf_hub_offline, status)
+    hub = HubOptions(settings.hub_cache, revision, settings.hf_hub_offline, status)
     return find_or_download(name, hub)
 
 

@@ -76,7 +76,7 @@ from smart_embedder.models.families.module_parts import (
     find_parts,
     replace_parts,
 )
-from smart_embedder.models.files.config import read_config, unusable
+from smart_embedder.models.files.config import read_config, unusable_value
 from smart_embedder.models.files.weights import StoredTensor, Weights
 from smart_embedder.models.tokenizer import TextTokenizer
 
@@ -237,10 +237,10 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     weights.require_numbers()
     for key, value in config.to_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise unusable(folder, key, value)
+            raise unusable_value(folder, key, value)
         # Each layer has its own tensors, unless all layers share them.
         if "layers" in key and type(value) is int and value > _MAX_LAYERS + len(weights.tensors):
-            raise unusable(folder, key, value)
+            raise unusable_value(folder, key, value)
     encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     with torch.device("meta"):
         described = (AutoModelForTextEncoding if encodes else AutoModel).from_config(config)
@@ -272,7 +272,7 @@ def _named_tensors(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredT
     for stored_name, tensor in weights.tensors.items():
         name = stored_name.removeprefix(f"{prefix}.")
         is_hashed = "pooler" not in name and tensor.dtype.is_floating_point
-        yield stored_name, replace(tensor, name=name, content=tensor.content if is_hashed else None)
+        yield stored_name, replace(tensor, name=name, digests=tensor.digests if is_hashed else None)
 
 
 class ModuleTransformer(Transformer):

@@ -24,7 +24,7 @@ from smart_embedder.models.families.backbone import (
     preemption_point,
     run_in_row_blocks,
 )
-from smart_embedder.models.files.config import number, read_config, whole_number
+from smart_embedder.models.files.config import read_config, read_integer, read_number
 from smart_embedder.models.files.weights import Weights
 
 _ROBERTA = ("xlm-roberta", "roberta", "camembert")
@@ -73,7 +73,7 @@ class EncoderConfig:
             raise StartupError(f"{folder} holds a decoder; an encoder is needed")
         require_positions(folder, config)
         size = {
-            name: whole_number(folder, config, key, _DEFAULTS.get(key))
+            name: read_integer(folder, config, key, _DEFAULTS.get(key))
             for name, key in _SIZES.items()
         }
         if size["width"] % size["heads"]:
@@ -87,11 +87,11 @@ class EncoderConfig:
             raise StartupError(f"{folder} has the activation {activation}; known here: {known}")
         padding = None
         if model_type in _ROBERTA:
-            padding = whole_number(folder, config, "pad_token_id", _DEFAULT_PADDING, least=0)
+            padding = read_integer(folder, config, "pad_token_id", _DEFAULT_PADDING, least=0)
         return cls(
             **size,
             activation=activation,
-            epsilon=number(folder, config, "layer_norm_eps", _DEFAULT_EPSILON),
+            epsilon=read_number(folder, config, "layer_norm_eps", _DEFAULT_EPSILON),
             padding=padding,
         )
 

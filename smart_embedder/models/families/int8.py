@@ -251,7 +251,7 @@ def make_quantized_encoder(
     states, exact = embeddings(calibration), embeddings(compared).float()
     with calibrating_backend(backend, dtype) as int8_backend:
         for index in range(config.layers):
-            layer_weights = weights.keeping()
+            layer_weights = weights.caching()
             layer = bert.read_layer(layer_weights, config, index, int8_backend)
             states = layer(states, calibration, backend.attention)
             layers.append(_finish_layer(layer, backend))
@@ -287,7 +287,7 @@ def make_quantized_decoder(
     exact, layers = states.float(), []
     with calibrating_backend(backend, dtype) as int8_backend:
         for index in range(config.layers):
-            layer_weights = weights.keeping()
+            layer_weights = weights.caching()
             float32_layer = qwen3.read_layer(layer_weights, config, index, reference)
             exact = float32_layer(exact, calibration, reference.attention, rotary)
             layers.append(qwen3.read_layer(layer_weights, config, index, int8_backend, dtype))

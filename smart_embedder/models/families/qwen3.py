@@ -22,7 +22,12 @@ from smart_embedder.models.families.backbone import (
     preemption_point,
     run_in_row_blocks,
 )
-from smart_embedder.models.files.config import number, read_config, unusable, whole_number
+from smart_embedder.models.files.config import (
+    read_config,
+    read_integer,
+    read_number,
+    unusable_value,
+)
 from smart_embedder.models.files.weights import Weights
 
 _SIZES = {
@@ -76,10 +81,10 @@ class DecoderConfig:
         if model_type != "qwen3":
             raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")
         config.setdefault("head_dim", _DEFAULT_HEAD_WIDTH)
-        size = {name: whole_number(folder, config, key) for name, key in _SIZES.items()}
+        size = {name: read_integer(folder, config, key) for name, key in _SIZES.items()}
         kinds = config.get("layer_types") or []
         if not isinstance(kinds, list) or any(kind != _LAYER_TYPE for kind in kinds):
-            raise unusable(folder, "layer_types", kinds)
+            raise unusable_value(folder, "layer_types", kinds)
         for key, known in _FIXED.items():
             value = config.get(key, known)
             if value != known:
@@ -91,7 +96,7 @@ class DecoderConfig:
             )
         return cls(
             **size,
-            epsilon=number(folder, config, "rms_norm_eps", _DEFAULT_EPSILON),
+            epsilon=read_number(folder, config, "rms_norm_eps", _DEFAULT_EPSILON),
             theta=_read_theta(folder, config),
             tied=bool(config.get("tie_word_embeddings", False)),
         )
@@ -113,13 +118,15 @@ def _read_theta(folder: Path, config: dict[str, Any]) -> float:
     rotary = config.get(key) or {}
     # A dictionary of dictionaries has parameters for each kind of layer.
     if not isinstance(rotary, dict) or any(isinstance(value, dict) for value in rotary.values()):
-        raise unusable(folder, key, rotary)
+        raise unusable_value(folder, key, rotary)
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind != "default":
         raise StartupError(f"{folder} has rotary positions of type {kind}; known here: default")
-    theta = number(folder, {**config, **rotary}, "rope_theta", _DEFAULT_THETA)
+    theta = read_number(folder, {**config, **rotary}, "rope_theta", _DEFAULT_THETA)
     if not theta:
-        raise unusable(folder, "rope_theta", rotary.get("rope_theta", config.get("rope_theta")))
+        raise unusable_value(
+            folder, "rope_theta", rotary.get("rope_theta", config.get("rope_theta"))
+        )
     return theta
 
 
@@ -280,5 +287,5 @@ def vocabulary_head(weights: Weights, config: DecoderConfig, token: int) -> Tens
     """
     shape = config.vocabulary, config.width
     if config.tied and _HEAD not in weights:
-        return weights.before(TOKENS).row(TOKENS, token, *shape)
+        return weights.with_prefix_of(TOKENS).row(TOKENS, token, *shape)
     return weights.row(_HEAD, token, *shape)

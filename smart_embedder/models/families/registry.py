@@ -121,9 +121,9 @@ def load_encoder(
     folder that cannot be used.
     """
     config = EncoderConfig.read(folder)
-    weights = (weights or Weights.read(folder)).before(bert.TOKENS)
+    weights = (weights or Weights.read(folder)).with_prefix_of(bert.TOKENS)
     # Checks all shapes before `prove` computes with the sizes in config.json.
-    make_encoder(weights.unread(), config, unprepared_backend(), target.dtype)
+    make_encoder(weights.shapes_only(), config, unprepared_backend(), target.dtype)
     heads, head_width = config.heads, config.width // config.heads
     shapes = Shapes(
         config.width, config.inner_width, heads, heads, head_width, activation=config.activation
@@ -157,8 +157,8 @@ def load_decoder(
 ) -> Backbone:
     """Load a decoder of Qwen3's architecture, as `load_encoder` does."""
     config = DecoderConfig.read(folder)
-    weights = weights.before(qwen3.TOKENS)
-    make_decoder(weights.unread(), config, unprepared_backend())
+    weights = weights.with_prefix_of(qwen3.TOKENS)
+    make_decoder(weights.shapes_only(), config, unprepared_backend())
     shapes = Shapes(
         config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
         bias=False, causal=True,

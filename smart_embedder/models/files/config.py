@@ -80,25 +80,25 @@ def _read_json(path: Path) -> Any:
         raise StartupError(f"{path} cannot be read: it is nested too deeply") from error
 
 
-def whole_number(
+def read_integer(
     folder: Path, config: dict[str, Any], key: str, default: int | None = None, *, least: int = 1
 ) -> int:
     """Read the integer under `key`; raises `StartupError` for any other value or range."""
     value = config.get(key, default)
     if type(value) is not int or not least <= value <= _LARGEST:
-        raise unusable(folder, key, value)
+        raise unusable_value(folder, key, value)
     return value
 
 
-def number(folder: Path, config: dict[str, Any], key: str, default: float) -> float:
+def read_number(folder: Path, config: dict[str, Any], key: str, default: float) -> float:
     """Read the positive number under `key`; raises `StartupError` for any other value."""
     value = config.get(key, default)
     if type(value) not in {int, float} or not 0 < value <= _LARGEST:
-        raise unusable(folder, key, value)
+        raise unusable_value(folder, key, value)
     return float(value)
 
 
-def unusable(folder: Path, key: str, value: Any) -> StartupError:
+def unusable_value(folder: Path, key: str, value: Any) -> StartupError:
     """Return the error for a value that cannot be used."""
     return StartupError(f"{folder / 'config.json'} has no usable {key}: {value!s:.60}")
 

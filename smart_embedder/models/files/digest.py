@@ -22,11 +22,11 @@ _BLOCK = 2**17
 # threads would also apply to threads that start meanwhile.
 _CONVERTED_BY_ONE_THREAD = 2**15 - 1
 
-_recorded: ContextVar["Content | None"] = ContextVar("content", default=None)
+_recorded: ContextVar["WeightDigests | None"] = ContextVar("digests", default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class WeightDigests:
     """The digests of the tensors that were read from the model in `folder`, by name.
 
     The name of a tensor in a subfolder begins with the subfolder's name.
@@ -35,7 +35,7 @@ class Content:
     folder: Path
     tensors: dict[str, bytes] = field(default_factory=dict)
 
-    def name(self, folder: Path, name: str) -> str:
+    def qualify(self, folder: Path, name: str) -> str:
         """Return the name of a tensor of a file in `folder`."""
         if folder == self.folder:
             return name
@@ -43,25 +43,25 @@ class Content:
         below = folder.resolve().relative_to(self.folder.resolve())
         return (below / name).as_posix()
 
-    def digest(self, names: Iterable[str], *others: object) -> bytes:
+    def combine(self, names: Iterable[str], *others: object) -> bytes:
         """Compute the digest of these tensors, and of the `repr` of `others`."""
         lines = [f"{name!r} {self.tensors[name].hex()}" for name in sorted(names)]
         return xxh3_128_digest("\n".join([*lines, *map(repr, others)]).encode())
 
 
 @contextmanager
-def record_content(folder: Path) -> Iterator[Content]:
+def record_digests(folder: Path) -> Iterator[WeightDigests]:
     """Record the tensors that are found in the block, and read there or later."""
-    content = Content(folder)
-    token = _recorded.set(content)
+    digests = WeightDigests(folder)
+    token = _recorded.set(digests)
     try:
-        yield content
+        yield digests
     finally:
         _recorded.reset(token)
 
 
-def recorded_content() -> Content | None:
-    """Return the content of the enclosing `record_content`, if there is one."""
+def recorded_digests() -> WeightDigests | None:
+    """Return the digests of the enclosing `record_digests`, if there is one."""
     return _recorded.get()
 
 

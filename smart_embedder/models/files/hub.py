@@ -61,7 +61,7 @@ _EXCLUDED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 
 
 @dataclass(frozen=True, slots=True)
-class Hub:
+class HubOptions:
     """How a model is fetched; `offline` allows no network, `status` shows a running download."""
 
     cache: Path
@@ -70,7 +70,7 @@ class Hub:
     status: DownloadStatus = field(default_factory=DownloadStatus)
 
 
-def find_or_download(name: str, hub: Hub) -> Path:
+def find_or_download(name: str, hub: HubOptions) -> Path:
     """Return the folder of the model with the hub id `name`; download it if it is not on disk."""
     # The library would log every retry.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -106,7 +106,7 @@ def find_or_download(name: str, hub: Hub) -> Path:
         ) from error
 
 
-def _not_on_disk(name: str, hub: Hub, failure: BaseException | None) -> StartupError:
+def _not_on_disk(name: str, hub: HubOptions, failure: BaseException | None) -> StartupError:
     """Return the error for a model that is not on disk; `failure` is that of the hub, if any."""
     revision = f" --revision {hub.revision}" if hub.revision else ""
     return StartupError(
@@ -132,7 +132,7 @@ def _not_reached(failure: BaseException) -> str:
     return f"the hub cannot be reached through the proxy {address} ({reason}). "
 
 
-def _from_hub(name: str, hub: Hub) -> Path:
+def _from_hub(name: str, hub: HubOptions) -> Path:
     find = partial(
         snapshot_download,
         name,
@@ -164,7 +164,7 @@ def _from_hub(name: str, hub: Hub) -> Path:
     return snapshot
 
 
-def _fetch_info(name: str, hub: Hub) -> ModelInfo:
+def _fetch_info(name: str, hub: HubOptions) -> ModelInfo:
     """Fetch the list of a model's files; tries twice, not six times as `snapshot_download` does."""
     try:
         hooks = get_session().event_hooks["request"]

@@ -23,10 +23,10 @@ from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import make_linear, parameter_dict
 from smart_embedder.models.files.config import read_optional
 from smart_embedder.models.files.digest import (
-    Content,
     TensorDigest,
+    WeightDigests,
     copy_in_this_thread,
-    recorded_content,
+    recorded_digests,
 )
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
 
@@ -71,7 +71,7 @@ class _ReadFile:
 class StoredTensor:
     """A tensor in a file, from the byte `start` on.
 
-    Its digest is recorded in `content`, under its `name`, when it is read.
+    Its digest is recorded in `digests`, under its `name`, when it is read.
     """
 
     file: ModelFile | _ReadFile
@@ -79,7 +79,7 @@ class StoredTensor:
     shape: torch.Size
     dtype: torch.dtype
     name: str = ""
-    content: Content | None = None
+    digests: WeightDigests | None = None
 
     def __getitem__(self, index: Any) -> Tensor:
         """Index it like a tensor, as transformers does; `...` reads all of it."""
@@ -109,7 +109,7 @@ class StoredTensor:
                 content = memoryview(stored.view(torch.uint8).numpy())  # type: ignore[arg-type]
                 self.file.read_into(content, self.start + first * self.dtype.itemsize)
                 with torch.inference_mode(tensor.is_inference()):
-                    if self.content is not None:
+                    if self.digests is not None:
                         digest.add(first, stored)
                     if rounds:
                         copy_in_this_thread(part, stored)
@@ -121,9 +121,9 @@ class StoredTensor:
         else:
             with ThreadPoolExecutor(threads, "read-tensor") as pool:
                 list(pool.map(partial(read_every, threads), range(threads)))
-        if self.content is not None:
-            name = self.content.name(self.file.path.parent, self.name)
-            self.content.tensors[name] = digest.finish()
+        if self.digests is not None:
+            name = self.digests.qualify(self.file.path.parent, self.name)
+            self.digests.tensors[name] = digest.finish()
         return tensor
 
 
@@ -159,7 +159,7 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.tensors
 
-    def before(self, name: str) -> Self:
+    def with_prefix_of(self, name: str) -> Self:
         """Return the same tensors, with the prefix that stands before `name` in the checkpoint.
 
         Tensors of heads have no prefix. A file may hold tensors of several models: the prefixes of
@@ -179,11 +179,11 @@ class Weights:
         """Return the same tensors, to be read to a device in a number format."""
         return replace(self, device=device, dtype=dtype)
 
-    def keeping(self) -> Self:
+    def caching(self) -> Self:
         """Return the same tensors; the new object keeps each once it is read."""
         return replace(self, kept={})
 
-    def unread(self) -> Self:
+    def shapes_only(self) -> Self:
         """Return the same tensors on the device `meta`: only shapes are compared, none is read.
 
         Do not compute with such tensors: PyTorch would import its compiler, which takes a second.
@@ -329,7 +329,7 @@ def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         if end > file.size:
             raise ValueError(f"{path.name} ends before its tensor {name} does")
         end_of_last = end
-        yield name, StoredTensor(file, start, shape, dtype, name, recorded_content())
+        yield name, StoredTensor(file, start, shape, dtype, name, recorded_digests())
     if end_of_last != file.size:
         raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
@@ -353,11 +353,11 @@ def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
     if not tensor.is_meta:
         numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
         read = _ReadFile(file.path, memoryview(numbers))  # type: ignore[arg-type]
-        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, recorded_content())
+        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, recorded_digests())
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
-        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, recorded_content())
+        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, recorded_digests())
     # Read the region that holds a tensor with gaps, and copy the tensor out of it.
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)

@@ -22,12 +22,12 @@ from smart_embedder.models.files.config import (
     Module,
     read_config,
     read_default_prompt,
+    read_integer,
     read_modules,
     read_optional,
     read_poolings,
     read_prompts,
     read_vector_limit,
-    whole_number,
 )
 from smart_embedder.models.files.weights import Weights
 
@@ -114,7 +114,7 @@ class DenseLayer(nn.Module):
         """Read configuration and weights; raises `StartupError` if they cannot be used."""
         super().__init__()
         config = read_config(folder)
-        sizes = [whole_number(folder, config, f"{side}_features") for side in ("in", "out")]
+        sizes = [read_integer(folder, config, f"{side}_features") for side in ("in", "out")]
         named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
         package, _, activation = named.rpartition(".")
         # Other code that a configuration names is never run.

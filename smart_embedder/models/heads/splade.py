@@ -21,9 +21,9 @@ from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
     MASKED_LANGUAGE,
     TextOptions,
-    number,
     read_config,
     read_default_prompt,
+    read_number,
     read_prompts,
     read_vector_limit,
     require_known_modules,
@@ -252,7 +252,7 @@ def load_masked_language_head(
         if config.get("tie_word_embeddings") is False:
             raise StartupError(f"the checkpoint in {folder} lacks the tensor {table}")
         table = f"{names.tokens}.weight"
-    decoder, bias = weights.before(table), None
+    decoder, bias = weights.with_prefix_of(table), None
     weight = decoder.get(table, *decoder.tensors[decoder.prefix + table].shape)
     if names.has_bias is None or config.get(names.has_bias, True):
         bias_name = f"{names.decoder}.bias"
@@ -262,7 +262,7 @@ def load_masked_language_head(
     to_logits = make_linear(weight, bias)
     epsilon = _DEFAULT_EPSILON
     if names.epsilon is not None:
-        epsilon = number(folder, config, names.epsilon, _DEFAULT_EPSILON)
+        epsilon = read_number(folder, config, names.epsilon, _DEFAULT_EPSILON)
     # The width of a token's embedding, and of the states within the head.
     width = to_logits.in_features
     has_bias = f"{names.dense}.bias" in weights

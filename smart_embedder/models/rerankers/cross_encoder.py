@@ -21,10 +21,10 @@ from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
     CLASSES,
     TextOptions,
-    number,
     read_config,
     read_default_prompt,
     read_modules,
+    read_number,
     read_optional,
     require_known_modules,
 )
@@ -239,12 +239,12 @@ def _load_layers(
     layers: list[nn.Module] = []
     if names.dense is not None:
         # BERT's pooler has the prefix of the transformer's layers in the checkpoint.
-        prefixed = weights.before(f"{names.dense}.weight")
+        prefixed = weights.with_prefix_of(f"{names.dense}.weight")
         has_bias = f"{names.dense}.bias" in prefixed
         layers.append(prefixed.linear(names.dense, width, width, bias=has_bias))
         layers.append(_load_activation(folder, config, names))
         if names.norm is not None:
-            epsilon = number(folder, config, "norm_eps", 1e-5)  # The default of ModernBERT.
+            epsilon = read_number(folder, config, "norm_eps", 1e-5)  # The default of ModernBERT.
             layers.append(weights.norm(names.norm, width, epsilon))
     logits = weights.tensors[f"{names.logits}.weight"].shape[0]
     return [*layers, weights.linear(names.logits, width, logits, bias=names.dense is not None)]

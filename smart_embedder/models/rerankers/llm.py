@@ -70,7 +70,7 @@ class QwenReranker(RerankingModel):
         "rerank" is logged.
         """
         weights = Weights.read(folder)
-        if (folder / "1_Pooling").is_dir() or weights.before(_TOKENS).prefix != _PREFIX:
+        if (folder / "1_Pooling").is_dir() or weights.with_prefix_of(_TOKENS).prefix != _PREFIX:
             raise StartupError(
                 f"{folder} holds an embedding model and not a reranker: it has no head of a "
                 "language model"

@@ -17,10 +17,11 @@ from smart_embedder.models.files.config import (
     SentenceOverrides,
     TextOptions,
     has_modules,
-    number,
     read_config,
     read_default_prompt,
+    read_integer,
     read_modules,
+    read_number,
     read_optional,
     read_pooling,
     read_poolings,
@@ -28,7 +29,6 @@ from smart_embedder.models.files.config import (
     read_text_config,
     read_vector_limit,
     require_known_modules,
-    whole_number,
 )
 
 PACKAGE = "sentence_transformers.models."
@@ -46,29 +46,29 @@ def write(path: Path, content: object) -> None:
 @given(ANYTHING, st.integers(0, 2))
 def test_whole_number_is_an_integer_in_range(value, least) -> None:
     if type(value) is int and least <= value <= 2**31:
-        assert whole_number(Path("m"), {"a": value}, "a", least=least) == value
+        assert read_integer(Path("m"), {"a": value}, "a", least=least) == value
     else:
         with pytest.raises(StartupError, match="no usable a: "):
-            whole_number(Path("m"), {"a": value}, "a", least=least)
+            read_integer(Path("m"), {"a": value}, "a", least=least)
 
 
 @given(ANYTHING)
 def test_number_is_finite_and_positive(value) -> None:
     if type(value) in {int, float} and 0 < value <= 2**31:
-        found = number(Path("m"), {"a": value}, "a", 1.0)
+        found = read_number(Path("m"), {"a": value}, "a", 1.0)
         assert (type(found), found) == (float, value)
     else:
         with pytest.raises(StartupError, match="no usable a: "):
-            number(Path("m"), {"a": value}, "a", 1.0)
+            read_number(Path("m"), {"a": value}, "a", 1.0)
 
 
 def test_missing_number_has_its_default_or_is_refused() -> None:
-    assert whole_number(Path("m"), {}, "a", 7) == 7
-    assert number(Path("m"), {}, "a", 7) == 7.0
-    assert whole_number(Path("m"), {"a": 1}, "a") == 1
+    assert read_integer(Path("m"), {}, "a", 7) == 7
+    assert read_number(Path("m"), {}, "a", 7) == 7.0
+    assert read_integer(Path("m"), {"a": 1}, "a") == 1
     for config, least in (({}, 0), ({}, 2), ({"a": 0}, 1)):
         with pytest.raises(StartupError, match=f"no usable a: {config.get('a')}"):
-            whole_number(Path("m"), config, "a", least=least)
+            read_integer(Path("m"), config, "a", least=least)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 from smart_embedder.errors import StartupError
 from smart_embedder.interface import Download, DownloadStatus, human_size
 from smart_embedder.models.files import hub
-from smart_embedder.models.files.hub import Hub, find_or_download, follow_download
+from smart_embedder.models.files.hub import HubOptions, find_or_download, follow_download
 from smart_embedder.models.loader import locate_model, locate_models
 from smart_embedder.settings import EngineSettings
 from tests.support.answering_http import Handler, serving, url_of
@@ -61,7 +61,7 @@ def fetch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(constants, "ENDPOINT", address)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         with capture_logs() as logs:
-            found = find_or_download(MODEL, Hub(tmp_path, None, offline=False))
+            found = find_or_download(MODEL, HubOptions(tmp_path, None, offline=False))
         assert found == tmp_path / CACHED / "snapshots" / ("a" * 40)
         return logs
 
@@ -84,7 +84,7 @@ def test_local_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) 
 )
 def test_name_that_is_no_hub_id_is_not_looked_up(name: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=f"^the model folder {name} does not exist$"):
-        find_or_download(name, Hub(tmp_path, None, offline=True))
+        find_or_download(name, HubOptions(tmp_path, None, offline=True))
 
 
 def test_offline_model_is_found_by_revision_or_the_error_says_how_to_fetch_it(
@@ -93,14 +93,14 @@ def test_offline_model_is_found_by_revision_or_the_error_says_how_to_fetch_it(
     command = "hf download example/m3"
     for revision, named in ((None, command), ("v2", f"{command} --revision v2")):
         with pytest.raises(StartupError) as caught:
-            find_or_download(MODEL, Hub(tmp_path, revision, offline=True))
+            find_or_download(MODEL, HubOptions(tmp_path, revision, offline=True))
         assert str(caught.value) == (
             f"The model {MODEL} is not on this machine: fetch it with `{named}` where the hub can "
             f"be reached, and copy it to {tmp_path} or name its folder in the setting"
         )
         cached_model(tmp_path, ("a" if revision is None else "b") * 40)
     for revision, commit in ((None, "b" * 40), ("a" * 40, "a" * 40)):
-        assert find_or_download(MODEL, Hub(tmp_path, revision, offline=True)).name == commit
+        assert find_or_download(MODEL, HubOptions(tmp_path, revision, offline=True)).name == commit
 
 
 def test_each_model_has_its_own_revision(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_tensor_is_found_behind_a_prefix_or_named(tmp_path, name, shape, message
     save_file(tensors, tmp_path / "model.safetensors")
     weights = Weights.read(tmp_path)
     assert "roberta.encoder.layer.0.output.dense.bias" in weights
-    below = weights.before("embeddings.word_embeddings.weight")
+    below = weights.with_prefix_of("embeddings.word_embeddings.weight")
     assert "encoder.layer.0.output.dense.bias" in below
     with pytest.raises(StartupError, match=message):
         below.get(name, *shape)
@@ -264,9 +264,9 @@ def test_prefix_is_found_among_tensors_of_several_models(others, prefix, tmp_pat
     weights = Weights.read(tmp_path)
     if prefix is None:
         with pytest.raises(StartupError, match=f"has several tensors {name}, and nothing says"):
-            weights.before(name)
+            weights.with_prefix_of(name)
     else:
-        below = weights.before(name)
+        below = weights.with_prefix_of(name)
         assert (below.prefix, below.get(name, 2, 2).min()) == (prefix, 1.0)
 
 
