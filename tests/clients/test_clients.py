@@ -28,7 +28,7 @@ SITUATIONS = {
 }
 WORDS = {
     "wrong_model": "not served here",
-    "wrong_token": "is not known",
+    "wrong_token": "token is unknown",
     "oversized": "are allowed (MAX_",
     "full_queue": "queue is full",
     "too_many": "RATE_LIMIT_BURST_SIZE",
