@@ -26,7 +26,7 @@ _NODES = Path("/sys/devices/system/node")
 _CPUS = Path("/sys/devices/system/cpu")
 # With less work for each thread, synchronisation costs more than a further thread saves, as threads
 # share their cores with the event loop, the tokenizer and the clients.
-_FLOP_WORTH_A_THREAD = 0.5e9
+_FLOP_PER_THREAD = 0.5e9
 # The nice value of background threads: beside a busy program they get a third of its processor
 # time. With the lowest priority, 19, it would be a seventieth, and a model would never be loaded.
 _LOW_PRIORITY = 5
@@ -129,7 +129,7 @@ def set_threads(flop: float, fixed: int | None = None) -> None:
     If several workers share the cores, `fixed` is the number for every forward, because PyTorch's
     matrix library has one number for the whole process.
     """
-    threads = fixed or max(1, min(available_threads(), math.ceil(flop / _FLOP_WORTH_A_THREAD)))
+    threads = fixed or max(1, min(available_threads(), math.ceil(flop / _FLOP_PER_THREAD)))
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
 

@@ -28,8 +28,8 @@ log = structlog.get_logger(__name__)
 capture_lock = threading.RLock()
 # Memory that the system can reclaim only by swapping, as version 1 and version 2 of control groups
 # name it. (Version 1 also has "shmem", which leaves out a group's children.)
-_HELD = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
-_STATUS, _FORGET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_UNRECLAIMABLE = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
+_STATUS, _RESET_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # A larger limit means no limit in version 1 of control groups.
 _NO_LIMIT = 1 << 60
 # `time_fastest_run` stops after this many runs, or after this many seconds.
@@ -274,7 +274,7 @@ def control_group_usage() -> MemoryUsage | None:
         if limit < _NO_LIMIT:
             lines = read_system_file(group / "memory.stat").splitlines()
             statistics = dict(line.partition(" ")[::2] for line in lines)
-            names = next((names for names in _HELD if names & statistics.keys()), set())
+            names = next((names for names in _UNRECLAIMABLE if names & statistics.keys()), set())
             texts = (statistics.get(name, "") for name in names)
             usages.append(MemoryUsage(sum(int(text) for text in texts if text.isdecimal()), limit))
     return min(usages, key=lambda usage: usage.total - usage.used, default=None)
@@ -292,7 +292,7 @@ def measure_peak_growth(run: Callable[[], object]) -> int | None:
     If the system cannot reset the peak, an earlier, higher peak counts.
     """
     with suppress(OSError):
-        _FORGET_PEAK.write_text("5", "ascii")
+        _RESET_PEAK.write_text("5", "ascii")
     before = psutil.Process().memory_info().rss
     run()
     found = re.search(r"^VmHWM:\s+(\d+) kB", read_system_file(_STATUS), re.MULTILINE)

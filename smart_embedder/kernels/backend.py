@@ -267,9 +267,9 @@ def unprepared_backend() -> Backend:
 
 
 # The smallest divisor of a row, as in `torch.nn.functional.normalize`.
-SHORTEST_ROW = 1e-12
+MIN_ROW_LENGTH = 1e-12
 # The number of steps between a quantized row's minimum and maximum.
-_STEPS = 255
+_QUANTIZATION_STEPS = 255
 _TINY = 1e-30
 # The largest number of float8 (e4m3).
 MAX_FLOAT8 = 448.0
@@ -328,14 +328,14 @@ def unit_rows(
     """Implement `Backend.unit_rows` with PyTorch."""
     rows = (states if indices is None else states.index_select(0, indices)).float()
     lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    return (rows / lengths.clamp_min(SHORTEST_ROW)).to(dtype), lengths.squeeze(-1)
+    return (rows / lengths.clamp_min(MIN_ROW_LENGTH)).to(dtype), lengths.squeeze(-1)
 
 
 def quantize_rows(states: Tensor, columns: Columns) -> QuantizedRows:
     """Implement `Backend.quantize_rows` with PyTorch."""
     states = states * columns.factors
     minimum, maximum = states.aminmax(dim=1, keepdim=True)
-    scale = (maximum - minimum) / _STEPS
+    scale = (maximum - minimum) / _QUANTIZATION_STEPS
     steps = states.sub_(minimum).div_(scale.clamp_min(_TINY))
     return QuantizedRows(columns.spread(steps).to(torch.uint8), scale, minimum)
 

@@ -25,7 +25,7 @@ from smart_embedder.kernels.attention import (
     varlen,
 )
 from smart_embedder.kernels.backend import (
-    SHORTEST_ROW,
+    MIN_ROW_LENGTH,
     AddLinear,
     Backend,
     Float8Rows,
@@ -221,7 +221,7 @@ class _FusedOperations:
         lengths = states.new_empty(rows, dtype=torch.float32)
         self._kernels.run(
             "unit_rows", rows, _count_threads(width), states, indices, output, lengths,
-            SHORTEST_ROW, int(dtype is torch.float16), width,
+            MIN_ROW_LENGTH, int(dtype is torch.float16), width,
         )  # fmt: skip
         return output, lengths
 

@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 # The largest difference allowed, relative to the largest number. PyTorch rounds intermediate sums.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # A value halfway between two of the 255 steps of its row may be rounded to either.
-_ONE_STEP = {"quantize_rows": 0.02}
+_OPERATION_TOLERANCES = {"quantize_rows": 0.02}
 
 
 def prove(target: Target, shapes: Shapes, operations: Sequence[str]) -> Target:
@@ -91,7 +91,7 @@ def prove_paths(target: Target, shapes: Shapes, operation: str) -> Iterator[Proo
 
     reference = torch_backend().select(ATTENTION, "eager")
     expected = compute(reference, torch.float32)
-    tolerance = _ONE_STEP.get(operation, TOLERANCES[target.dtype])
+    tolerance = _OPERATION_TOLERANCES.get(operation, TOLERANCES[target.dtype])
     for path in target.backend.table[operation]:
         backend = target.backend.select(operation, path)
         yield try_path(

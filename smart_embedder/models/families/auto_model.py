@@ -115,7 +115,7 @@ _WIDEST_TRIAL = (_LONGEST_TRIAL - 9) // 2
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 # The number of tokens above which rotary positions change (`longrope`). In the trial, some of the
 # texts that are padded together are longer than this number, and some are not.
-_LONG_FROM, _TRIAL_LONG_FROM = "original_max_position_embeddings", 16
+_LONGROPE_FROM, _TRIAL_LONGROPE_FROM = "original_max_position_embeddings", 16
 # A range of ids that every vocabulary has.
 _TRIAL_IDS = (5, 100)
 # One of these ids, to test that the padding's id does not matter.
@@ -297,8 +297,8 @@ class ModuleTransformer(Transformer):
         self.bytes_per_pair = 0.0
         self.rounds_up = layout == PACKED
         self.window = getattr(module.config, "sliding_window", None)
-        # Without a window of its own, the attention is divided by the lengths of texts, which a
-        # captured graph would repeat for other batches.
+        # If the kernel has no window, the texts are divided by their lengths, and a captured graph
+        # would use those of its own batch for all others.
         self.capturable = attend is not None and (self.window is None or has_window(attend))
 
     def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
@@ -539,11 +539,11 @@ def _lower_limits(module: Any) -> Iterator[None]:
     """Lower a module's limits, so that the trial's longest texts are computed as long texts.
 
     The limits are attention windows, and the number of tokens above which rotary positions change
-    (`longrope`). Modules read them at each call, so a low limit is computed as the real one.
+    (`longrope`). Modules read them at each call, and compute a low limit as they do the real one.
     """
     window = getattr(module.config, "sliding_window", None) or 0
     # All windows are lowered by the same number: some families' attentions add one to it.
-    by = max(0, window - _WIDEST_TRIAL)
+    reduction = max(0, window - _WIDEST_TRIAL)
     parts = list(module.modules())
     configs = [part.config for part in parts if getattr(part, "config", None) is not None]
     with ExitStack() as before:
@@ -551,7 +551,7 @@ def _lower_limits(module: Any) -> Iterator[None]:
             for name in _WINDOWS:
                 value = getattr(holder, name, None)
                 if isinstance(value, int) and value > _WIDEST_TRIAL:
-                    narrowed = value - by if name == "sliding_window" else 0
+                    narrowed = value - reduction if name == "sliding_window" else 0
                     before.callback(setattr, holder, name, value)
                     setattr(holder, name, narrowed if narrowed > 0 else _WIDEST_TRIAL)
         for config in configs:
@@ -559,9 +559,9 @@ def _lower_limits(module: Any) -> Iterator[None]:
             # The parameters of all layers, or those of each kind of layer.
             for options in (rotary, *rotary.values()):
                 is_long = isinstance(options, dict) and options.get("rope_type") == "longrope"
-                if is_long and _LONG_FROM in options:
-                    before.callback(options.__setitem__, _LONG_FROM, options[_LONG_FROM])
-                    options[_LONG_FROM] = _TRIAL_LONG_FROM
+                if is_long and _LONGROPE_FROM in options:
+                    before.callback(options.__setitem__, _LONGROPE_FROM, options[_LONGROPE_FROM])
+                    options[_LONGROPE_FROM] = _TRIAL_LONGROPE_FROM
         yield
 
 

@@ -40,16 +40,16 @@ _DEPTH_RATIO = 12
 _ROWS_PER_THREAD = 256
 # The most scores of one call of attention on a CPU: those of one head for a text of 8,192 tokens,
 # which take 50 ms on two cores.
-_SCORES_OF_A_CALL = 2**26
+_MAX_SCORES_PER_CALL = 2**26
 # (tokens, multiple): batches of more tokens are rounded up to the multiple. oneDNN compiles a
 # kernel for each number of rows, which takes milliseconds in bfloat16; rounded numbers reuse
 # kernels. Added rows cost relatively more in a small batch.
 _CPU_MULTIPLES = ((32, 8), (512, 32))
 # In batches of fewer tokens the last layer computes all: selecting those that are read would take
 # as long.
-_WORTH_CHOOSING = 256
+_MIN_TOKENS_TO_SELECT = 256
 # Operations that a library may compute in another order for another number of rows.
-_BY_BATCH = ("linear", "add_linear", "int8_gemm", ATTENTION)
+_BATCH_DEPENDENT = ("linear", "add_linear", "int8_gemm", ATTENTION)
 
 
 class Transformer(ABC):
@@ -114,7 +114,7 @@ def fits_one_call(tokens: int, scores: int) -> bool:
     `scores` is the number of scores of all heads. `run_in_row_blocks` and `attend_by_heads` divide
     larger batches.
     """
-    return tokens <= _ROWS_PER_THREAD * torch.get_num_threads() and scores <= _SCORES_OF_A_CALL
+    return tokens <= _ROWS_PER_THREAD * torch.get_num_threads() and scores <= _MAX_SCORES_PER_CALL
 
 
 def run_in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
@@ -143,11 +143,11 @@ def attend_by_heads(
     A short forward can then run between two calls.
     """
     query, key, value = states
-    if query.device.type != "cpu" or len(query) * packed.pairs <= _SCORES_OF_A_CALL:
+    if query.device.type != "cpu" or len(query) * packed.pairs <= _MAX_SCORES_PER_CALL:
         preemption_point()
         return attend(states)
     group = len(query) // len(key)
-    num_keys = max(1, _SCORES_OF_A_CALL // (group * packed.pairs))
+    num_keys = max(1, _MAX_SCORES_PER_CALL // (group * packed.pairs))
 
     def results() -> Iterator[Tensor]:
         for start in range(0, len(key), num_keys):
@@ -213,7 +213,9 @@ class Backbone:
     def reproducible(self) -> bool:
         """Whether a text's states are the same to the last bit, whatever else is in the batch."""
         paths = self.target.paths
-        return self._reproducible and all(paths.get(name, NATIVE) == NATIVE for name in _BY_BATCH)
+        return self._reproducible and all(
+            paths.get(name, NATIVE) == NATIVE for name in _BATCH_DEPENDENT
+        )
 
     def place_head(self, head: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
         """Move a head to the device, by default in the model's dtype.
@@ -270,7 +272,7 @@ class Backbone:
             graph = self._graphs.find(packed)
             if graph is not None:
                 return graph(packed), packed
-        if end is None or not self._leaves_out_rows or packed.tokens < _WORTH_CHOOSING:
+        if end is None or not self._leaves_out_rows or packed.tokens < _MIN_TOKENS_TO_SELECT:
             return self._transformer(packed), packed
         rows, alone = packed.select_ends(end, self.multiple_of)
         return self._transformer(packed, rows), alone

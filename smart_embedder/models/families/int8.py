@@ -58,9 +58,9 @@ _SMOOTHING = 0.4
 # The smallest size of a channel, relative to the largest: calibration may not use it at all.
 _MIN_SIZE = 1e-3
 # One further column for each 64 channels, in multiples of the kernels' 16.
-_CHANNELS_OF_REPEAT, _REPEATS_AT_ONCE = 64, 16
+_CHANNELS_PER_REPEAT, _REPEAT_MULTIPLE = 64, 16
 # The number of weights to round at a time: large temporary tensors would fragment the memory.
-_WEIGHTS_AT_ONCE = 2**18
+_WEIGHTS_PER_BLOCK = 2**18
 # Texts of many scripts and kinds, whose states decide how channels are quantized.
 CALIBRATION_TEXTS = (
     "",
@@ -99,7 +99,7 @@ def quantize(
     The outputs are in `dtype`.
     """
     divisor, columns = _choose_columns(states, layers)
-    rows = max(1, _WEIGHTS_AT_ONCE // len(columns.offsets))
+    rows = max(1, _WEIGHTS_PER_BLOCK // len(columns.offsets))
     blocks = (block for layer in layers for block in torch.split(layer.weight.detach(), rows))
     limit = backend.int8_weight_limit
     quantized = (_quantize_block(block.float() * divisor, columns, limit) for block in blocks)
@@ -203,8 +203,8 @@ def _choose_columns(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tenso
     largest, channels = _max_abs_of_columns(states) / divisor, list(range(len(divisor)))
     # The number of columns of each channel, and each column's index among those of its channel.
     counts, indices = torch.ones(len(divisor)), torch.zeros(len(divisor)).tolist()
-    steps = -(-len(divisor) // (_CHANNELS_OF_REPEAT * _REPEATS_AT_ONCE))
-    for _ in range(steps * _REPEATS_AT_ONCE):
+    steps = -(-len(divisor) // (_CHANNELS_PER_REPEAT * _REPEAT_MULTIPLE))
+    for _ in range(steps * _REPEAT_MULTIPLE):
         channel = int((largest / counts).argmax())
         channels.append(channel)
         indices.append(float(counts[channel]))

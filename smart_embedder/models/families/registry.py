@@ -40,7 +40,7 @@ _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
 # The lowest cosine between vectors in float8 and in the target's dtype; random weights reach 0.99.
 _MIN_COSINE = 0.98
 # One in this many calibration texts is compared with float32; all would take seconds.
-_COMPARED_OF = 8
+_COMPARED_EVERY = 8
 
 
 def is_qwen3(folder: Path) -> bool:
@@ -132,7 +132,7 @@ def load_encoder(
     pack_texts = partial(pack, device=target.device, positions=config.position_scheme)
     encoder: Transformer
     if target.quantized:
-        compared = calibration[1::_COMPARED_OF]
+        compared = calibration[1::_COMPARED_EVERY]
         encoder = make_quantized_encoder(
             weights, config, target, pack_texts(calibration), compared=pack_texts(compared)
         )

@@ -223,7 +223,7 @@ def test_attention_over_a_long_text_can_be_preempted_between_heads(
     monkeypatch.setattr(backbone, "run_preempting_call", count)
     at_once, points_at_once = dense(model, text), points
     points = 0
-    monkeypatch.setattr(backbone, "_SCORES_OF_A_CALL", 1)
+    monkeypatch.setattr(backbone, "_MAX_SCORES_PER_CALL", 1)
     np.testing.assert_array_equal(dense(model, text), at_once)
     assert points > points_at_once
 
