@@ -186,7 +186,7 @@ def _warn_of_ignored_code(name: str, folder: Path) -> None:
             )
 
 
-def overrides_of(entry: ModelEntry) -> config.SentenceOverrides:
+def read_overrides(entry: ModelEntry) -> config.SentenceOverrides:
     """Copy the fields of `entry` that override a model's own configuration."""
     names = (field.name for field in fields(config.SentenceOverrides))
     return config.SentenceOverrides(**{name: getattr(entry, name) for name in names})
@@ -319,7 +319,7 @@ class EntryLoader:
         if entry.task == "embed":
             default = settings.qwen_embed_max_length if is_qwen else settings.embed_max_length
             length = entry.max_length or default
-            model = load_embedder(entry.public_name, folder, length, target, overrides_of(entry))
+            model = load_embedder(entry.public_name, folder, length, target, read_overrides(entry))
         else:
             default = settings.qwen_rerank_max_length if is_qwen else settings.bge_rerank_max_length
             length, pairs = entry.max_length or default, settings.qwen_rerank_batch_size

@@ -253,7 +253,7 @@ class TextTokenizer:
                 tokens.add(encoding.ids)
         for cut, tokens in zip(cut_texts, truncated, strict=True):
             if prompt and side == "left" and tokens.total > limit:
-                tokens.begin_with(self._ids_of_prompt(prompt, cut))
+                tokens.begin_with(self._find_prompt_ids(prompt, cut))
             if not tokens.exact:
                 tokens.total += 1
                 cut_end = tokens.first if side == "left" else tokens.last
@@ -297,7 +297,7 @@ class TextTokenizer:
         (encoding,) = self._tokenizer.encode_batch([text_slice], add_special_tokens=False)
         return encoding
 
-    def _ids_of_prompt(self, prompt: str, text: str) -> list[int]:
+    def _find_prompt_ids(self, prompt: str, text: str) -> list[int]:
         """Return the ids of the tokens that begin within the prompt at the start of `text`."""
         ids: list[int] = []
         begin, end = 0, len(prompt.rstrip())

@@ -13,7 +13,7 @@ from smart_embedder.models.families.registry import is_qwen3
 from smart_embedder.models.files.config import has_modules, read_config, read_modules
 from smart_embedder.models.heads.colbert import is_colbert
 from smart_embedder.models.heads.m3 import HEADS
-from smart_embedder.models.loader import locate_models, overrides_of
+from smart_embedder.models.loader import locate_models, read_overrides
 from smart_embedder.models.rerankers.cross_encoder import is_classifier
 from smart_embedder.pipelines.reranking import fuse, score
 from smart_embedder.requests import EmbeddingOptions, FusionWeights
@@ -74,7 +74,7 @@ class References:
             return sentence.Sparse(folder, limit)
         if is_colbert(folder):
             return sentence.MultiVector(folder)
-        overrides = overrides_of(entry)
+        overrides = read_overrides(entry)
         if is_qwen3(folder) and overrides.normalize is None:  # The service's vectors are raw.
             overrides = replace(overrides, normalize=False)
         return sentence.Dense(folder, limit, overrides)

@@ -68,7 +68,7 @@ class EncoderConfig:
         model_type = config.get("model_type")
         if model_type not in ENCODER_TYPES:
             known = ", ".join(ENCODER_TYPES)
-            raise StartupError(f"{folder} holds a model of type {model_type}; known here: {known}")
+            raise StartupError(f"{folder} holds a model of type {model_type}; supported: {known}")
         if config.get("is_decoder") or config.get("is_causal"):
             raise StartupError(f"{folder} holds a decoder; an encoder is needed")
         require_positions(folder, config)
@@ -84,7 +84,7 @@ class EncoderConfig:
         activation = config.get("hidden_act", "gelu")
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             known = ", ".join(filter(None, ACTIVATIONS))
-            raise StartupError(f"{folder} has the activation {activation}; known here: {known}")
+            raise StartupError(f"{folder} has the activation {activation}; supported: {known}")
         padding = None
         if model_type in _ROBERTA:
             padding = read_integer(folder, config, "pad_token_id", _DEFAULT_PADDING, least=0)

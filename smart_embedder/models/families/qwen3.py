@@ -88,7 +88,7 @@ class DecoderConfig:
         for key, known in _FIXED.items():
             value = config.get(key, known)
             if value != known:
-                raise StartupError(f"{folder} has {key} {value}; known here: {known}")
+                raise StartupError(f"{folder} has {key} {value}; supported: {known}")
         if size["heads"] % size["key_heads"] or size["head_width"] % 2:
             raise StartupError(
                 f"{folder} has {size['heads']} heads of {size['head_width']} numbers, which "
@@ -121,7 +121,7 @@ def _read_theta(folder: Path, config: dict[str, Any]) -> float:
         raise unusable_value(folder, key, rotary)
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     if kind != "default":
-        raise StartupError(f"{folder} has rotary positions of type {kind}; known here: default")
+        raise StartupError(f"{folder} has rotary positions of type {kind}; supported: default")
     theta = read_number(folder, {**config, **rotary}, "rope_theta", _DEFAULT_THETA)
     if not theta:
         raise unusable_value(

@@ -79,9 +79,11 @@ def find_or_download(name: str, hub: HubOptions) -> Path:
     if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise StartupError(f"the model folder {name} does not exist")
     try:
-        return _from_hub(name, hub)
+        return _fetch_snapshot(name, hub)
     except LocalEntryNotFoundError as error:
-        raise _not_on_disk(name, hub, None if hub.offline else error.__cause__ or error) from error
+        raise _missing_model_error(
+            name, hub, None if hub.offline else error.__cause__ or error
+        ) from error
     except GatedRepoError as error:
         raise StartupError(
             f"the model {name} is gated: accept its terms on the hub, and set HF_TOKEN to a token "
@@ -96,9 +98,9 @@ def find_or_download(name: str, hub: HubOptions) -> Path:
     except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError) as error:
         # An earlier download is used if the hub cannot be reached.
         try:
-            return _from_hub(name, replace(hub, offline=True))
+            return _fetch_snapshot(name, replace(hub, offline=True))
         except LocalEntryNotFoundError:
-            raise _not_on_disk(name, hub, error) from error
+            raise _missing_model_error(name, hub, error) from error
     except OSError as error:
         raise StartupError(
             f"the model {name} cannot be stored in {hub.cache}: {error}; make it writable, and "
@@ -106,17 +108,17 @@ def find_or_download(name: str, hub: HubOptions) -> Path:
         ) from error
 
 
-def _not_on_disk(name: str, hub: HubOptions, failure: BaseException | None) -> StartupError:
+def _missing_model_error(name: str, hub: HubOptions, failure: BaseException | None) -> StartupError:
     """Return the error for a model that is not on disk; `failure` is that of the hub, if any."""
     revision = f" --revision {hub.revision}" if hub.revision else ""
     return StartupError(
-        f"{'' if failure is None else _not_reached(failure)}The model {name} is not on this "
+        f"{'' if failure is None else _describe_failure(failure)}The model {name} is not on this "
         f"machine: fetch it with `hf download {name}{revision}` where the hub can be reached, and "
         f"copy it to {hub.cache} or name its folder in the setting"
     )
 
 
-def _not_reached(failure: BaseException) -> str:
+def _describe_failure(failure: BaseException) -> str:
     """Return a sentence that names the proxy, without its password, and its response."""
     hub, proxies = urlsplit(constants.ENDPOINT), getproxies()
     proxy = proxies.get(hub.scheme) or proxies.get("all")
@@ -132,7 +134,7 @@ def _not_reached(failure: BaseException) -> str:
     return f"the hub cannot be reached through the proxy {address} ({reason}). "
 
 
-def _from_hub(name: str, hub: HubOptions) -> Path:
+def _fetch_snapshot(name: str, hub: HubOptions) -> Path:
     find = partial(
         snapshot_download,
         name,

@@ -38,7 +38,7 @@ def _state_of(stat: os.stat_result) -> tuple[int, ...]:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _changed(path: Path) -> StartupError:
+def _changed_error(path: Path) -> StartupError:
     return StartupError(f"{path} was changed while it was being read: start again")
 
 
@@ -58,9 +58,9 @@ def refuse_changed_files() -> Iterator[None]:
         try:
             now = _state_of(path.stat())
         except OSError as error:
-            raise _changed(path) from error
+            raise _changed_error(path) from error
         if now != state:
-            raise _changed(path)
+            raise _changed_error(path)
 
 
 class ModelFile:
@@ -77,7 +77,7 @@ class ModelFile:
         self._read_since_trim = 0
         states, state = _states.get(), _state_of(stat)
         if states is not None and states.setdefault(path, state) != state:
-            raise _changed(path)
+            raise _changed_error(path)
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill the buffer from the byte `start` on.
@@ -94,7 +94,7 @@ class ModelFile:
                     self.opened.seek(start + done)
                     count = self.opened.readinto(part) or 0
             if not count:
-                raise _changed(self.path)
+                raise _changed_error(self.path)
             done += count
         with self._lock:
             self._read_since_trim += done

@@ -148,7 +148,7 @@ class Weights:
 
         It is also raised if transformers would compute with other weights than these tensors.
         """
-        _require_plain(folder)
+        _require_supported(folder)
         try:
             return cls(folder, dict(_find_tensors(folder)))
         except _FILE_ERRORS as error:
@@ -256,7 +256,7 @@ class Weights:
             )
 
 
-def _require_plain(folder: Path) -> None:
+def _require_supported(folder: Path) -> None:
     """Raise `StartupError` for adapters, quantized weights, and weights under another name."""
     if (folder / "adapter_config.json").is_file():
         raise StartupError(
@@ -279,15 +279,15 @@ def _require_plain(folder: Path) -> None:
 
 
 def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
-    for path in _weight_files(folder):
-        list_tensors = _in_safetensors if path.suffix == ".safetensors" else _in_pytorch_file
+    for path in _find_weight_files(folder):
+        list_tensors = _list_safetensors if path.suffix == ".safetensors" else _list_pytorch_file
         for stored_name, tensor in list_tensors(path):
             # Checkpoints from TensorFlow have other names for the parameters of norms.
             name = stored_name.replace("LayerNorm.gamma", "LayerNorm.weight")
             yield name.replace("LayerNorm.beta", "LayerNorm.bias"), tensor
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _find_weight_files(folder: Path) -> list[Path]:
     for name in _FILES:
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
@@ -305,7 +305,7 @@ def count_parameters(folder: Path) -> int:
     return 0
 
 
-def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _list_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the tensors that the header describes; raises `ValueError` if it is invalid."""
     file = ModelFile(path)
     length = int.from_bytes(file.read(0, _BYTES_OF_LENGTH), "little")
@@ -334,7 +334,7 @@ def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
 
-def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _list_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the tensors of a state dict."""
     file = ModelFile(path)
     # The tensors of a file from before PyTorch 1.6 can only be read at once.
@@ -342,10 +342,10 @@ def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     file.opened.seek(0)
     for name, tensor in torch.load(file.opened, map_location=device, weights_only=True).items():
         if isinstance(tensor, Tensor):
-            yield name, _stored(name, file, tensor)
+            yield name, _locate_tensor(name, file, tensor)
 
 
-def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
+def _locate_tensor(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
     """Locate a tensor: on the device `meta` it lies in its file, otherwise in memory."""
     # A stride of 0 would repeat a row any number of times.
     if not tensor.is_contiguous() and tensor.nbytes > file.size:
@@ -361,7 +361,7 @@ def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
     # Read the region that holds a tensor with gaps, and copy the tensor out of it.
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)
-    return _stored(name, file, region[...].as_strided(tensor.shape, tensor.stride()))
+    return _locate_tensor(name, file, region[...].as_strided(tensor.shape, tensor.stride()))
 
 
 def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:
@@ -369,7 +369,7 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
     if not path.is_file():
         raise StartupError(f"the head {path.name} is missing in {path.parent}")
     try:
-        state = dict(_in_pytorch_file(path))
+        state = dict(_list_pytorch_file(path))
         weight, bias = state["weight"], state["bias"]
         if out_features is None:
             out_features = weight.shape[0]

@@ -28,7 +28,7 @@ from smart_embedder.models.files.config import (
     require_known_modules,
 )
 from smart_embedder.models.files.weights import Weights
-from smart_embedder.models.heads.embedder import HeadsEmbedder, token_vectors
+from smart_embedder.models.heads.embedder import HeadsEmbedder, compute_colbert_vectors
 from smart_embedder.models.heads.pooling import (
     describe_layers,
     load_token_projection,
@@ -255,7 +255,7 @@ class ColbertEmbedder(HeadsEmbedder):
         )
         steps = describe_layers(projection)
         layers = backbone.place_head(projection)
-        self._token_heads = {"colbert": partial(token_vectors, layers, backbone)}
+        self._token_heads = {"colbert": partial(compute_colbert_vectors, layers, backbone)}
         self._query = TextReader(config.query, tokenizer)
         self._document = TextReader(config.document, tokenizer)
         self._expansion_ids = _find_expansion_ids(config.expansion, folder, tokenizer)

@@ -89,7 +89,7 @@ class DenseEmbedder(HeadsEmbedder):
             elif isinstance(step, DimensionTruncation):
                 width = min(width, step.width)
         self.dense_width = width
-        self._dense_head = partial(pooled_vectors, config.poolings, config.steps)
+        self._dense_head = partial(compute_pooled_vectors, config.poolings, config.steps)
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
         self._dense_end = ENDS.get(self.pooling)
@@ -144,7 +144,7 @@ def _set_normalize(steps: tuple[Step, ...], *, enabled: bool) -> tuple[Step, ...
     return (*before, normalize) if enabled else before
 
 
-def pooled_vectors(
+def compute_pooled_vectors(
     poolings: Sequence[str],
     steps: Sequence[Callable[[Tensor], Tensor]],
     hidden: Tensor,

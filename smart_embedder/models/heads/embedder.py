@@ -167,16 +167,16 @@ class HeadsEmbedder(EmbeddingModel):
             case "dense":
                 return [row[0] for row in rows]
             case "sparse":
-                return sparse_vectors(sequences, rows, self._without_weight)
+                return collect_sparse_vectors(sequences, rows, self._without_weight)
         return [row[self._with_vector(ids)] for row, ids in zip(rows, sequences, strict=True)]
 
 
-def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
+def compute_colbert_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
     """Compute `[R, colbert width]`, rows of unit length, from states `[R, hidden]`."""
     return DeviceRows(*backbone.backend.unit_rows(head(states), backbone.wire_dtype))
 
 
-def sparse_vectors(
+def collect_sparse_vectors(
     sequences: list[TokenIds], weights: list[FloatArray], without_weight: TokenIds
 ) -> list[SparseVector]:
     """Keep, for each sequence, the largest weight of each distinct token, if it is above 0.
@@ -197,7 +197,7 @@ def sparse_vectors(
     return [SparseVector(index, value) for index, value in pairs]
 
 
-def dense_vectors(
+def compute_dense_vectors(
     backend: Backend, pooling: str, hidden: Tensor, packed: PackedBatch, sequences: Indices
 ) -> DeviceRows:
     """Compute `[S, hidden]` float32 of unit length, for the packed indices in `sequences`."""
@@ -210,6 +210,6 @@ def dense_vectors(
     return DeviceRows(*backend.unit_rows(mean(hidden, packed), torch.float32, chosen))
 
 
-def token_weights(head: nn.Module, states: Tensor) -> DeviceRows:
+def compute_token_weights(head: nn.Module, states: Tensor) -> DeviceRows:
     """Compute the logits `[R]` of lexical weights, which count if above 0, from `[R, hidden]`."""
     return DeviceRows.of(head(states).squeeze(-1))

@@ -12,9 +12,9 @@ from smart_embedder.models.files.config import read_pooling, read_prompts
 from smart_embedder.models.files.weights import read_linear
 from smart_embedder.models.heads.embedder import (
     HeadsEmbedder,
-    dense_vectors,
-    token_vectors,
-    token_weights,
+    compute_colbert_vectors,
+    compute_dense_vectors,
+    compute_token_weights,
 )
 from smart_embedder.models.heads.pooling import ENDS
 from smart_embedder.models.runner import OutputSpec
@@ -42,11 +42,11 @@ class M3Embedder(HeadsEmbedder):
         self.colbert_width, colbert_head = linear.out_features, backbone.place_head(linear)
         self.pooling = read_pooling(folder)
         super().__init__(name, backbone, tokenizer, read_prompts(folder))
-        self._dense_head = partial(dense_vectors, backbone.backend, self.pooling)
+        self._dense_head = partial(compute_dense_vectors, backbone.backend, self.pooling)
         self._dense_end = ENDS.get(self.pooling)
         self._token_heads = {
-            "sparse": partial(token_weights, sparse_head),
-            "colbert": partial(token_vectors, colbert_head, backbone),
+            "sparse": partial(compute_token_weights, sparse_head),
+            "colbert": partial(compute_colbert_vectors, colbert_head, backbone),
         }
         without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
         self._without_weight = np.array(

@@ -63,12 +63,12 @@ def test_bert_and_roberta_positions_and_segments(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model_type": "gpt2"}, "of type gpt2; known here: xlm-roberta, "),
-        ({"model_type": None}, "of type None; known here"),
+        ({"model_type": "gpt2"}, "of type gpt2; supported: xlm-roberta, "),
+        ({"model_type": None}, "of type None; supported"),
         ({"is_decoder": True}, "holds a decoder; an encoder is needed"),
         ({"is_causal": True}, "holds a decoder; an encoder is needed"),
-        ({"hidden_act": "tanh"}, "the activation tanh; known here: gelu, gelu_new"),
-        ({"hidden_act": ["gelu"]}, "the activation .* known here"),
+        ({"hidden_act": "tanh"}, "the activation tanh; supported: gelu, gelu_new"),
+        ({"hidden_act": ["gelu"]}, "the activation .* supported"),
         ({"hidden_size": 30}, "30 numbers, which 4 heads cannot share"),
         ({"num_hidden_layers": 0}, "no usable num_hidden_layers: 0"),
         ({"intermediate_size": "64"}, "no usable intermediate_size: 64"),

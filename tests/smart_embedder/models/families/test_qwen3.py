@@ -58,10 +58,10 @@ def test_rope_theta_is_read_as_any_version_writes_it(changes, tmp_path: Path) ->
     ("changes", "sentence"),
     [
         ({"model_type": "gpt2"}, "of type gpt2, not a Qwen3 model"),
-        ({"hidden_act": "gelu"}, "has hidden_act gelu; known here: silu"),
-        ({"attention_bias": True}, "has attention_bias True; known here: False"),
-        ({"use_sliding_window": True}, "has use_sliding_window True; known here: False"),
-        ({"rope_scaling": {"type": "yarn"}}, "rotary positions of type yarn; known here: default"),
+        ({"hidden_act": "gelu"}, "has hidden_act gelu; supported: silu"),
+        ({"attention_bias": True}, "has attention_bias True; supported: False"),
+        ({"use_sliding_window": True}, "has use_sliding_window True; supported: False"),
+        ({"rope_scaling": {"type": "yarn"}}, "rotary positions of type yarn; supported: default"),
         ({"rope_parameters": {"rope_type": "linear"}}, "positions of type linear"),
         (
             {"rope_parameters": OTHERS, "rope_scaling": {"type": "linear", "factor": 2.0}},

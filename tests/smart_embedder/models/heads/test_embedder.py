@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target, choose_backend
-from smart_embedder.models.heads.embedder import dense_vectors, sparse_vectors
+from smart_embedder.models.heads.embedder import collect_sparse_vectors, compute_dense_vectors
 from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import Outputs
@@ -92,7 +92,7 @@ def largest_weights(pairs: list[tuple[int, float]]) -> dict[int, float]:
 def test_sparse_vectors_keep_the_largest_weight_of_each_token(case) -> None:
     ids = [np.array([token for token, _ in pairs], np.int64) for pairs in case]
     weights = [np.array([weight for _, weight in pairs], np.float32) for pairs in case]
-    vectors = sparse_vectors(ids, weights, IGNORED)
+    vectors = collect_sparse_vectors(ids, weights, IGNORED)
     assert len(vectors) == len(case)
     for pairs, vector in zip(case, vectors, strict=True):
         found = dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
@@ -109,7 +109,7 @@ def test_dense_vectors_are_cls_or_mean_of_unit_length(pooling: str, dtype: torch
     hidden = torch.randn(packed.tokens, 16).to(dtype)
     hidden[packed.offsets[1]] = torch.nan
     chosen = np.array([2, 1, 0])
-    vectors = dense_vectors(choose_backend(CPU, dtype), pooling, hidden, packed, chosen)
+    vectors = compute_dense_vectors(choose_backend(CPU, dtype), pooling, hidden, packed, chosen)
     assert (vectors.values.dtype, vectors.values.shape) == (torch.float32, (3, 16))
     for row, sequence in enumerate(chosen):
         states = hidden[packed.offsets[sequence] : packed.offsets[sequence + 1]].float()
