@@ -206,8 +206,8 @@ class Compiler:
         """Install the package from the index."""
         quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
         safe = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
-        what = ["--target", str(self._package), "--requirement", str(COMPILER)]
-        _run([sys.executable, "-m", "pip", "install", *quiet, *safe, *what], os.environ)
+        package = ["--target", str(self._package), "--requirement", str(COMPILER)]
+        _run([sys.executable, "-m", "pip", "install", *quiet, *safe, *package], os.environ)
 
     def compile_kernels(self) -> list[str]:
         """Compile each source for every set of instructions; return the object files."""

@@ -51,14 +51,14 @@ def attend_packed(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
-    **others: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Implement transformers' attention interface, from `[1, H, T, D]` to `[1, T, H, D]`.
 
     Raises `ValueError` for options that packed attention does not support.
     """
     del attention_mask
-    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    unsupported = [name for name in _UNSUPPORTED if options.get(name) is not None]
     if unsupported:
         raise ValueError(f"the attention has {', '.join(unsupported)}")
     if is_causal is None:

@@ -184,8 +184,8 @@ class DecoderLayer:
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         states = self.from_attended(attended, states)
-        both = self.to_gate_up(self.backend.rms_norm(states, self.inner_norm))
-        return self.from_inner(self.backend.gate(both, "silu"), states)
+        gate_up = self.to_gate_up(self.backend.rms_norm(states, self.inner_norm))
+        return self.from_inner(self.backend.gate(gate_up, "silu"), states)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,9 +144,10 @@ CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"
 )
 def test_gpu_needs_kernels_in_the_build_of_pytorch(seen_gpu, capability, built, runs) -> None:
     seen_gpu(capability, built)
-    has = ".".join(map(str, capability))
+    version = ".".join(map(str, capability))
     reason = (
-        f"PyTorch .* has no kernels for Some GPU, which has compute capability {has}; .* with 7.5"
+        "PyTorch .* has no kernels for Some GPU, which has compute capability "
+        f"{version}; .* with 7.5"
     )
     with capture_logs() as lines:
         assert device.choose_device("auto") == (CUDA if runs else CPU)
@@ -277,10 +278,10 @@ def test_control_group_usage_is_of_the_group_with_least_memory_left(
 def test_control_group_counts_if_its_limit_is_below_the_machines_memory(
     in_groups, bytes_more, counts
 ) -> None:
-    has = psutil.virtual_memory().total
-    in_groups(2, {"service/one": (str(has + bytes_more), "anon 7\n")})
+    machine_bytes = psutil.virtual_memory().total
+    in_groups(2, {"service/one": (str(machine_bytes + bytes_more), "anon 7\n")})
     usage = device.memory_usage(CPU)
-    assert (usage.used == 7, usage.total) == (counts, has + bytes_more * counts)
+    assert (usage.used == 7, usage.total) == (counts, machine_bytes + bytes_more * counts)
     assert 0 < usage.used < usage.total
     assert 0 < usage.own < psutil.Process().memory_info().rss + (1 << 28)
 

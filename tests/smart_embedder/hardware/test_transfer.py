@@ -44,9 +44,9 @@ def test_copies_from_a_gpu_reuse_pinned_buffers() -> None:
         for _ in range(3):
             before, blocks = cuda.bytes_to_host, cuda.pinned_blocks
             with cuda.forward():
-                both = [start_copies(on_device, tokens=10_000) for _ in range(2)]
+                in_flight = [start_copies(on_device, tokens=10_000) for _ in range(2)]
             assert cuda.bytes_to_host - before == 2 * sizes
-            for collect in both:
+            for collect in in_flight:
                 kept += collect()
         # The first batches allocated the buffers, the others reused them.
         assert cuda.pinned_blocks == blocks

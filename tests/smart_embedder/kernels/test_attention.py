@@ -280,15 +280,15 @@ def test_supported_attention_may_be_named(monkeypatch, capability, name, device,
     assert has_flash_attention(device, dtype) is (name in FLASH)
 
 
-@pytest.mark.parametrize(("capability", "name", "device", "dtype", "needed", "there"), LACKS)
+@pytest.mark.parametrize(("capability", "name", "device", "dtype", "needed", "actual"), LACKS)
 def test_unsupported_attention_names_its_requirement_and_the_device(
-    monkeypatch, capability, name, device, dtype, needed, there
+    monkeypatch, capability, name, device, dtype, needed, actual
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     with pytest.raises(StartupError) as caught:
         require_attention_support(name, device, dtype)
     assert str(caught.value) == (
-        f"ATTENTION={name} needs {needed}, but the model runs in {there}; set ATTENTION to auto"
+        f"ATTENTION={name} needs {needed}, but the model runs in {actual}; set ATTENTION to auto"
     )
     assert has_flash_attention(device, dtype) is (name == "native" and device == CUDA)
 

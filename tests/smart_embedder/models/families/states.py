@@ -21,14 +21,14 @@ def target(
     return Target(CPU, dtype, choose_backend(CPU, dtype, attention), quantized=quantized)
 
 
-def load(folder: Path, how: Target) -> Backbone:
+def load(folder: Path, model_target: Target) -> Backbone:
     """Load the encoder or decoder in a folder; read its tokenizer only for 8 bits."""
     is_decoder = "qwen3" in (folder / "config.json").read_text()
     read = TextTokenizer.from_folder if is_decoder else load_tokenizer
-    texts = encode_calibration(read(folder, 8192)) if how.quantized else ()
+    texts = encode_calibration(read(folder, 8192)) if model_target.quantized else ()
     if is_decoder:
-        return load_decoder(folder, how, Weights.read(folder), texts)
-    return load_encoder(folder, how, texts)
+        return load_decoder(folder, model_target, Weights.read(folder), texts)
+    return load_encoder(folder, model_target, texts)
 
 
 def random_sequences(lengths: tuple[int, ...], vocabulary: int = 120) -> list[np.ndarray]:
@@ -38,11 +38,11 @@ def random_sequences(lengths: tuple[int, ...], vocabulary: int = 120) -> list[np
 
 
 @torch.inference_mode()
-def states_of(folder: Path, how: Target, sequences: list[np.ndarray]) -> torch.Tensor:
+def states_of(folder: Path, model_target: Target, sequences: list[np.ndarray]) -> torch.Tensor:
     """Return the states of all texts, in the order of the texts."""
-    backbone = load(folder, how)
+    backbone = load(folder, model_target)
     packed = backbone.pack(sequences)
     states = backbone.forward(packed)
-    assert states.dtype == backbone.dtype == how.dtype
+    assert states.dtype == backbone.dtype == model_target.dtype
     spans = [slice(*packed.offsets[index : index + 2]) for index in packed.unpack_order]
     return torch.cat([states[span] for span in spans])

@@ -113,10 +113,10 @@ def test_graphs_need_a_gpu_and_a_capturable_transformer() -> None:
 def test_with_fewer_layers_keeps_the_first_and_returns_the_factor(
     layers: int, times: float
 ) -> None:
-    every = [object() for _ in range(layers)]
-    few, found = Encoder(every, None, None).with_fewer_layers()
+    layer_list = [object() for _ in range(layers)]
+    few, found = Encoder(layer_list, None, None).with_fewer_layers()
     assert found == times
-    assert few.layers == every[: round(layers / times)]
+    assert few.layers == layer_list[: round(layers / times)]
 
 
 @pytest.fixture(scope="module", params=["encoder", "decoder", "modernbert", "t5"])
@@ -153,8 +153,8 @@ def test_last_layer_computes_only_the_tokens_that_are_read(model: EmbeddingModel
     assert alone.lengths == [1] * len(packed.lengths)
     assert len(states) == -(-len(alone.lengths) // 8) * 8
     read = packed.offsets[:-1] if end == "first" else packed.offsets[1:] - 1
-    for selected, every in ((states, whole), (alone.input_ids[0], packed.input_ids[0])):
-        found, expected = selected[: len(texts)].float(), every[read][: len(texts)].float()
+    for selected, whole_batch in ((states, whole), (alone.input_ids[0], packed.input_ids[0])):
+        found, expected = selected[: len(texts)].float(), whole_batch[read][: len(texts)].float()
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     pool = {"first": first, "last": last}[end]
     torch.testing.assert_close(pool(states, alone), pool(whole, packed), rtol=0, atol=1e-6)

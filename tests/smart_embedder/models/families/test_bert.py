@@ -26,17 +26,17 @@ def read(folder: Path, model_type: str = "xlm-roberta", **changes) -> EncoderCon
 
 
 @pytest.mark.parametrize(
-    ("model_type", "theirs"), [("xlm-roberta", XLMRobertaConfig()), ("bert", BertConfig())]
+    ("model_type", "reference"), [("xlm-roberta", XLMRobertaConfig()), ("bert", BertConfig())]
 )
-def test_bert_defaults_are_those_of_transformers(model_type, theirs, tmp_path: Path) -> None:
-    ours = read(tmp_path, model_type)
-    assert ours.positions == theirs.max_position_embeddings
-    assert ours.types == theirs.type_vocab_size
-    assert ours.activation == theirs.hidden_act
-    assert ours.epsilon == theirs.layer_norm_eps
-    assert ours.padding in {None, theirs.pad_token_id}
+def test_bert_defaults_are_those_of_transformers(model_type, reference, tmp_path: Path) -> None:
+    config = read(tmp_path, model_type)
+    assert config.positions == reference.max_position_embeddings
+    assert config.types == reference.type_vocab_size
+    assert config.activation == reference.hidden_act
+    assert config.epsilon == reference.layer_norm_eps
+    assert config.padding in {None, reference.pad_token_id}
     # The weights of the products alone.
-    assert ours.parameters == 2 * (4 * 32 * 32 + 2 * 32 * 64)
+    assert config.parameters == 2 * (4 * 32 * 32 + 2 * 32 * 64)
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,13 @@ def read(folder: Path, **changes) -> DecoderConfig:
 
 
 def test_qwen3_defaults_are_those_of_transformers(tmp_path: Path) -> None:
-    ours, theirs = read(tmp_path), Qwen3Config()
-    assert ours.head_width == theirs.head_dim
-    assert ours.epsilon == theirs.rms_norm_eps
-    assert ours.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.tied == theirs.tie_word_embeddings
+    config, reference = read(tmp_path), Qwen3Config()
+    assert config.head_width == reference.head_dim
+    assert config.epsilon == reference.rms_norm_eps
+    assert config.theta == reference.rope_parameters["rope_theta"]
+    assert config.tied == reference.tie_word_embeddings
     # The weights of the products alone.
-    assert ours.parameters == 2 * 32 * (2 * 4 * 128 + 2 * 2 * 128 + 3 * 64)
+    assert config.parameters == 2 * 32 * (2 * 4 * 128 + 2 * 2 * 128 + 3 * 64)
 
 
 OTHERS = {"rope_theta": 7.0, "rope_type": "default"}

@@ -114,14 +114,16 @@ def test_shared_prefixes_have_the_states_of_each_text_alone(attention: str, tmp_
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="the system does not list mapped files")
-@pytest.mark.parametrize("how", [target(), target(torch.bfloat16)], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "model_target", [target(), target(torch.bfloat16)], ids=["float32", "bfloat16"]
+)
 @torch.inference_mode()
 def test_weight_files_are_closed_and_may_be_overwritten(
-    how: Target, tiny_m3: Path, tmp_path: Path
+    model_target: Target, tiny_m3: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     path = folder / "model.safetensors"
-    backbone = load(folder, how)
+    backbone = load(folder, model_target)
     packed = backbone.pack(random_sequences(LENGTHS))
     before = backbone.forward(packed)
     assert str(folder) not in MAPS.read_text()
@@ -130,7 +132,7 @@ def test_weight_files_are_closed_and_may_be_overwritten(
         file.write(bytes(path.stat().st_size))
         file.truncate(100)
     assert torch.equal(backbone.forward(packed), before)
-    assert backbone.dtype == how.dtype
+    assert backbone.dtype == model_target.dtype
 
 
 @pytest.mark.parametrize(
