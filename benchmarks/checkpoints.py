@@ -2,23 +2,21 @@
 
     python -m benchmarks.checkpoints NAME FOLDER
 
-`MAKERS` has the names: bge-m3 takes 2.2 GiB; two-layer has bge-m3's architecture with a width of 64
-and two layers; qwen-reranker is in bfloat16, the others are in float32.
+`MAKERS` has the names: bge-m3 takes 2.2 GiB; two-layer has its architecture with a width of 64 and
+two layers. Weights are in float32.
 """
 
 import argparse
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -26,8 +24,6 @@ from transformers import (
 
 from benchmark import WORDS
 from benchmarks.workload import SYLLABLES
-from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.llm import PREFIX, SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +39,6 @@ class Shape:
 _LARGE = Shape(hidden=1024, layers=24, heads=16, inner=4096)
 _SMALL = Shape(hidden=64, layers=2, heads=4, inner=256)
 VOCABULARY = 250_002
-# Tokens of Qwen3-Reranker's template.
-_QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-_ANSWERS = [AddedToken(word, single_word=True) for word in ("yes", "no")]
 
 
 def save_bge_m3(folder: Path, shape: Shape = _LARGE) -> Path:
@@ -105,31 +98,6 @@ def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, labels: int = 0
         XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
 
 
-def save_qwen_reranker(folder: Path) -> Path:
-    """Save a checkpoint of Qwen3-Reranker-0.6B's architecture, in bfloat16."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # With the template's words its length is about that in the model's own vocabulary.
-    tokenizer = make_tokenizer((PREFIX + SUFFIX + DEFAULT_INSTRUCTION).split())
-    tokenizer.add_special_tokens(_QWEN_TOKENS)
-    tokenizer.add_tokens(_ANSWERS)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
-    torch.manual_seed(2)
-    config = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=1024,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size=3072,
-        max_position_embeddings=40_960,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        tie_word_embeddings=True,
-    )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
 def save_heads(folder: Path, hidden: int) -> None:
     """Save random sparse and ColBERT heads in bge-m3's files."""
     for name, width in (("sparse_linear.pt", 1), ("colbert_linear.pt", hidden)):
@@ -140,9 +108,9 @@ def _save_json(file: Path, content: object) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def make_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
-    """Make a unigram tokenizer of bge-m3's size from `words`, benchmark.py's and random words."""
-    known = sorted({*WORDS, *words})
+def make_tokenizer() -> Tokenizer:
+    """Make a unigram tokenizer of bge-m3's size from benchmark.py's words and random words."""
+    known = sorted({*WORDS})
     letters = [chr(code) for code in range(33, 127)]
     parts = ["<s>", "<pad>", "</s>", "<unk>", "▁", *letters, *SYLLABLES]
     all_coined = map("".join, itertools.product(SYLLABLES, repeat=3))
@@ -185,7 +153,6 @@ def save_tokenizer(folder: Path) -> None:
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "bge-m3": save_bge_m3,
     "two-layer": save_two_layers,
-    "qwen-reranker": save_qwen_reranker,
 }
 
 

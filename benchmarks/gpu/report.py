@@ -67,20 +67,15 @@ class Outcome:
 
 def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
     """Yield the sections, the most important first, because the time limit may cut the last."""
-    models = {name: out / "models" / name for name in ("bge-m3", "qwen-reranker")}
-    if quick:
-        models = {"bge-m3": out / "models" / "two-layer"}
+    model = out / "models" / ("two-layer" if quick else "bge-m3")
     options = ["--device", device, *(["--quick"] if quick else [])]
 
-    def measurement(name: str, section: str, model: str, seconds: float) -> Section:
-        command = [sys.executable, "-m", "benchmarks.gpu.sections", section, str(models[model])]
+    def measurement(name: str, section: str, seconds: float) -> Section:
+        command = [sys.executable, "-m", "benchmarks.gpu.sections", section, str(model)]
         return Section(name, [*command, *options], seconds, {})
 
-    def checkpoint(path: Path) -> Section:
-        command = [sys.executable, "-m", "benchmarks.checkpoints", path.name, str(path)]
-        return Section(f"checkpoint {path.name}", command, 90.0, {}, figures=False)
-
-    yield checkpoint(models["bge-m3"])
+    save = [sys.executable, "-m", "benchmarks.checkpoints", model.name, str(model)]
+    yield Section(f"checkpoint {model.name}", save, 90.0, {}, figures=False)
     # Only modules with such tests, because collecting the others takes longer than these tests.
     modules = [
         str(path)
@@ -93,18 +88,14 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
     if find_spec(PACKAGE) is None:  # The demo's package is too large to copy to every machine.
         tests += ["-k", "not demo_checkpoint"]
     yield Section("tests", tests, 120.0, {}, figures=False)
-    verify = {"EMBEDDING_MODEL": str(models["bge-m3"]), "DEVICE": device}
-    verify["RERANKER_MODEL"] = "late-interaction"
+    verify = {"EMBEDDING_MODEL": str(model), "DEVICE": device, "RERANKER_MODEL": "late-interaction"}
     yield Section("verify", [sys.executable, "-m", "tools.verify"], 120.0, verify, figures=False)
-    yield measurement("kernels embedder", "kernels", "bge-m3", 60.0)
-    yield measurement("engines", "engines", "bge-m3", 200.0)
-    yield measurement("http_rate", "http-rate", "bge-m3", 90.0)
+    yield measurement("kernels", "kernels", 60.0)
+    yield measurement("engines", "engines", 200.0)
+    yield measurement("http_rate", "http-rate", 90.0)
     if device != "cpu":
-        float8 = measurement("float8", "rate", "bge-m3", 60.0)
+        float8 = measurement("float8", "rate", 60.0)
         yield replace(float8, command=[*float8.command, "--dtype", "float8"])
-    if "qwen-reranker" in models:
-        yield checkpoint(models["qwen-reranker"])
-        yield measurement("kernels reranker", "reranker-kernels", "qwen-reranker", 60.0)
 
 
 def run(section: Section, seconds: float) -> Outcome:

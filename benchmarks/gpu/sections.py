@@ -1,12 +1,12 @@
 """Measure one checkpoint on a device and print JSON; `benchmarks.gpu.report` runs the sections.
 
     python -m benchmarks.gpu.sections engines FOLDER --device cuda
-    python -m benchmarks.gpu.sections reranker-kernels QWEN_FOLDER --device cuda
+    python -m benchmarks.gpu.sections rate FOLDER --device cuda --dtype float8
 
 - `engines`: tokens a second of this engine and of FlagEmbedding for each text length; milliseconds
   of a single query, the token budget, and memory.
 - `rate`: only this engine, at 256 tokens, in any number format (`--dtype`).
-- `kernels`, `reranker-kernels`: PyTorch's profile of one query and of a batch.
+- `kernels`: PyTorch's profile of one query and of a batch.
 - `http-rate`: tokens a second over HTTP of one service process, with clients in other processes
   that ask for safetensors.
 """
@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +33,6 @@ from torch.profiler import ProfilerActivity, profile
 from app.formats import SAFETENSORS
 from app.http_metrics import Metrics
 from benchmarks.adapters import Setting
-from benchmarks.checkpoints import save_two_layers
 from benchmarks.workload import QUERIES, Lengths, draw_texts
 from smart_embedder.core import EngineCore
 from smart_embedder.requests import EmbedRequest, Outputs
@@ -270,17 +268,10 @@ def profile_kernels(run: Callable[[], object], *, cuda: bool) -> Figures:
     }
 
 
-def measure_kernels(
-    folder: Path, device: str, *, quick: bool, of_reranker: bool = False
-) -> Figures:
+def measure_kernels(folder: Path, device: str, *, quick: bool) -> Figures:
     """Profile the forwards of a query and of a batch."""
-    embedder, reranker = folder, NO_RERANKER
-    if of_reranker:
-        # A service needs an embedding model, too: any will do.
-        reranker = str(folder)
-        embedder = save_two_layers(folder.with_name("two-layer"))
     models = load_models(
-        EngineSettings(embedding_model=str(embedder), reranker_model=reranker, device=device)
+        EngineSettings(embedding_model=str(folder), reranker_model=NO_RERANKER, device=device)
     )
     placed = models.models[-1].models[0]
     model, on = placed.model, placed.device
@@ -371,7 +362,6 @@ def main() -> None:
             measure_engines(*args, quick=quick, dtype=options.dtype, alone=True)
         ),
         "kernels": measure_kernels,
-        "reranker-kernels": partial(measure_kernels, of_reranker=True),
         "http-rate": measure_http_rate,
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])

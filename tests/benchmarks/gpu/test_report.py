@@ -48,7 +48,7 @@ def test_a_section_has_the_figures_of_its_last_line_or_its_output(
 def test_device_tests_come_before_speed(tmp_path) -> None:
     by_name = {section.name: section for section in sections(tmp_path, "cuda", quick=False)}
     names = [*by_name]
-    assert max(map(names.index, ("tests", "verify"))) < names.index("kernels embedder")
+    assert max(map(names.index, ("tests", "verify"))) < names.index("kernels")
     assert len(names) == len([*sections(tmp_path, "cuda", quick=False)])
     modules = {Path(argument).name for argument in by_name["tests"].command}
     assert {"test_proof.py", "test_devices.py"} <= modules
