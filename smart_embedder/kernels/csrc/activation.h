@@ -11,7 +11,7 @@ enum { NONE, GELU, RELU, SILU, GELU_BY_TANH };
  * Half of 1 - erf(x / sqrt(2)) by Abramowitz and Stegun 7.1.28, whose coefficients hold the root. */
 ALWAYS_INLINE Floats gelu(Floats x) {
   const Floats size = abs_floats(x);
-  /* Beyond 10 it is 0, and the power below would leave the floats. */
+  /* Beyond 10 the tail is 0, and the power below would overflow. */
   const Floats bounded = min_floats(size, 10.0f);
   Floats root = 5.3829750e-6f;
   root = fma_floats(root, bounded, 4.8890637e-5f);
@@ -22,7 +22,7 @@ ALWAYS_INLINE Floats gelu(Floats x) {
   root = fma_floats(root, bounded, 1.0f);
   for (int doubling = 0; doubling < 4; doubling++) root *= root;
   Floats tail = reciprocal(root);
-  /* One step of Newton's, and the half. */
+  /* One step of Newton's method, and the factor of one half. */
   tail *= fma_floats(-root, tail * 0.5f, 1.0f);
   return fma_floats(-size, tail, max_floats(x, 0.0f));
 }

@@ -1,9 +1,9 @@
 /* Attention within each sequence of a packed batch, in float32 or bfloat16, with sums in float32.
  *
  * As in FlashAttention (Dao et al. 2022), scores never leave the cache. A task is a few hundred
- * queries of one head. For each block of the keys that they see, packed for the processor's
- * instruction, six queries at a time are multiplied with the keys, go through an online softmax, and
- * multiply the values. */
+ * queries of one head. It goes through the keys that these queries attend to block by block: it packs
+ * a block for the processor's instructions, and then, for six queries at a time, multiplies them with
+ * the keys, updates an online softmax, and multiplies the weights with the values. */
 #include <assert.h>
 #include <limits.h>
 #include <math.h>
@@ -13,14 +13,14 @@
 #include "tile.h"
 
 enum {
-  BLOCK = 256,    /* words of keys: with their values 128 KiB in bfloat16, 64 numbers wide */
+  BLOCK = 256,    /* words of keys at a time: with their values 128 KiB in bfloat16, 64 wide */
   MAX_KEYS = 2 * BLOCK,
-  QUERIES = 512,  /* of a task */
-  WIDTH = 128,    /* of a head; wider ones have half as many keys and queries at once */
+  QUERIES = 512,  /* queries of a task */
+  WIDTH = 128,    /* width of a head; wider ones have half as many keys and queries at a time */
   MAX_WIDTH = 2 * WIDTH,
 };
 
-/* In bytes. */
+/* Strides in bytes. */
 typedef struct {
   long token, head;
 } Strides;
@@ -28,18 +28,18 @@ typedef struct {
 typedef struct {
   const char *query, *key, *value;
   char *output;
-  Strides query_strides, key_strides, output_strides; /* those of the values are the keys' */
-  const int64_t *offsets;            /* where sequences begin, and where the last one ends */
+  Strides query_strides, key_strides, output_strides; /* the values have the keys' strides */
+  const int64_t *offsets;            /* the first token of each sequence, and the end of the last */
   long sequences, heads, group;      /* group: query heads for each key head */
-  long width, words;                 /* of a head, in numbers and in words */
-  long block, queries;               /* at once: words of keys, and queries of a task */
-  float scale; /* of the scores, to base 2 */
-  long before, after; /* how many keys before and after its own a query sees */
+  long width, words;                 /* the width of a head in numbers and in words */
+  long block, queries;               /* words of keys at a time, and queries of a task */
+  float scale; /* of the scores, for powers of 2 */
+  long before, after; /* the number of keys before and after its own that a query attends to */
   atomic_long next;
 } Batch;
 
-/* Queries of one head of one sequence, and the keys that they see; the first query is that of the
- * key number `own`. */
+/* Queries of one head of one sequence, and the keys that they attend to. The first query and the key
+ * number `own` belong to the same token. */
 typedef struct {
   const char *query, *key, *value;
   char *output;
@@ -54,11 +54,11 @@ typedef struct {
   Word weights[ROWS][BLOCK];
   Word query[ROWS][MAX_WIDTH];
   float sums[(QUERIES + 2 * ROWS) * WIDTH]; /* as wide as a head */
-  float max[QUERIES + ROWS], total[QUERIES + ROWS]; /* of the softmax */
+  float max[QUERIES + ROWS], total[QUERIES + ROWS]; /* the softmax's maximum and total */
 } Scratch;
 static_assert(sizeof(Scratch) <= SCRATCH_BYTES, "a thread has less memory");
 
-/* A tile of ROWS rows and of `columns` columns, rounded up to registers. */
+/* Multiply a tile of ROWS rows and `columns` columns, rounded up to registers. */
 ALWAYS_INLINE void multiply(const Format format, long columns, const Tile tile) {
   switch (ceil_div(columns, LANES)) {
     case 1: multiply_tile(format, ROWS, 1, tile); return;
@@ -68,7 +68,7 @@ ALWAYS_INLINE void multiply(const Format format, long columns, const Tile tile) 
   }
 }
 
-/* In bfloat16 the values of two tokens are interleaved; the last one may stand with zeros. */
+/* Pack the values of a block. In bfloat16 a word has those of two tokens, or of the last one and 0. */
 ALWAYS_INLINE void pack_values(
     const Format format, const Batch *batch, const char *value, long count, Scratch *scratch) {
   const long stride = batch->key_strides.token, tokens = numbers_of_word(format);
@@ -85,7 +85,7 @@ ALWAYS_INLINE void pack_values(
     }
 }
 
-/* As matrix instructions take the packed block of `count` keys. */
+/* Lay the packed block of `count` keys out for matrix instructions, if there are any. */
 ALWAYS_INLINE void pair_block(
     const Format format, const Batch *batch, long count, Scratch *scratch) {
   if (rows_at_once(format) == 1) return;
@@ -94,7 +94,7 @@ ALWAYS_INLINE void pair_block(
     pair_words(scratch->values + place * batch->block, ceil_div(count, numbers_of_word(format)));
 }
 
-/* The maximum score of each row. All rows at once: one after the other they would wait. */
+/* Find the maximum score of each row, of all rows in one loop, so that their instructions overlap. */
 static void find_max(Scratch *scratch, long count, float max[ROWS]) {
   const Floats none = -INFINITY;
   const long last = (count - 1) / LANES * LANES;
@@ -111,14 +111,14 @@ static void find_max(Scratch *scratch, long count, float max[ROWS]) {
   for (int row = 0; row < ROWS; row++) max[row] = reduce_max(found[row]);
 }
 
-/* 2 to the power of each score less its row's maximum, and the total of each row. */
+/* Compute 2 to the power of each score minus its row's maximum, and the total of each row. */
 ALWAYS_INLINE void exponentiate(
     const Format format, Scratch *scratch, long count, float scale, const float max[ROWS],
     float total[ROWS]) {
   Floats sum[ROWS], shift[ROWS];
   for (int row = 0; row < ROWS; row++) {
     sum[row] = 0;
-    shift[row] = max[row] == -INFINITY ? 0 : -max[row]; /* so that the weights of no key are 0 */
+    shift[row] = max[row] == -INFINITY ? 0 : -max[row]; /* weights are 0 if all keys are masked */
   }
   for (long key = 0; key < count; key += LANES)
     for (int row = 0; row < ROWS; row++) {
@@ -130,7 +130,7 @@ ALWAYS_INLINE void exponentiate(
   for (int row = 0; row < ROWS; row++) total[row] = reduce_sum(sum[row]);
 }
 
-/* The softmax of ROWS queries; what earlier blocks of keys gave is scaled to the new maximum. */
+/* Update the softmax of ROWS queries; scales the sums of earlier blocks to the new maximum. */
 ALWAYS_INLINE void online_softmax(
     const Format format, const Batch *batch, Scratch *scratch, long first, long count,
     int is_first_block) {
@@ -154,8 +154,8 @@ ALWAYS_INLINE void online_softmax(
   }
 }
 
-/* Of `count` keys the first row sees those from `from` to `to`, and each row after it all one
- * further. */
+/* Mask all of `count` keys except those from `from` to `to` for the first row, and one key further
+ * for each row after it. */
 static void mask_keys(Scratch *scratch, long from, long to, long count) {
   for (long row = 0; row < ROWS; row++, from++, to++) {
     float *scores = scratch->scores[row];
@@ -164,7 +164,7 @@ static void mask_keys(Scratch *scratch, long from, long to, long count) {
   }
 }
 
-/* The scores of the ROWS rows of `scratch->query`, with `count` keys from `from` on. */
+/* Compute the scores of the ROWS rows of `scratch->query` with `count` keys from `from` on. */
 ALWAYS_INLINE void multiply_keys(
     const Format format, const Batch *batch, Scratch *scratch, long from, long count) {
   for (long key = 0; key < count; key += TILE)
@@ -180,7 +180,7 @@ ALWAYS_INLINE void multiply_keys(
     });
 }
 
-/* The sums of the values by the weights of ROWS rows, which are queries from `first` on. */
+/* Sum the values with the weights of ROWS rows, which are queries from `first` on. */
 ALWAYS_INLINE void multiply_values(
     const Format format, const Batch *batch, Scratch *scratch, long first, long from, long count,
     int add) {
@@ -198,18 +198,18 @@ ALWAYS_INLINE void multiply_values(
     });
 }
 
-/* ROWS queries from `first` on with the packed block of `keys` keys, which has `before` before it. */
+/* Attend with ROWS queries from `first` on to the packed block of `keys` keys behind `before` others. */
 ALWAYS_INLINE void attend_rows(
     const Format format, const Batch *batch, const Task *task, Scratch *scratch, long first,
     long before, long keys) {
   const long own = task->own + first; /* the key of the first row */
   const long first_seen = max_long(own - batch->before, 0);
   const int is_first_block = first_seen >= before;
-  /* Of the block, the keys that any row sees, from the beginning of a panel on. */
+  /* The keys of the block that any row attends to, from the start of a panel on. */
   const long from = max_long(first_seen - before, 0) / TILE * TILE;
   const long count = min_long(own + ROWS + batch->after - before, keys) - from;
   if (count <= 0) return;
-  for (int row = 0; row < ROWS; row++) /* the last one stands for those behind it */
+  for (int row = 0; row < ROWS; row++) /* rows behind the last query repeat it */
     memcpy(
         scratch->query[row],
         task->query + min_long(first + row, task->queries - 1) * batch->query_strides.token,
@@ -269,7 +269,7 @@ static Task task_of(const Batch *batch, long sequence, long head, long first) {
   };
 }
 
-/* Every thread counts all tasks, and takes the next that no other has. */
+/* Each thread counts all tasks, and takes the next task that no other thread has. */
 ALWAYS_INLINE void run_tasks(const Format format, Batch *batch) {
   long mine = atomic_fetch_add(&batch->next, 1), index = 0;
   for (long sequence = 0; sequence < batch->sequences; sequence++) {
@@ -287,10 +287,10 @@ ALWAYS_INLINE void run_tasks(const Format format, Batch *batch) {
 static void run_float32(void *work) { run_tasks(FLOAT32, work); }
 static void run_bfloat16(void *work) { run_tasks(BFLOAT16, work); }
 
-/* Strides from token to token and from head to head are in numbers, those of keys a whole number of
- * words; a head is contiguous. `group` heads of the query share one of the keys, `width` is a
- * multiple of 16, at most 256. A query sees `before` keys before its own and `after` behind it; all
- * of them where that is negative. */
+/* Strides from token to token and from head to head are in numbers, those of keys in whole words; a
+ * head is contiguous. `group` query heads share one key head, and `width` is a multiple of 16, at
+ * most 256. A query attends to `before` keys before its own and to `after` keys behind it; a negative
+ * number means all. */
 void KERNEL(attention)(
     const void *query, const void *key, const void *value, void *output, int format,
     long query_token, long query_head, long key_token, long key_head, long output_token,

@@ -1,4 +1,4 @@
-/* bfloat16, where there are no instructions for it. */
+/* bfloat16 for sets without instructions for it. */
 #ifndef BFLOAT16_H
 #define BFLOAT16_H
 

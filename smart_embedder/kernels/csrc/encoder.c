@@ -1,8 +1,8 @@
-/* A layer of an encoder in one call for a small batch, or in two for a larger one, between which
- * another forward may run: families/bert.py has the same layer as single operations. Between two of
- * them Python takes as long as some of them do, and all threads but one wait.
+/* A layer of an encoder in one call for a small batch, or in two calls for a larger one, between which
+ * another forward may run. families/bert.py has the same layer as single operations. Between two
+ * operations Python takes as long as some of them do, while all threads but one wait.
  *
- * The operations are those of the other files, one after the other, so that the result has the same
+ * The layer calls the operations of the other files in order, so that the result has the same
  * bits. */
 #include <stddef.h>
 #include <stdint.h>
@@ -11,12 +11,12 @@
 #include "kernels.h"
 #include "vector.h"
 
-/* A product of states with weights, plus the bias, through the activation: as in gemm.c. */
+/* The activation of a product of states with weights plus the bias, as in gemm.c. */
 typedef struct {
   const void *weights;
   const float *bias;
-  const float *scale, *sums;       /* of weights in bytes; otherwise NULL */
-  const float *factors, *offsets;  /* how states become bytes, as in row_ops.c */
+  const float *scale, *sums;       /* of weights in 8 bits; otherwise NULL */
+  const float *factors, *offsets;  /* to quantize states, as in row_ops.c */
   const int32_t *repeated;
   long repeats, depth, columns;
   int activation;
@@ -35,7 +35,7 @@ typedef struct {
   int format;  /* of the states */
 } EncoderLayer;
 
-/* The rows of a batch, and memory that is handed out from its beginning on. */
+/* The rows of a batch, and the rest of the memory, from which `take` allocates. */
 typedef struct {
   long rows;
   Format format;
@@ -45,7 +45,7 @@ typedef struct {
 
 enum { ALIGNMENT = 64 };
 
-/* Memory for each row, which is rounded up; native.py has counted the same. */
+/* Allocate memory for each row, rounded up; native.py has computed the same sizes. */
 static void *take(Call *call, long bytes_of_row) {
   void *taken = call->memory;
   call->memory += ceil_div(bytes_of_row, ALIGNMENT) * ALIGNMENT * call->rows;
@@ -84,7 +84,7 @@ static void add_norm(Call *call, const LayerNorm *norm, void *states, const void
       call->threads);
 }
 
-/* Self-attention over query, key and value side by side; zeros for the rows behind all sequences. */
+/* Compute self-attention over query, key and value side by side; rows behind all sequences are 0. */
 static void attend(
     Call *call, const EncoderLayer *layer, const char *projected, char *attended,
     const int64_t *offsets, long sequences) {
@@ -124,7 +124,7 @@ static Call call_of(const EncoderLayer *layer, void *memory, long rows, int thre
   return (Call){rows, (Format)layer->format, threads, memory};
 }
 
-/* `states`, `attended` and `output` are `[rows, width]` of the layer's format; `offsets` as of
+/* `states`, `attended` and `output` are `[rows, width]` in the layer's format. `offsets` are those of
  * `attention`. `memory` is aligned to 64 bytes. */
 
 void KERNEL(encoder_attention)(

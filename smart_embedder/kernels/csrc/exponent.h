@@ -1,9 +1,9 @@
-/* Powers of two from the bits of a float, where there is no instruction for them. */
+/* Powers of two from the bits of a float, for sets without an instruction for them. */
 #ifndef EXPONENT_H
 #define EXPONENT_H
 
-/* For x from 1/2 to 2. Powers out of range give 0 and infinity, also those for which x is not a
- * number because they are infinite themselves. */
+/* For x from 1/2 to 2. Powers out of range give 0 or infinity, infinite ones too, for which x is
+ * NaN. */
 ALWAYS_INLINE Floats scale(Floats x, Floats power) {
   const Floats within = min_floats(max_floats(power, -127.0f), 128.0f);
   const Words bits = (Words)(__builtin_convertvector(within, Ints) + 127) << 23;

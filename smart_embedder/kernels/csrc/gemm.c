@@ -1,13 +1,13 @@
-/* GEMM: activations times weights, in float32, in bfloat16 or in bytes (u8 times s8).
+/* GEMM: activations times weights, in float32, in bfloat16 or in 8 bits (u8 times s8).
  *
- * A task is PANEL columns of the weights, or with many threads and rows a part of its rows; threads
- * take one task after another. The weights of a task stay in the cache for all its rows, and the
+ * A task is PANEL columns of the weights for all rows, or, with many threads and rows, for some rows.
+ * Threads take task after task. The weights of a task stay in the cache for all its rows, and the
  * epilogue (scale, bias, activation) runs on the sums of a tile.
  *
  * The weights are laid out in panels beforehand.
  *
- * A byte of a row stands for the row's scale times it plus the row's minimum. The minimum is
- * multiplied with the sums of the weights' columns, so that one scale and one sum remain.
+ * A number in 8 bits is the row's scale times its byte plus the row's minimum. The minimum is
+ * multiplied with the sums of the weights' columns, so the product itself only needs the scale.
  */
 #include <assert.h>
 
@@ -18,15 +18,15 @@
 
 enum {
   PANEL = 64,          /* columns */
-  DEPTH = 512,         /* words of a panel at once: 128 KiB, which the second cache keeps */
-  MAX_TASK_ROWS = 768, /* their sums have to stay in that cache, too */
+  DEPTH = 512,         /* words of a panel at a time: 128 KiB, which stay in the second-level cache */
+  MAX_TASK_ROWS = 768, /* the sums of so many rows stay in that cache, too */
   MIN_TASK_ROWS = 48,
   TASKS_PER_THREAD = 4, /* at least, so that no thread waits long for another */
   FEW_ROWS = 2 * TALL_ROWS,
-  AHEAD = 2048, /* words */
+  AHEAD = 2048, /* words to prefetch */
 };
 
-/* What bytes stand for. */
+/* How to restore a product of numbers in 8 bits. */
 typedef struct {
   const float *row_scale, *row_minimum; /* [rows] */
   const float *scale;                   /* [columns], of the weights */
@@ -37,7 +37,7 @@ typedef struct {
   const Word *left; /* [rows, words] */
   const Word *right; /* [columns / STRIP, words, STRIP] */
   const float *bias; /* [columns] */
-  Bytes bytes;       /* of bytes alone */
+  Bytes bytes;       /* for 8 bits alone */
   void *output;      /* [rows, columns], rows `output_stride` numbers apart */
   long rows, words, columns, output_stride;
   Format format, output_format;
@@ -51,15 +51,15 @@ typedef struct {
 } Scratch;
 static_assert(sizeof(Scratch) <= SCRATCH_BYTES, "a thread has less memory");
 
-/* What sums of bytes, as floats and times the scale of their column, stand for. */
+/* Restore sums of products of bytes, which are floats and scaled by column. */
 ALWAYS_INLINE Floats dequantize(
     const Bytes *bytes, long row, Floats scaled, Floats column_sums, Floats bias) {
   const Floats minimum = bytes->row_minimum[row], scale = bytes->row_scale[row];
   return fma_floats(scaled, scale, fma_floats(column_sums, minimum, bias));
 }
 
-/* What is written for the sums of rows of a tile and of LANES columns: with scale, bias and
- * activation. */
+/* Apply scale, bias and activation to the sums of a tile's rows and LANES columns, and write the
+ * results. */
 ALWAYS_INLINE void write_sums(
     const Format format, const int activation, const Gemm *gemm, long first, int rows, long column,
     const Words *sums, long stride) {
@@ -80,7 +80,7 @@ ALWAYS_INLINE void write_sums(
   }
 }
 
-/* A tile of sums in memory. */
+/* Write the results of a tile whose sums are in memory. */
 ALWAYS_INLINE void write_tile(
     const Format format, const Gemm *gemm, long first, int rows, long column, long columns,
     const Word *sums) {
@@ -90,8 +90,8 @@ ALWAYS_INLINE void write_tile(
         PANEL / LANES);
 }
 
-/* A whole tile whose sums are in registers until they are written. The activation is known when
- * this is compiled. */
+/* Multiply a whole tile, whose sums stay in registers until they are written. The compiler knows the
+ * activation. */
 ALWAYS_INLINE void multiply_and_write(
     const Format format, const int activation, const Tile tile, const Gemm *gemm, long first,
     long column) {
@@ -115,7 +115,7 @@ ALWAYS_INLINE void multiply_rows(const Format format, int rows, const Tile tile)
   }
 }
 
-/* Of 13 rows the second tile has 6, which is the fewest. */
+/* 13 rows have the smallest tile: one of 7 and one of 6 rows. */
 ALWAYS_INLINE void multiply_tall(const Format format, int rows, const Tile tile) {
   switch (rows) {
     case 6: multiply_tile(format, 6, HALF, tile); return;
@@ -128,8 +128,8 @@ ALWAYS_INLINE void multiply_tall(const Format format, int rows, const Tile tile)
   }
 }
 
-/* Rows from `top` to `bottom` of a panel, in parts of DEPTH where it is deep. Beside the first rows
- * the next panel comes from memory, if `is_followed` says that it is this thread's, too. */
+/* Multiply rows from `top` to `bottom` with a panel, in parts of DEPTH words. With `is_followed` this
+ * thread also has the next panel, which is prefetched while the first rows are computed. */
 ALWAYS_INLINE void multiply_panel(
     const Format format, const Gemm *gemm, long panel, long top, long bottom, int is_followed,
     Scratch *scratch) {
@@ -170,9 +170,9 @@ ALWAYS_INLINE void multiply_panel(
   }
 }
 
-/* All rows of a panel, where they are few. Its weights come from memory, and the tile is so tall that
- * all arithmetic on them runs beside the reading, which prefetching keeps up: `is_followed` says
- * whether the next panel is this thread's, too. */
+/* Multiply few rows with a panel. Its weights come from memory, and the tile is so tall that all
+ * arithmetic on them overlaps with the reading. Prefetching continues into the next panel if this
+ * thread has it, too (`is_followed`). */
 ALWAYS_INLINE void multiply_few_rows(
     const Format format, const Gemm *gemm, long panel, int is_followed, Scratch *scratch) {
   const long tile_rows = ceil_div(gemm->rows, ceil_div(gemm->rows, TALL_ROWS));
@@ -197,7 +197,7 @@ ALWAYS_INLINE void multiply_few_rows(
   }
 }
 
-/* A thread takes many tasks at first, whose weights are one stretch of memory, and few at the end, so
+/* Take the next tasks: many at first, whose weights are contiguous in memory, and few at the end, so
  * that no thread waits long for another. */
 static long take_tasks(Gemm *gemm, long tasks, long *first) {
   long taken;
@@ -236,10 +236,10 @@ static long task_rows_of(long rows, long panels, int threads) {
   return min_long(rows_of_task, MAX_TASK_ROWS);
 }
 
-/* output = activation(left right + bias). The bias is float32. Left and right are of `format`, and
- * the output of it or, for bytes, of another. The scales, minimum and sums, as in `Bytes`, are
- * those of bytes alone. Rows of the output are `output_stride` numbers apart. `depth` is a multiple
- * of 16 and `columns` one of 64. */
+/* output = activation(left right + bias). The bias is float32. Left and right are in `format`, and so
+ * is the output, except for 8 bits. Scales, minimum and sums are used for 8 bits alone (see `Bytes`).
+ * Rows of the output are `output_stride` numbers apart. `depth` is a multiple of 16, `columns` of
+ * 64. */
 void KERNEL(gemm)(
     const void *left, const void *right, const float *row_scale, const float *row_minimum,
     const float *scale, const float *sums, const float *bias, void *output, int format,
@@ -264,12 +264,12 @@ void KERNEL(gemm)(
   };
   static void (*const run[])(void *) = {
       [FLOAT32] = run_float32, [BFLOAT16] = run_bfloat16, [INT8] = run_int8};
-  /* What reading the weights takes, and the arithmetic. */
+  /* The time to read the weights, plus that of the arithmetic. */
   const long words = gemm.words * columns, cost = words / 4 + rows * words / 32;
   on_threads(threads, cost, run[format], &gemm);
 }
 
-/* The same after sums of bytes that another library has computed, times the weights' scale. */
+/* The epilogue for sums of products of bytes that another library has computed and scaled by column. */
 
 typedef struct {
   const float *product; /* [rows, columns] */

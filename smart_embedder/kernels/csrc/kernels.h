@@ -1,9 +1,9 @@
-/* The names of the kernels: each set of instructions has its own, as `gemm_avx2`. */
+/* The names of the kernels, which end in their instruction set: `gemm_avx2`. */
 #ifndef KERNELS_H
 #define KERNELS_H
 
 #ifndef INSTRUCTIONS
-#error "INSTRUCTIONS names the set of instructions that this is compiled for"
+#error "INSTRUCTIONS must name the instruction set"
 #endif
 
 #define JOIN(name, set) name##_##set
@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-/* Those that other kernels call, too; the files that define them describe the arguments. */
+/* Kernels that other kernels call. Their definitions describe the arguments. */
 void KERNEL(attention)(
     const void *query, const void *key, const void *value, void *output, int format,
     long query_token, long query_head, long key_token, long key_head, long output_token,

@@ -29,7 +29,7 @@ ALWAYS_INLINE Words dot_bytes(Words sum, Words left, Words right) {
 #else
 #include "bfloat16.h"
 
-/* Both sides are signed here: 128 is taken from the left one, and 128 times the right one added. */
+/* Both sides are signed here: subtracts 128 from the left one, and adds 128 times the right one. */
 ALWAYS_INLINE Words dot_bytes(Words sum, Words left, Words right) {
   const int8x16_t columns = (int8x16_t)right;
   const int32x4_t missing = vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(-128), columns);

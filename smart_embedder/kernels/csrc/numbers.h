@@ -1,4 +1,4 @@
-/* Single numbers of either format, as float; the compiler makes vectors of loops over them. */
+/* Read and write single numbers of either format as float; the compiler vectorises loops over them. */
 #ifndef NUMBERS_H
 #define NUMBERS_H
 
@@ -12,7 +12,7 @@ ALWAYS_INLINE float read(Format format, const void *numbers, long index) {
   return number;
 }
 
-/* To the nearest, ties to even; NaN stays NaN. */
+/* Rounds to the nearest, ties to even; NaN stays NaN. */
 ALWAYS_INLINE void write(Format format, void *numbers, long index, float number) {
   if (format == FLOAT32) {
     ((float *)numbers)[index] = number;

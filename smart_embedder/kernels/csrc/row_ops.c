@@ -1,6 +1,6 @@
-/* Operations on rows between two matrix products: one pass where PyTorch's operators take several.
+/* Operations on rows between two matrix products, each in one pass; PyTorch's operators take several.
  *
- * The functions of ../backend.py say what they compute. Matrices are row-major without gaps, in
+ * The fields of `Backend` in ../backend.py define them. Matrices are row-major without gaps, in
  * `format`: float32 or bfloat16. Every row is computed by itself and by one thread, in float32.
  */
 #include <assert.h>
@@ -12,7 +12,7 @@
 #include "numbers.h"
 #include "threads.h"
 
-/* `TASK(format, work, row)` for one format, so that the compiler knows it. */
+/* Define `TASK(format, work, row)` for each format, so that the compiler knows the format. */
 #define FOR_FORMATS(TASK)                                                                        \
   static void TASK##_float32(const void *work, long row) { TASK(FLOAT32, work, row); }           \
   static void TASK##_bfloat16(const void *work, long row) { TASK(BFLOAT16, work, row); }
@@ -21,10 +21,10 @@
 static inline float min_float(float a, float b) { return a < b ? a : b; }
 static inline float max_float(float a, float b) { return a > b ? a : b; }
 
-/* Quantize each row, its channels multiplied by factors, to 255 steps of its own range.
+/* Quantize each row, with its channels multiplied by factors, to 255 steps of its own range.
  *
- * Some channels are repeated in columns at the end. The offset of each column is what truncation
- * begins with. */
+ * Some channels are repeated in columns at the end. Each column's offset is added before it is
+ * truncated. */
 
 typedef struct {
   const void *states;
@@ -38,8 +38,8 @@ typedef struct {
 
 enum { AT_ONCE = 16 };
 
-/* Lane by lane, since the order in which a compiler may compare floats is fixed. What is not a
- * number would be lost in comparisons; the range is none then. */
+/* Find a row's range lane by lane, since the compiler must not reorder comparisons of floats. If a
+ * number is NaN, which comparisons would skip, the range is NaN. */
 ALWAYS_INLINE void find_range(
     const Format format, const Quantization *all, long start, float *low, float *high) {
   float lows[AT_ONCE], highs[AT_ONCE];
@@ -76,13 +76,13 @@ ALWAYS_INLINE void quantize_row(const Format format, const void *work, long row)
   const float steps_per_one = range > 0 ? min_float(255 / range, FLT_MAX) : 0;
   all->scale[row] = range / 255;
   all->minimum[row] = low;
-  if (!isfinite(range)) { /* The scale is not finite either. */
+  if (!isfinite(range)) { /* The row's scale is not finite either, so its result is not. */
     memset(values, 0, (size_t)(width + all->repeats));
     return;
   }
   for (long i = 0; i < width; i++) {
     float steps = (read(format, states, start + i) * factors[i] - low) * steps_per_one;
-    values[i] = (uint8_t)(int)max_float(steps + offsets[i], 0); /* also of no number */
+    values[i] = (uint8_t)(int)max_float(steps + offsets[i], 0); /* NaN becomes 0 */
   }
   for (long repeat = 0; repeat < all->repeats; repeat++) {
     const long i = all->repeated[repeat];
@@ -103,7 +103,7 @@ void KERNEL(quantize_rows)(
   for_rows(rows, width, threads, TASK_OF(quantize_row, format), &all);
 }
 
-/* Layer normalisation of a sum, in place of the first summand. */
+/* Layer normalisation of a sum, which overwrites the first summand. */
 
 typedef struct {
   const float *weight, *bias;
@@ -149,7 +149,7 @@ void KERNEL(add_norm)(
 
 /* RMS normalisation. */
 
-/* The factor that makes the mean of a row's squares 1. */
+/* Return the factor that makes the mean of a row's squares 1. */
 ALWAYS_INLINE float rms_factor(
     const Format format, const void *states, long start, long width, float epsilon) {
   float squares = 0;
@@ -216,8 +216,8 @@ ALWAYS_INLINE void rotary_row(const Format format, const void *work, long row) {
 }
 FOR_FORMATS(rotary_row)
 
-/* In place, the first `heads` heads of each row, which are `stride` numbers apart; `weight` is
- * `[heads, width]`. */
+/* Normalise and rotate the first `heads` heads of each row in place. Rows are `stride` numbers apart;
+ * `weight` is `[heads, width]`. */
 void KERNEL(rotary)(
     void *states, const void *weight, int format, const float *cosines, const float *sines,
     float epsilon, long rows, long stride, long heads, long width, int threads) {
@@ -225,7 +225,7 @@ void KERNEL(rotary)(
   for_rows(rows, heads * width, threads, TASK_OF(rotary_row, format), &all);
 }
 
-/* A gate: one half of a row, activated, times the other; with SiLU it is SwiGLU, with GELU GEGLU. */
+/* A gate: the activation of one half of a row times the other half, as in SwiGLU and GEGLU. */
 
 typedef struct {
   const void *states;

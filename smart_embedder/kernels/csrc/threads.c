@@ -1,23 +1,23 @@
 /* A team of threads for each thread that calls kernels: quick on a quiet machine, polite on a busy
  * one.
  *
- * The regions of a forward are some tens of microseconds apart, and a thread that sleeps needs
- * hundreds to come. So a team's threads watch for the next region for a while. Beside other programs
- * they must not: who watches then may have the core that the calling thread waits for. It shows in
- * three ways: a thread that was halted while it watched has seen the clock leap; the calling thread
- * waits for long at the end of a region; or a thread finds itself on the calling thread's core. Each
+ * The regions of a forward are some tens of microseconds apart, and a sleeping thread takes hundreds
+ * to wake. So a team's threads watch (spin) for the next region for a while. Beside other programs they
+ * must not: a watching thread may occupy the core that the calling thread waits for. There are three
+ * signs of other programs: a watching thread sees the clock leap, since it was halted; the calling
+ * thread waits long at the end of a region; or a thread finds itself on the calling thread's core. Each
  * makes the whole team polite for a time: it sleeps between regions, and is woken for large ones.
  *
- * A region does not wait for threads that have not come. Those that come enter, take parts of its
- * work and leave; the calling thread closes the region when no part is left, and waits for those
+ * A region does not wait for threads that have not come. Threads that come enter, take parts of its
+ * work and leave. The calling thread closes the region when no part is left, and waits for the threads
  * inside. So a thread that has no core delays nobody.
  *
- * Why this is correct. All atomic operations are sequentially consistent: they have one order.
+ * Why this is correct: all atomic operations are sequentially consistent, so they have one order.
  * - No task outlives its region. A member adds itself to `inside` before it checks that `region` is
  *   still the number that it saw. If the check succeeds, it comes before the closing increment in
- *   the order, and so does the addition. The caller reads `inside` after it has closed, so it finds
- *   the member there until the member has returned from the task. A member that comes later fails
- *   the check, and reads neither `wanted` nor `task` nor `work`. (The numbers repeat after 2^31
+ *   the order, and so does the addition. The caller reads `inside` after it has closed the region, so
+ *   it finds the member there until the member has returned from the task. A member that comes later
+ *   fails the check, and reads neither `wanted` nor `task` nor `work`. (The numbers repeat after 2^31
  *   regions; no thread is halted that long between two instructions.)
  * - A member reads what the caller wrote: `task`, `work` and `wanted` are written before the
  *   increment that opens the region, read after the check has seen it, and not written again before
@@ -29,8 +29,8 @@
  * - The caller does not sleep for ever. It sets `caller_sleeps`, then sleeps while `inside` is what
  *   it read, which is not 0. The last member subtracts, then reads the flag: either it finds it and
  *   wakes the caller, or the subtraction came before the flag, and the caller does not fall asleep.
- * - The memory stays. Whoever uses a team counts in `references`, and the last one frees it. A child
- *   process has none of the members, and perhaps their mark in `inside`: it forgets the team.
+ * - The memory stays. Each user of a team counts in `references`, and the last one frees it. A child
+ *   process has none of the members, but may have counted them in `inside`, so it forgets the team.
  */
 #define _GNU_SOURCE
 #include "threads.h"
@@ -48,19 +48,19 @@
 
 enum { MICROSECOND = 1000, MAX_THREADS = 256, LOOKS_PER_TIME = 8 };
 
-/* All times are in nanoseconds. How long a thread watches before it sleeps. */
+/* All times are in nanoseconds. The time that a thread watches before it sleeps: */
 static _Atomic int64_t watch_for = 200 * MICROSECOND;
 static const int64_t
-    /* The leap of the clock that tells of another program; an interrupt takes a tenth of it. */
+    /* A leap of the clock that shows another program; an interrupt takes a tenth of it. */
     LEAP = 50 * MICROSECOND,
-    /* For how long a team is polite then, and for twice as long each time if it is soon again: a
-     * machine that is shared with others halts any thread now and then. */
+    /* The time that a team is polite. It doubles if the next sign comes soon, since a shared machine
+     * halts any thread now and then. */
     SHORT_POLITENESS = 1000 * MICROSECOND,
     LONG_POLITENESS = 64000 * MICROSECOND,
-    /* What a polite calling thread still watches for at the end of a region. */
+    /* The time that a polite calling thread watches at the end of a region. */
     SHORT_WATCH = 5 * MICROSECOND,
-    /* The work of a region that is worth waking a thread: one that will watch for the next regions,
-     * too, or one that will sleep again. */
+    /* The work of a region for which threads are woken: threads that will watch for the next regions,
+     * too, or (ONCE) threads that will sleep again. */
     WORTH_WAKING = 20 * MICROSECOND,
     WORTH_WAKING_ONCE = 200 * MICROSECOND;
 
@@ -71,18 +71,18 @@ typedef struct {
 } Member;
 
 struct Team {
-  /* Of the present region, or of the last one; valid for those who have entered. */
+  /* Those of the present or last region, valid for members that have entered. */
   void (*task)(void *);
   void *work;
   unsigned wanted; /* how many members may enter */
-  /* Twice the number of the region, and one while it is open; members sleep on it. */
+  /* Twice the number of the region, plus one while it is open; members sleep on it. */
   _Alignas(64) atomic_uint region;
-  atomic_int has_sleepers; /* whom nobody has woken yet */
+  atomic_int has_sleepers; /* that nobody has woken yet */
   atomic_int caller_core;
   atomic_int leaving; /* The calling thread has ended. */
-  atomic_uint references; /* of that thread and of each member; the last one frees the team */
+  atomic_uint references; /* the calling thread and each member; the last one frees the team */
   _Atomic int64_t polite_until, politeness;
-  /* Members inside; the calling thread sleeps on it. */
+  /* The number of members inside; the calling thread sleeps on it. */
   _Alignas(64) atomic_uint inside;
   atomic_int caller_sleeps;
   unsigned size;
@@ -94,7 +94,7 @@ void *thread_scratch(void) {
   return memory;
 }
 
-/* Let threads watch for the next region for so many nanoseconds; with 0 they sleep at once. */
+/* Set the time that threads watch for the next region, in nanoseconds; with 0 they sleep at once. */
 void set_watch(long nanoseconds) { atomic_store(&watch_for, nanoseconds); }
 
 static int64_t now(void) {
@@ -133,8 +133,8 @@ static int may_watch(Team *team, int64_t time) {
   return atomic_load(&watch_for) > 0 && time >= atomic_load(&team->polite_until);
 }
 
-/* Watch `word`: 1 as soon as it is no longer `value`; 0 after `nanoseconds`, or when another program
- * turns out to need the core. */
+/* Watch `word`. Returns 1 as soon as it is no longer `value`, and 0 after `nanoseconds` or if another
+ * program needs the core. */
 static int watch(Team *team, atomic_uint *word, unsigned value, int64_t nanoseconds) {
   int64_t last = now();
   const int64_t until = last + nanoseconds;
@@ -177,7 +177,7 @@ static void *run_member(void *of_member) {
       if (region % 2) help(team, member, region);
       continue;
     }
-    /* Where both have one core, watching would keep the calling thread from it. */
+    /* If both are on one core, watching would keep the calling thread from it. */
     if (sched_getcpu() == atomic_load(&team->caller_core)) be_polite(team);
     const int64_t patience = may_watch(team, now()) ? atomic_load(&watch_for) : 0;
     if (watch(team, &team->region, seen, patience)) continue;
@@ -204,7 +204,8 @@ static void make_key(void) {
   pthread_atfork(NULL, NULL, forget_team);
 }
 
-/* The calling thread's team with `size` members, or as many as there can be; NULL without any. */
+/* Return the calling thread's team with `size` members, or as many as can be started; NULL if there is
+ * no memory. */
 static Team *team_of(unsigned size) {
   pthread_once(&team_once, make_key);
   Team *team = pthread_getspecific(team_key);
@@ -215,7 +216,7 @@ static Team *team_of(unsigned size) {
     pthread_setspecific(team_key, team);
   }
   if (team->size >= size) return team;
-  /* Signals are for the threads of the program. */
+  /* Members block all signals, which are for the threads of the program. */
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -235,10 +236,10 @@ static Team *team_of(unsigned size) {
   return team;
 }
 
-/* Wait for the members inside, who have entered since the region `began`. */
+/* Wait for the members inside, which have entered since the region `began`. */
 static void wait_for_members(Team *team, int64_t began, long cost) {
   const int64_t closed = now();
-  /* Their parts may be larger than those that were done meanwhile. */
+  /* Their parts may be larger than the parts that this thread has done. */
   const int64_t patience = may_watch(team, closed) ? closed - began + cost + LEAP : SHORT_WATCH;
   for (unsigned inside; (inside = atomic_load(&team->inside)) != 0;) {
     const int64_t left = closed + patience - now();

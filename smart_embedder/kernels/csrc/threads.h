@@ -6,13 +6,13 @@
 
 enum { SCRATCH_BYTES = 560 * 1024 };
 
-/* SCRATCH_BYTES of the calling thread's own, for one kernel at a time; aligned to 64. */
+/* SCRATCH_BYTES of memory of the calling thread, for one kernel at a time; aligned to 64 bytes. */
 void *thread_scratch(void);
 
-/* `task(work)` on the calling thread, and on up to `threads` - 1 others of its team that come in
- * time. It returns when all have returned. So `task` takes parts of the work until none are left,
- * and must not rely on any other thread. `cost` is about the nanoseconds that one thread would take
- * for all: threads that sleep are woken where it is worth it. */
+/* Run `task(work)` on the calling thread, and on up to `threads` - 1 other threads of its team that
+ * come in time. Returns when all have returned. So `task` has to take parts of the work until none are
+ * left, and must not wait for another thread. `cost` is the time, in nanoseconds, that one thread
+ * would take for all the work: if it is large enough, sleeping threads are woken. */
 void on_threads(int threads, long cost, void (*task)(void *work), void *work);
 
 typedef struct {
@@ -30,7 +30,7 @@ static void run_rows(void *shared) {
   }
 }
 
-/* `task(work, row)` for each of `rows` rows of `width` numbers, on up to `threads` threads. */
+/* Run `task(work, row)` for each of `rows` rows of `width` numbers, on up to `threads` threads. */
 static inline void for_rows(
     long rows, long width, int threads, void (*task)(const void *work, long row),
     const void *work) {

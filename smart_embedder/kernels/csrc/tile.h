@@ -1,5 +1,5 @@
-/* The micro-kernel of every matrix product: a few rows times TILE columns, or half as many columns,
- * summed up in registers.
+/* The micro-kernel of all matrix products: a few rows times TILE columns, or half as many columns, with
+ * the sums in registers.
  *
  * The left matrix is row-major in words. The columns of the right one are in two halves, each
  * row-major in words. (For matrix instructions, two words of each column are side by side:
@@ -13,23 +13,23 @@
 enum {
   TILE = REGISTERS * LANES, /* columns */
   STRIP = TILE / 2,
-  ROWS = 6, /* at most: sums, columns and one of the left matrix fill the registers */
-  /* The same of a tile with half as many columns. */
+  ROWS = 6, /* at most: the sums, the columns and a word of the left matrix fill the registers */
+  /* At most in a tile with half as many columns. */
   TALL_ROWS = 2 * ROWS,
   HALF = REGISTERS / 2,
   SECOND_CACHE = 2, /* of the prefetch instruction's levels */
 };
 
-/* Rows of `left`, `words` words wide, times columns of `right`, into `sums` or, with `add`, added
- * to them. Strides from row to row are in words. */
+/* Rows of `left`, `words` words wide, times columns of `right`. The products replace `sums`, or are
+ * added to them if `add` is set. Strides from row to row are in words. */
 typedef struct {
   const Word *left;
   long left_stride;
   const Word *right;
   long right_step, half; /* from one row of it to the next, and from one half of its columns */
   long words;
-  /* Memory that comes to the second cache beside the arithmetic, for each word of the left matrix
-   * some vectors; NULL for none. */
+  /* Memory to prefetch into the second-level cache, `vectors_ahead` vectors for each word of the left
+   * matrix; NULL for none. */
   const Word *ahead;
   int vectors_ahead;
   Word *sums;
@@ -37,7 +37,7 @@ typedef struct {
   int add;
 } Tile;
 
-/* The vector number `part` of the columns of a word, or with matrix instructions of two words. */
+/* The vector number `part` of the columns of a word, or of two words with matrix instructions. */
 ALWAYS_INLINE const Word *column_words(const Format format, const Tile tile, long word, int part) {
   const int parts = HALF * rows_at_once(format); /* of half of the columns */
   return tile.right + part / parts * tile.half + word * tile.right_step + part % parts * LANES;
@@ -51,15 +51,15 @@ ALWAYS_INLINE Words load_pair(const Word *row, const Word *next) {
   return words;
 }
 
-/* From one row in each of two vectors to lower columns of both rows in one, upper in the other; and
- * back. */
+/* Turn two vectors of one row each into one with the lower columns of both rows and one with the upper
+ * columns, and back. */
 ALWAYS_INLINE void exchange_halves(Words *first, Words *second) {
   const Words upper = *second;
   second->lo = first->hi;
   first->hi = upper.lo;
 }
 
-/* The products of a tile for instructions that take two rows and two words at once. */
+/* Add the products of a tile with instructions that multiply two rows and two words at a time. */
 ALWAYS_INLINE void add_matrix_products(
     const Format format, const int rows, const int registers, const Tile tile,
     Words sum[TALL_ROWS][REGISTERS]) {
@@ -84,7 +84,7 @@ ALWAYS_INLINE void add_matrix_products(
     for (int part = 0; part < registers; part++) exchange_halves(sum[row] + part, sum[row + 1] + part);
 }
 
-/* `format`, `rows` and `registers` are known when this is compiled, so that all sums are in
+/* Compute the sums of a tile. The compiler knows `format`, `rows` and `registers`, so all sums are in
  * registers. */
 ALWAYS_INLINE void sum_tile(
     const Format format, const int rows, const int registers, const Tile tile,
@@ -109,7 +109,7 @@ ALWAYS_INLINE void sum_tile(
   }
 }
 
-/* The same, with the sums in memory. */
+/* Compute the sums of a tile and store them in memory. */
 ALWAYS_INLINE void multiply_tile(
     const Format format, const int rows, const int registers, const Tile tile) {
   Words sum[TALL_ROWS][REGISTERS];
@@ -119,8 +119,8 @@ ALWAYS_INLINE void multiply_tile(
       store_words(tile.sums + row * tile.sums_stride + part * LANES, sum[row][part]);
 }
 
-/* Lay `count` rows of words, which are `stride` apart, out as the columns of panels that are
- * `panel_stride` apart; what fills the last register up is zero. */
+/* Transpose `count` rows of words, which are `stride` apart, to the columns of panels, which are
+ * `panel_stride` apart. Zeros fill the last register up. */
 ALWAYS_INLINE void pack_columns(
     const Word *rows, long stride, long count, long words, Word *panels, long panel_stride) {
   for (long first = 0; first < count; first += LANES)

@@ -1,8 +1,8 @@
 /* Vectors as wide as the registers of the instruction set that this is compiled for.
  *
- * Operators on them are the compiler's; what has an instruction of its own in some sets is in their
- * headers. A word is what a lane multiplies and adds at once: one float, two bfloat16, or four
- * bytes (those of the left matrix unsigned, those of the right one signed).
+ * Their operators are the compiler's. Operations with special instructions in some sets are in the
+ * headers of the sets. A word is what a lane multiplies and adds at a time: one float, two bfloat16,
+ * or four bytes (unsigned in the left matrix, signed in the right one).
  */
 #ifndef VECTOR_H
 #define VECTOR_H
@@ -11,10 +11,10 @@
 #include <string.h>
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
-/* Before a loop over registers, which an index that is not known would put into the memory. */
+/* Before a loop over registers: with an index unknown to the compiler they would be in memory. */
 #define UNROLLED _Pragma("clang loop unroll(full)")
 
-/* REGISTERS: of the columns of a tile (tile.h), as many as leave room for its other operands. */
+/* REGISTERS hold the columns of a tile (tile.h), and leave room for its other operands. */
 #if defined(__AVX512F__)
 enum { LANES = 16, REGISTERS = 4 };
 #elif defined(__ARM_NEON)
@@ -23,8 +23,8 @@ enum { LANES = 4, REGISTERS = 4 };
 enum { LANES = 8, REGISTERS = 2 };
 #endif
 
-/* Rows of the left matrix that one instruction multiplies. Where there are two, a vector holds two
- * words of each of two rows or columns, or the sums of two rows times two columns. */
+/* Rows of the left matrix that one instruction multiplies. With two, a vector holds two words of each
+ * of two rows or columns, or the sums of two rows times two columns. */
 #ifdef __ARM_FEATURE_MATMUL_INT8
 enum { MATRIX_ROWS = 2 };
 #else
@@ -59,7 +59,7 @@ ALWAYS_INLINE void store_words(void *to, Words words) { memcpy(to, &words, sizeo
 ALWAYS_INLINE Floats load_floats(const float *from) { return (Floats)load_words(from); }
 ALWAYS_INLINE void store_floats(float *to, Floats floats) { store_words(to, (Words)floats); }
 
-/* Of a and b, b where either is not a number. */
+/* b if a or b is NaN. */
 ALWAYS_INLINE Floats max_floats(Floats a, Floats b) { return a > b ? a : b; }
 ALWAYS_INLINE Floats min_floats(Floats a, Floats b) { return a < b ? a : b; }
 /* a b + c, rounded once. */
@@ -73,7 +73,7 @@ ALWAYS_INLINE Ints lane_numbers(void) {
 }
 ALWAYS_INLINE Floats abs_floats(Floats x) { return (Floats)((Words)x & 0x7fffffff); }
 
-/* The instruction sets' own: narrow (to the nearest bfloat16, ties to even; NaN stays NaN), scale
+/* Each instruction set defines: narrow (to the nearest bfloat16, ties to even; NaN stays NaN), scale
  * (x times 2 to the power of a whole number; 0 for the power of -infinity), reciprocal (to 12 bits
  * at least), reduce_max, reduce_sum, dot_bfloat16, dot_bytes, load_words_up_to (zeros behind the
  * first `count`) and transpose (of LANES rows of LANES words). */
@@ -89,7 +89,7 @@ ALWAYS_INLINE Floats widen(Halves numbers) {
   return (Floats)(__builtin_convertvector(numbers, Words) << 16);
 }
 
-/* Vectors of float or bfloat16, from and to the number at `index` on. */
+/* Load and store vectors of float or bfloat16 from the number at `index` on. */
 ALWAYS_INLINE Floats load(Format format, const void *numbers, long index) {
   if (format == FLOAT32) return load_floats((const float *)numbers + index);
   Halves halves;
@@ -105,7 +105,7 @@ ALWAYS_INLINE void store(Format format, void *numbers, long index, Floats floats
   }
 }
 
-/* The sums of the products of each lane's words, or of rows and columns where those are matrices. */
+/* Add the products of each lane's words, or, with matrix instructions, those of rows and columns. */
 ALWAYS_INLINE Words dot_words(Format format, Words sum, Words left, Words right) {
   switch (format) {
     case FLOAT32: return (Words)fma_floats((Floats)left, (Floats)right, (Floats)sum);
@@ -116,7 +116,7 @@ ALWAYS_INLINE Words dot_words(Format format, Words sum, Words left, Words right)
 
 static const float LOG2_E = 1.44269504f;
 
-/* 2 to the power of `x`, to 2e-7 of it; 0 for -infinity, which masked scores are. */
+/* 2 to the power of `x`, with a relative error of 2e-7; 0 for -infinity, the score of masked keys. */
 ALWAYS_INLINE Floats exp2_floats(Floats x) {
   Floats nearest = __builtin_elementwise_roundeven(x);
   Floats rest = x - nearest;
