@@ -1,4 +1,4 @@
-"""The engine without HTTP: results, batches, who waits, failures and closing."""
+"""`EngineCore`: refusals, failures, startup, statuses and closing."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ from tests.smart_embedder.engines import engine_for, entered, hold, let_go, queu
 from tests.smart_embedder.fakes import ALL, FakeModel, FakeReranker, loaded, loading, settings_of
 
 
-async def test_no_texts_is_an_error() -> None:
+async def test_a_request_without_texts_is_refused() -> None:
     async with engine_for(FakeModel()) as engine:
         with pytest.raises(EmptyInputError):
             await engine.embed(EmbedRequest([]))
@@ -38,10 +38,10 @@ async def test_no_texts_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("seconds_per_token", "least", "most"), [(0.001, 1, 1), (3.0, 2, 13), (1000.0, 30, 30)]
 )
-async def test_a_refused_caller_is_told_when_to_come_back_which_is_not_later_than_clients_do(
+async def test_retry_after_of_a_full_queue_is_estimated_and_at_most_30(
     seconds_per_token, least, most, monkeypatch
 ) -> None:
-    """A place is free when one that waits is taken, or when one that is scored has its scores."""
+    """An embedding request releases its permit when it is taken, a rerank request when scored."""
     monkeypatch.setattr("smart_embedder.core._ACQUIRE_TIMEOUT", 0.01)
     model, reranker = FakeModel(), FakeReranker()
     settings = {"max_queue_size": 1, "rerank_max_queue": 1, "seconds_per_token": seconds_per_token}
@@ -61,24 +61,24 @@ async def test_a_refused_caller_is_told_when_to_come_back_which_is_not_later_tha
     assert least <= not_scored.value.retry_after <= 3 * most
 
 
-async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(monkeypatch) -> None:
+async def test_an_error_in_the_consumer_makes_the_engine_unhealthy(monkeypatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
     engine = engine_for(FakeModel())
     await engine.start()
     monkeypatch.setattr("smart_embedder.scheduling.queue.JobQueue.take", broken)
-    # Who waits for it is told, and so is whoever comes later.
+    # A waiting request fails, and so does a later one.
     with capture_logs() as log:
         for _ in range(2):
             with pytest.raises(UnhealthyError, match="consumer has ended"):
                 await engine.embed(EmbedRequest(["a"]))
-    assert [each["event"] for each in log] == ["consumer_ended"]
+    assert [entry["event"] for entry in log] == ["consumer_ended"]
     assert engine.failure is not None
     await engine.close()
 
 
-async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(caplog) -> None:
+async def test_failures_of_both_models_of_a_request_are_one_error(caplog) -> None:
     both = embedder, dense = FakeModel(), FakeModel()
     for model in both:
         model.asynchronous = model.held = True
@@ -86,7 +86,7 @@ async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(
         embedder.failures.append(RuntimeError("one"))
         dense.failures.append(RuntimeError("other"))
         request = asyncio.create_task(engine.embed(EmbedRequest(["a"], ALL)))
-        for model in both:  # Else the second is not launched, as nobody waits for it.
+        for model in both:  # Otherwise the second is cancelled before it is launched.
             await entered(model)
         for model in both:
             let_go(model)
@@ -98,7 +98,7 @@ async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(
     assert "never retrieved" not in caplog.text
 
 
-async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() -> None:
+async def test_requests_are_refused_before_startup_and_after_it_has_failed() -> None:
     def broken(_: EngineSettings):
         raise StartupError("no such model in /home/me/models")
 
@@ -116,7 +116,7 @@ async def test_before_the_start_it_refuses_and_a_failed_start_is_remembered() ->
     await engine.close()
 
 
-async def test_closing_ends_a_start_that_is_under_way() -> None:
+async def test_close_cancels_a_running_start() -> None:
     models = loaded(FakeModel())
     entered, gate = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -134,10 +134,10 @@ async def test_closing_ends_a_start_that_is_under_way() -> None:
     gate.set()
     await closing
     assert starting.cancelled()
-    assert not [each for each in threading.enumerate() if each.name.startswith("device")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("device")]
 
 
-async def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
+async def test_the_statuses_of_the_default_models() -> None:
     model, reranker = FakeModel(), FakeReranker()
     model.name, reranker.name = "a/one", "b"
     infos = (ModelInfo("a/one", "bfloat16", {}), ModelInfo("b", "int8", {}))
@@ -147,24 +147,30 @@ async def test_the_default_models_are_shown_once_each_with_what_they_do() -> Non
 
     def shown() -> list[tuple[object, ...]]:
         return [
-            (each.name, each.task, each.state, each.info and each.info.dtype, bool(each.makes))
-            for each in engine.statuses
+            (
+                status.name,
+                status.task,
+                status.state,
+                status.info and status.info.dtype,
+                bool(status.makes),
+            )
+            for status in engine.statuses
         ]
 
-    assert [each[2:] for each in shown()] == [(ModelState.LOADING, None, False)] * 2
+    assert [facts[2:] for facts in shown()] == [(ModelState.LOADING, None, False)] * 2
     async with engine:
         assert shown() == [
             ("a/one", "embed", ModelState.READY, "bfloat16", True),
             ("b", "rerank", ModelState.READY, "int8", True),
         ]
-        assert all(each.pinned for each in engine.statuses)
+        assert all(status.pinned for status in engine.statuses)
     for name in ("none", "late-interaction"):
         alone = EngineCore(EngineSettings(reranker_model=name, **names), loading(models))
-        assert [each.name for each in alone.statuses] == ["a/one"]
+        assert [status.name for status in alone.statuses] == ["a/one"]
 
 
 @pytest.mark.parametrize("error", [MemoryError, OutOfMemoryError])
-async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread(error) -> None:
+async def test_startup_fails_and_leaves_no_thread_if_the_first_forward_fails(error) -> None:
     embedder, reranker = FakeModel(), FakeReranker()
     models = loaded(embedder, reranker=reranker)
 
@@ -181,13 +187,13 @@ async def test_a_first_forward_that_fails_fails_the_start_and_leaves_no_thread(e
     engine = EngineCore(settings_of(models), with_broken_reranker)
     with pytest.raises(StartupError, match="does not fit the memory .*: 20 GiB are missing"):
         await engine.start()
-    assert [each.state for each in engine.statuses] == [ModelState.FAILED] * 2
+    assert [status.state for status in engine.statuses] == [ModelState.FAILED] * 2
     await engine.close()
-    assert not [each for each in threading.enumerate() if each.name.startswith("device")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("device")]
 
 
-async def test_aborting_waits_for_no_tokenizer() -> None:
-    """Texts that a tokenizer thread has, that wait for it, and that come later."""
+async def test_abort_does_not_wait_for_tokenizers() -> None:
+    """Requests that use a tokenizer thread, wait for one, or come later all fail at once."""
     reads, gate = threading.Event(), threading.Event()
 
     class Slow(FakeModel):
@@ -213,7 +219,7 @@ async def test_aborting_waits_for_no_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-async def test_closing_waits_for_a_forward_that_nobody_waits_for_but_not_for_ever(is_stuck) -> None:
+async def test_close_waits_for_a_running_forward_for_at_most_the_shutdown_timeout(is_stuck) -> None:
     model = FakeModel()
     engine = engine_for(model, shutdown_timeout=0.05 if is_stuck else 30)
     await engine.start()

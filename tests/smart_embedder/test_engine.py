@@ -1,4 +1,4 @@
-"""`from smart_embedder import Engine`, on a real tiny model."""
+"""`Engine` and `SyncEngine` with a small real model."""
 
 import re
 import signal
@@ -39,7 +39,7 @@ def sync_engine(tiny_m3: Path) -> Iterator[SyncEngine]:
         yield engine
 
 
-async def test_arrays_are_the_vectors_of_the_services_engine(tiny_m3: Path) -> None:
+async def test_arrays_equal_the_vectors_of_the_engine_core(tiny_m3: Path) -> None:
     settings = EngineSettings(
         embedding_model=str(tiny_m3),
         reranker_model="late-interaction",
@@ -56,31 +56,31 @@ async def test_arrays_are_the_vectors_of_the_services_engine(tiny_m3: Path) -> N
     await library.stop()
 
     assert vectors.dense.shape == (3, len(expected.embeddings[0].dense))
-    for index, each in enumerate(expected.embeddings):
-        np.testing.assert_array_equal(vectors.dense[index], each.dense)
-        np.testing.assert_array_equal(vectors.sparse_indices[index], each.sparse.indices)
-        np.testing.assert_array_equal(vectors.sparse_weights[index], each.sparse.values)
-        np.testing.assert_array_equal(vectors.colbert[index], each.colbert)
+    for index, embedding in enumerate(expected.embeddings):
+        np.testing.assert_array_equal(vectors.dense[index], embedding.dense)
+        np.testing.assert_array_equal(vectors.sparse_indices[index], embedding.sparse.indices)
+        np.testing.assert_array_equal(vectors.sparse_weights[index], embedding.sparse.values)
+        np.testing.assert_array_equal(vectors.colbert[index], embedding.colbert)
     assert vectors.tokens == expected.tokens
     assert ranked.dtype == np.float32
     np.testing.assert_allclose(ranked, scores, rtol=1e-6)
 
 
-def test_what_is_not_asked_for_is_none(sync_engine: SyncEngine) -> None:
+def test_kinds_that_are_not_asked_for_are_none(sync_engine: SyncEngine) -> None:
     vectors = sync_engine.embed(TEXTS)
     assert vectors.dense is not None
     assert (vectors.sparse_indices, vectors.sparse_weights, vectors.colbert) == (None, None, None)
     assert sync_engine.embed(TEXTS, dense=False, sparse=True).dense is None
 
 
-def test_threads_share_a_synchronous_engine(sync_engine: SyncEngine) -> None:
+def test_threads_share_a_sync_engine(sync_engine: SyncEngine) -> None:
     alone = sync_engine.embed(TEXTS).dense
     with ThreadPoolExecutor(8) as threads:
         for vectors in threads.map(lambda _: sync_engine.embed(TEXTS), range(32)):
             np.testing.assert_allclose(vectors.dense, alone, atol=1e-6)
 
 
-def test_errors_and_truncations_reach_the_caller(sync_engine: SyncEngine) -> None:
+def test_truncations_are_returned_and_errors_raised(sync_engine: SyncEngine) -> None:
     long = ["word " * 9000]
     (cut,) = sync_engine.embed(long).truncations
     assert cut.original_tokens > cut.max_tokens
@@ -90,14 +90,14 @@ def test_errors_and_truncations_reach_the_caller(sync_engine: SyncEngine) -> Non
         )
 
 
-def test_a_failed_start_names_its_reason_and_leaves_no_thread(tmp_path: Path) -> None:
+def test_a_failed_start_raises_its_reason_and_leaves_no_thread(tmp_path: Path) -> None:
     before = {*threading.enumerate()}
     with pytest.raises(StartupError, match="config.json"):
         SyncEngine(str(tmp_path), device="cpu").start()
     assert {*threading.enumerate()} <= before
 
 
-def test_ctrl_c_in_the_start_ends_what_loads(
+def test_ctrl_c_during_the_start_ends_all_threads(
     tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(settings: EngineSettings) -> DefaultModels:
@@ -108,11 +108,11 @@ def test_ctrl_c_in_the_start_ends_what_loads(
     before = {*threading.enumerate()}
     with pytest.raises(KeyboardInterrupt):
         SyncEngine(str(tiny_m3), device="cpu").start()
-    left = {each.name for each in {*threading.enumerate()} - before}
+    left = {thread.name for thread in {*threading.enumerate()} - before}
     assert not left & {"model-loader", "device-0", "smart-embedder"}
 
 
-def test_stopping_ends_a_start_in_another_thread(
+def test_stop_cancels_a_start_in_another_thread(
     tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered = threading.Event()
@@ -130,11 +130,11 @@ def test_stopping_ends_a_start_in_another_thread(
         engine.stop()
         with pytest.raises(CancelledError):
             starting.result()
-    left = {each.name for each in {*threading.enumerate()} - before}
+    left = {thread.name for thread in {*threading.enumerate()} - before}
     assert not left & {"model-loader", "device-0", "smart-embedder"}
 
 
-def test_a_stopped_engine_says_so(tiny_m3: Path) -> None:
+def test_an_engine_that_is_not_running_raises_an_error(tiny_m3: Path) -> None:
     engine = SyncEngine(str(tiny_m3), device="cpu")
     with pytest.raises(RuntimeError, match="not started"):
         engine.embed(TEXTS)
@@ -145,9 +145,7 @@ def test_a_stopped_engine_says_so(tiny_m3: Path) -> None:
         engine.embed(TEXTS)
 
 
-def test_a_program_that_was_written_for_m3serve_runs(
-    tiny_m3: Path, sync_engine, monkeypatch
-) -> None:
+def test_arguments_of_m3serve_are_accepted(tiny_m3: Path, sync_engine, monkeypatch) -> None:
     given = []
 
     def make(settings, loader):
@@ -180,7 +178,7 @@ def test_a_program_that_was_written_for_m3serve_runs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"max_batch": 3}, "there is no setting max_batch: the nearest is max_batch_tokens"),
         ({"trust_remote_code": True}, "there is no setting trust_remote_code: code of a model is"),
@@ -194,17 +192,17 @@ def test_a_program_that_was_written_for_m3serve_runs(
         ),
     ],
 )
-def test_what_is_no_setting_or_no_value_of_one_is_refused_in_a_sentence(arguments, said) -> None:
-    with pytest.raises(ValueError, match="^" + re.escape(said)):
+def test_unknown_settings_and_values_are_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
         Engine("BAAI/bge-m3", **arguments)
 
 
-def test_torch_compile_is_a_warning() -> None:
+def test_torch_compile_gives_a_warning() -> None:
     with pytest.warns(UserWarning, match="torch_compile has no effect"):
         Engine(torch_compile=True)
 
 
-def test_the_package_imports_nothing_until_it_is_asked(tmp_path: Path) -> None:
+def test_importing_the_package_imports_no_submodule(tmp_path: Path) -> None:
     code = (
         "import sys, smart_embedder\n"
         "print(*[name for name in sys.modules if name.startswith('smart_embedder.')])\n"
@@ -220,14 +218,14 @@ def test_the_package_imports_nothing_until_it_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_lone_surrogate_is_read_as_the_replacement_character(sync_engine: SyncEngine) -> None:
-    wanted = {"sparse": True, "colbert": True}
-    cut = sync_engine.embed(["plain", "cut \ud83d", "\ud83d\ude00"], **wanted)
-    read = sync_engine.embed(["plain", "cut \ufffd", "\U0001f600"], **wanted)
-    assert (cut.replaced, read.replaced) == ([1, 2], [])
-    np.testing.assert_array_equal(cut.dense, read.dense)
+    kinds = {"sparse": True, "colbert": True}
+    found = sync_engine.embed(["plain", "cut \ud83d", "\ud83d\ude00"], **kinds)
+    expected = sync_engine.embed(["plain", "cut \ufffd", "\U0001f600"], **kinds)
+    assert (found.replaced, expected.replaced) == ([1, 2], [])
+    np.testing.assert_array_equal(found.dense, expected.dense)
     for kind in ("sparse_indices", "sparse_weights", "colbert"):
-        for ours, theirs in zip(getattr(cut, kind), getattr(read, kind), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        for left, right in zip(getattr(found, kind), getattr(expected, kind), strict=True):
+            np.testing.assert_array_equal(left, right)
     np.testing.assert_array_equal(
         sync_engine.rerank("\ud83d", ["a\udc00"]), sync_engine.rerank("\ufffd", ["a\ufffd"])
     )

@@ -1,4 +1,4 @@
-"""smart_embedder/errors.py."""
+"""Errors: messages, codes and Retry-After."""
 
 import pytest
 
@@ -10,31 +10,31 @@ from smart_embedder.errors import (
 )
 
 
-@pytest.mark.parametrize(("known", "told"), [(None, None), (1, 1), (29, 29), (30, 30), (31, 30)])
-def test_no_client_is_told_to_wait_longer_than_it_would(
-    known: int | None, told: int | None
-) -> None:
-    assert UnavailableError("busy", retry_after=known).retry_after == told
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(None, None), (1, 1), (29, 29), (30, 30), (31, 30)]
+)
+def test_retry_after_is_at_most_30_seconds(seconds: int | None, expected: int | None) -> None:
+    assert UnavailableError("busy", retry_after=seconds).retry_after == expected
 
 
-def test_an_error_says_its_sentence_and_where_the_request_is_wrong() -> None:
+def test_an_invalid_request_error_has_a_message_and_problems() -> None:
     problems = [{"pointer": "/sentences/0", "message": "is no text"}]
     error = InvalidRequestError("One sentence.", problems)
     assert (str(error), error.problems, error.retry_after) == ("One sentence.", problems, None)
     assert InvalidRequestError("One sentence.").problems == []
 
 
-def test_codes_are_words_of_one_error_each_unless_they_mean_the_same() -> None:
-    def all_below(kind: type[SmartEmbedderError]) -> list[type[SmartEmbedderError]]:
-        return [kind, *(each for sub in kind.__subclasses__() for each in all_below(sub))]
+def test_error_codes_are_unique_except_inference_failed() -> None:
+    def list_classes(class_: type[SmartEmbedderError]) -> list[type[SmartEmbedderError]]:
+        return [class_, *(sub for base in class_.__subclasses__() for sub in list_classes(base))]
 
-    kinds = all_below(SmartEmbedderError)
-    codes = [vars(kind)["code"] for kind in kinds if "code" in vars(kind)]
+    classes = list_classes(SmartEmbedderError)
+    codes = [vars(class_)["code"] for class_ in classes if "code" in vars(class_)]
     shared = {code for code in codes if codes.count(code) > 1}
     assert shared == {"inference_failed"}
 
 
-def test_what_a_start_error_quotes_of_files_is_one_line_that_can_be_printed() -> None:
+def test_the_message_of_a_startup_error_is_one_printable_line() -> None:
     quoted = str(StartupError("the tensor a\nb\x1b[2J\u202ec is in half"))
     assert quoted == "the tensor a\\nb\\x1b[2J\\u202ec is in half"
     long = str(StartupError(f"the tensor {'x' * 10_000_000} is in half"))

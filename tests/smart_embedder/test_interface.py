@@ -1,4 +1,4 @@
-"""What a set of loaded models tells of itself."""
+"""Memory usage, abilities of models, loaded models, and reserved memory."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,16 +17,16 @@ GIGABYTE = 2**30
     ("used", "own", "of_others"),
     [(8, 3, 4), (8, None, 0), (3, 3, 0), (2, 3, 0), (10, 0, 9)],
 )
-def test_what_other_programs_hold_is_what_is_left_apart_from_the_system(used, own, of_others):
+def test_memory_of_other_programs_excludes_that_of_the_system(used, own, of_others):
     usage = MemoryUsage(used * GIGABYTE, 64 * GIGABYTE, None if own is None else own * GIGABYTE)
     assert usage.of_others == of_others * GIGABYTE
 
 
-def test_of_a_small_memory_a_tenth_is_the_systems() -> None:
+def test_the_system_uses_a_tenth_of_a_small_memory() -> None:
     assert MemoryUsage(900, 1000, 100).of_others == 700
 
 
-def test_dense_vectors_come_from_their_own_model_and_the_rest_from_the_embedder() -> None:
+def test_the_kinds_of_a_dense_model_and_an_embedder_together() -> None:
     embedder, dense, reranker = FakeModel(), FakeModel(), FakeReranker()
     embedder.kinds = Outputs(dense=True, sparse=True)
     dense.kinds = Outputs(dense=True, colbert=True)
@@ -37,7 +37,7 @@ def test_dense_vectors_come_from_their_own_model_and_the_rest_from_the_embedder(
     assert both.kinds == Outputs(dense=True, sparse=True)
 
 
-def test_the_format_of_a_model_is_its_own_or_that_of_its_device() -> None:
+def test_the_dtype_of_a_model_is_its_own_or_that_of_its_device() -> None:
     models = loaded(FakeModel())
     infos = (ModelInfo("other", "float16", {}),)
     assert replace(models, infos=infos).get_dtype(models.embedder) == "float32"
@@ -45,15 +45,15 @@ def test_the_format_of_a_model_is_its_own_or_that_of_its_device() -> None:
     assert replace(models, infos=infos).get_dtype(models.embedder) == "int8"
 
 
-def test_memory_is_that_of_all_devices_that_tell_it() -> None:
+def test_memory_is_summed_over_all_devices_that_report_it() -> None:
     models = loaded(FakeModel())
-    told = {"free": 5, "total": 9}
-    device = replace(models.device, read_memory=told.__getitem__)
+    memory = {"free": 5, "total": 9}
+    device = replace(models.device, read_memory=memory.__getitem__)
     both = replace(models, devices=(models.device, device, device))
     assert (models.read_memory("free"), both.read_memory("total")) == (0, 18)
 
 
-def test_an_answer_holds_the_most_that_it_was_ever_known_to_need() -> None:
+def test_an_answer_reserves_its_largest_size() -> None:
     answer = AnswerMemory(100)
     assert answer.allowed == 100
     for size in (60, 40):
@@ -68,17 +68,17 @@ def test_an_answer_holds_the_most_that_it_was_ever_known_to_need() -> None:
     UNLIMITED.check(10**15, "vectors", "less")
 
 
-def test_an_embedder_makes_its_kinds_and_reads_the_types_that_change_something() -> None:
+def test_abilities_of_an_embedder() -> None:
     model = FakeModel()
     model.kinds = Outputs(dense=True, colbert=True)
-    made = ModelAbilities.of(model, "embed")
-    assert (made.kinds, made.input_types, made.max_length) == (("dense", "colbert"), (), 100)
+    abilities = ModelAbilities.of(model, "embed")
+    assert abilities == ModelAbilities(("dense", "colbert"), (), 100)
     model.prompts = MappingProxyType({"passage": "p: "})
     assert ModelAbilities.of(model, "embed").input_types == ("document",)
     model.reads_input_type = True
     assert ModelAbilities.of(model, "embed").input_types == ("query", "document")
 
 
-def test_a_reranker_makes_scores() -> None:
-    made = ModelAbilities.of(FakeReranker(), "rerank")
-    assert (made.kinds, made.input_types) == (("scores",), ())
+def test_abilities_of_a_reranker() -> None:
+    abilities = ModelAbilities.of(FakeReranker(), "rerank")
+    assert (abilities.kinds, abilities.input_types) == (("scores",), ())

@@ -1,4 +1,4 @@
-"""The file of MODELS: each mistake is one sentence with its line."""
+"""The file of MODELS in YAML and TOML, and its error messages."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +19,7 @@ def read(folder: Path, text: str) -> tuple[ModelEntry, ...]:
     return read_model_entries(path)
 
 
-def test_a_model_needs_a_name_alone(tmp_path: Path) -> None:
+def test_only_the_name_of_a_model_is_required(tmp_path: Path) -> None:
     (entry,) = read(tmp_path, "- name: acme/encoder\n")
     assert entry == ModelEntry(name="acme/encoder", location="models.yaml, line 1")
     assert (entry.task, entry.load, entry.pinned) == ("embed", "first_use", False)
@@ -82,7 +82,7 @@ OF_B = "- name: a/b\n"
         ("- name: !!python/object:os.system a\n", 1, "YAML knows no such value"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(
+def test_an_error_in_yaml_names_the_line(
     tmp_path: Path, text: str, line: int, message: str
 ) -> None:
     with pytest.raises(StartupError) as caught:
@@ -97,7 +97,7 @@ def read_toml(folder: Path, text: str) -> tuple[ModelEntry, ...]:
     return read_model_entries(path)
 
 
-def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
+def test_toml_is_read_like_yaml(tmp_path: Path) -> None:
     in_toml = read_toml(
         tmp_path,
         """
@@ -119,8 +119,8 @@ aliases = "other-one"
         "- {name: acme/other, aliases: other-one}\n",
     )
     fields = {"exclude": {"location"}}
-    assert [each.model_dump(**fields) for each in in_toml] == [
-        each.model_dump(**fields) for each in in_yaml
+    assert [entry.model_dump(**fields) for entry in in_toml] == [
+        entry.model_dump(**fields) for entry in in_yaml
     ]
     assert in_toml[1].location == "models.toml, model 2"
 
@@ -147,7 +147,7 @@ aliases = "other-one"
         ),
     ],
 )
-def test_a_mistake_in_toml_is_told_with_its_model_or_line(
+def test_an_error_in_toml_names_the_model_or_the_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(StartupError) as caught:
@@ -156,9 +156,9 @@ def test_a_mistake_in_toml_is_told_with_its_model_or_line(
 
 
 @given(st.text())
-def test_whatever_the_file_holds_is_models_or_an_error_of_the_start(
+def test_any_file_is_read_or_raises_a_startup_error(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
-    for each in (read, read_toml):
+    for read_file in (read, read_toml):
         with suppress(StartupError):
-            assert each(tmp_path_factory.getbasetemp(), text)
+            assert read_file(tmp_path_factory.getbasetemp(), text)

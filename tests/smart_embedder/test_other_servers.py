@@ -1,7 +1,4 @@
-"""The names that other servers have for settings: each leads to a setting of ours, or says why not.
-
-What is said at the start: test_service.py.
-"""
+"""Advice for the names of other servers' settings."""
 
 from itertools import chain
 
@@ -13,7 +10,7 @@ from smart_embedder.settings import LIBRARY_VARIABLES
 from tests.support.no_settings import empty_environment  # noqa: F401 - used by each test
 
 
-def test_each_name_leads_to_settings_and_is_none_itself() -> None:
+def test_each_name_maps_to_our_settings_and_is_not_one_itself() -> None:
     assert not NAMES.keys() & Settings.model_fields.keys()
     libraries = {name.lower() for name in LIBRARY_VARIABLES}
     settings = [found for found in NAMES.values() if isinstance(found, tuple)]
@@ -21,7 +18,7 @@ def test_each_name_leads_to_settings_and_is_none_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         # text-embeddings-inference and embedding-server
         ("--model-id", "here it is embedding_model or reranker_model"),
@@ -41,11 +38,11 @@ def test_each_name_leads_to_settings_and_is_none_itself() -> None:
         ("--max-queu-size", None),
     ],
 )
-def test_a_name_of_another_server_is_known(name: str, said: str | None) -> None:
-    assert advice(name, str.lower, Settings.model_fields) == said
+def test_advice_for_a_setting_of_another_server(name: str, expected: str | None) -> None:
+    assert advice(name, str.lower, Settings.model_fields) == expected
 
 
-def test_a_variable_of_another_server_in_the_environment_is_warned_about() -> None:
+def test_a_variable_of_another_server_gives_a_warning() -> None:
     known = {
         "API_KEY": "API_TOKEN",
         "INFINITY_BATCH_SIZE": "MAX_BATCH_SEQUENCES",
@@ -53,6 +50,6 @@ def test_a_variable_of_another_server_in_the_environment_is_warned_about() -> No
         "MODEL_ID": "EMBEDDING_MODEL or RERANKER_MODEL",
         "SIE_DEVICE": "DEVICE",
     }
-    # Set by a system, by anything, without a setting here, or by programs of SIE's clients.
+    # Variables of systems and other programs, without a setting here, or of clients of SIE.
     others = ["HOSTNAME", "BATCH_SIZE", "COMPILE", "AUTO_TRUNCATE", "SIE_BASE_URL"]
     assert dict(unknown_names(dict.fromkeys([*known, *others], "x"))) == known

@@ -1,4 +1,4 @@
-"""Vectors in fewer bits: restored within half a step, and equal to sentence-transformers'."""
+"""Quantization: int8, binary and half precision, compared with sentence-transformers and torch."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ MATRICES = arrays.arrays(
 
 
 @given(MATRICES)
-def test_eight_bits_are_restored_within_half_a_step(vectors) -> None:
+def test_int8_and_uint8_are_restored_within_half_a_step(vectors) -> None:
     made = quantize(vectors, "int8")
     scales = made.scales[:, None]
     assert made.values.dtype == np.int8
@@ -30,8 +30,8 @@ def test_eight_bits_are_restored_within_half_a_step(vectors) -> None:
 
 
 @given(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1, 1, width=16)))
-def test_eight_bits_are_nearly_those_of_sentence_transformers(vector) -> None:
-    """Given the vector's own range, it cuts a number off at one of 255 steps, half a step lower."""
+def test_int8_nearly_equals_sentence_transformers(vector) -> None:
+    """With the range of the vector, sentence-transformers truncates where we round."""
     assume(vector.any())
     range_ = np.full_like(vector, np.abs(vector).max())
     theirs = quantize_embeddings(vector[None], "int8", ranges=np.stack([-range_, range_]))
@@ -41,7 +41,7 @@ def test_eight_bits_are_nearly_those_of_sentence_transformers(vector) -> None:
 
 @given(MATRICES)
 @pytest.mark.parametrize("dtype", ["binary", "ubinary"])
-def test_bits_are_those_of_sentence_transformers(dtype, vectors) -> None:
+def test_binary_and_ubinary_equal_sentence_transformers(dtype, vectors) -> None:
     made = quantize(vectors, dtype)
     expected = quantize_embeddings(vectors, dtype)
     assert (made.values.dtype, made.scales) == (expected.dtype, None)
@@ -49,7 +49,7 @@ def test_bits_are_those_of_sentence_transformers(dtype, vectors) -> None:
 
 
 @given(MATRICES)
-def test_half_precision_is_rounded_as_torch_does_it(vectors) -> None:
+def test_float16_and_bfloat16_are_rounded_as_in_torch(vectors) -> None:
     bits = quantize(vectors, "bfloat16")
     expected = torch.from_numpy(vectors).to(torch.bfloat16)
     np.testing.assert_array_equal(bits.values.view(np.int16), expected.view(torch.int16).numpy())
@@ -59,10 +59,10 @@ def test_half_precision_is_rounded_as_torch_does_it(vectors) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "name"),
-    [(each, each) for each in ("float32", "float16", "bfloat16", "int8", "uint8")]
+    [(dtype, dtype) for dtype in ("float32", "float16", "bfloat16", "int8", "uint8")]
     + [("binary", "int8"), ("ubinary", "uint8")],
 )
-def test_a_vector_alone_is_what_it_is_among_others_and_its_type_has_a_name(dtype, name) -> None:
+def test_a_vector_is_quantized_alone_as_in_a_batch(dtype, name) -> None:
     vectors = np.random.default_rng(0).standard_normal((4, 24)).astype(np.float32)
     together, alone = quantize(vectors, dtype), quantize(vectors[2], dtype)
     np.testing.assert_array_equal(together.values[2], alone.values)
@@ -74,7 +74,7 @@ def test_a_vector_alone_is_what_it_is_among_others_and_its_type_has_a_name(dtype
         assert join_scales([alone]) is None
 
 
-def test_zeros_and_no_vectors_have_types_too() -> None:
+def test_quantizing_zeros_and_no_vectors() -> None:
     assert not quantize(np.zeros((2, 8), np.float32), "int8").values.any()
     assert quantize(np.zeros((0, 8), np.float32), "int8").values.shape == (0, 8)
     assert quantize(np.zeros((0, 8), np.float32), "ubinary").values.shape == (0, 1)

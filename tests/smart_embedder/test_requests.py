@@ -1,4 +1,4 @@
-"""The records of a request: sizes, copies, and sequences in two parts; a download in words."""
+"""Sizes and copies of embeddings, joined sequences, and the text of a download."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from smart_embedder.tokens import JoinedIds, TokenizedPair, join
 IDS = np.arange(5)
 
 
-def test_embeddings_know_their_size_and_copies_share_no_memory_with_a_batch() -> None:
+def test_copies_of_embeddings_share_no_memory_with_a_batch() -> None:
     batch = np.arange(60, dtype=np.float32)
     sparse = SparseVector(np.arange(3), batch[5:8])
     whole = TextEmbedding(batch[:8], sparse, batch[8:20].reshape(3, 4))
@@ -20,15 +20,15 @@ def test_embeddings_know_their_size_and_copies_share_no_memory_with_a_batch() ->
     pairs = [(copy.dense, whole.dense), (copy.colbert, whole.colbert)]
     pairs += [(copy.sparse.indices, sparse.indices), (copy.sparse.values, sparse.values)]
     pairs += [(shorter.dense, batch[4:9])]
-    for ours, theirs in pairs:
-        np.testing.assert_array_equal(ours, theirs)
-        assert not np.shares_memory(ours, theirs)
+    for copied, original in pairs:
+        np.testing.assert_array_equal(copied, original)
+        assert not np.shares_memory(copied, original)
     assert shorter == TextEmbedding(dense=shorter.dense)
     assert copy_embeddings([]) == []
     assert TextEmbedding().nbytes == 0
 
 
-def test_a_sequence_in_two_parts_is_read_as_one() -> None:
+def test_joined_ids_are_read_as_one_sequence() -> None:
     joined = JoinedIds(IDS, IDS[:2])
     assert len(joined) == 7
     assert join(joined).tolist() == [0, 1, 2, 3, 4, 0, 1]
@@ -40,7 +40,7 @@ def test_a_sequence_in_two_parts_is_read_as_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "total", "said"),
+    ("done", "total", "expected"),
     [
         (0, 999_999_999, "0 MB of 1000 MB (0 %)"),
         (999_999_999, 10**9, "1000 MB of 1.0 GB (99 %)"),
@@ -48,6 +48,6 @@ def test_a_sequence_in_two_parts_is_read_as_one() -> None:
         (1_500_000, 2_300_000_000, "2 MB of 2.3 GB (0 %)"),
     ],
 )
-def test_a_download_is_told_in_numbers_that_people_read(done: int, total: int, said: str) -> None:
-    assert str(Download("m3", done, total)) == f"m3 is being downloaded: {said}"
-    assert human_size(done) == said.partition(" of ")[0]
+def test_the_text_of_a_download(done: int, total: int, expected: str) -> None:
+    assert str(Download("m3", done, total)) == f"m3 is being downloaded: {expected}"
+    assert human_size(done) == expected.partition(" of ")[0]

@@ -1,4 +1,4 @@
-"""Each setting: its default, which values are taken and kept, and which refused."""
+"""Settings: defaults, allowed and refused values, and error messages."""
 
 from ipaddress import ip_network
 from pathlib import Path
@@ -39,7 +39,7 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def test_defaults_are_those_of_the_contract() -> None:
+def test_defaults_of_all_settings() -> None:
     settings = Settings()
     assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
 
@@ -69,9 +69,7 @@ def test_settings_cannot_be_changed() -> None:
         ({"max_queu_size": 1}, "max_queu_size"),
     ],
 )
-def test_values_that_contradict_each_other_and_names_of_nothing_are_refused(
-    values, message: str
-) -> None:
+def test_contradicting_values_and_unknown_names_are_refused(values, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Settings(**values)
 
@@ -87,13 +85,13 @@ def test_values_that_contradict_each_other_and_names_of_nothing_are_refused(
         {"rerank_gpu_timeout": 89.9},
     ],
 )
-def test_values_that_go_together_are_taken(values) -> None:
+def test_compatible_values_are_accepted(values) -> None:
     settings = Settings(**values)
     assert {name: getattr(settings, name) for name in values} == values
 
 
 @pytest.mark.parametrize(
-    ("values", "name", "meant"),
+    ("values", "name", "expected"),
     [
         ({"max_input_length": 512}, "embed_max_length", 512),
         ({"max_input_length": 512, "bge_embed_max_length": 1024}, "embed_max_length", 1024),
@@ -108,18 +106,18 @@ def test_values_that_go_together_are_taken(values) -> None:
         ({"hf_home": "~/models"}, "hub_cache", Path("/home/me/models/hub")),
     ],
 )
-def test_what_follows_from_several_settings(monkeypatch, values, name: str, meant: object) -> None:
+def test_values_derived_from_several_settings(monkeypatch, values, name, expected) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert getattr(Settings(**values), name) == meant
+    assert getattr(Settings(**values), name) == expected
 
 
-def test_a_user_without_a_home_folder_is_told_to_name_one() -> None:
+def test_a_user_without_a_home_folder_must_set_hf_home() -> None:
     nobody = Settings(hf_home=Path("~nobody-of-this-name/models"))
     with pytest.raises(StartupError, match=r"^HF_HOME=\S+ cannot be found: .* set HF_HOME"):
         _ = nobody.hub_cache
 
 
-# What is told of a setting.
+# Descriptions of allowed values.
 
 
 @pytest.mark.parametrize(
@@ -134,11 +132,11 @@ def test_a_user_without_a_home_folder_is_told_to_name_one() -> None:
         ("host", ""),
     ],
 )
-def test_what_is_allowed_is_told_by_the_type(name: str, text: str) -> None:
+def test_the_allowed_values_of_a_setting(name: str, text: str) -> None:
     assert allowed_in(Settings.model_fields[name]).startswith(text)
 
 
-def test_what_a_model_of_the_file_may_have_is_told_by_the_type_too() -> None:
+def test_the_allowed_values_of_fields_in_the_models_file() -> None:
     fields = ModelEntry.model_fields
     names = ("task", "dtype", "revision", "pinned")
     assert [allowed_in(fields[name]) for name in names] == [
@@ -165,7 +163,7 @@ def test_what_a_model_of_the_file_may_have_is_told_by_the_type_too() -> None:
         ("QUERY_PROMPT", "a/b", True),
     ],
 )
-def test_a_value_is_shown_unless_it_may_hold_a_password_or_a_key(
+def test_a_value_is_shown_unless_it_may_contain_a_password_or_a_key(
     name: str, value: str, is_shown: bool
 ) -> None:
     assert shown(value, Settings.model_fields[name.lower()]) == (
@@ -173,7 +171,7 @@ def test_a_value_is_shown_unless_it_may_hold_a_password_or_a_key(
     )
 
 
-def test_settings_of_a_program_come_from_it_alone(monkeypatch, tmp_path: Path) -> None:
+def test_engine_settings_ignore_the_environment(monkeypatch, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float64\n")
     monkeypatch.setenv("MAX_QUEUE_SIZE", "none")
     settings = EngineSettings(device="cpu")
@@ -233,7 +231,7 @@ AT_LEAST_1 = (
         *((name, value) for name, values in WRONG_ONES.items() for value in values),
     ],
 )
-def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
+def test_an_error_names_the_variable_the_value_and_the_allowed_values(
     monkeypatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -273,7 +271,7 @@ def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
         ("RERANKER_MODEL", "Own/Reranker", "Own/Reranker"),
     ],
 )
-def test_a_value_is_taken_up_to_its_limits_and_kept_as_it_is_meant(
+def test_values_at_their_limits_are_accepted(
     monkeypatch, name: str, value: str, kept: object
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -298,13 +296,13 @@ def test_a_value_is_taken_up_to_its_limits_and_kept_as_it_is_meant(
         ),
     ],
 )
-def test_what_is_wrong_in_a_text_or_a_list_is_refused(monkeypatch, name, value, message) -> None:
+def test_invalid_texts_and_lists_are_refused(monkeypatch, name, value, message) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(StartupError, match=f"^{message}"):
         load_settings()
 
 
-def test_aliases_are_a_dictionary_in_a_program() -> None:
+def test_aliases_can_be_a_dictionary() -> None:
     assert Settings(model_aliases={"small": "own/bge"}).model_aliases == {"small": "own/bge"}
 
 
@@ -325,7 +323,7 @@ def test_aliases_are_a_dictionary_in_a_program() -> None:
         (["PORT"], "http://:hush@localhost"),
     ],
 )
-def test_a_password_or_key_in_an_address_is_refused_and_never_shown(
+def test_an_address_with_a_password_or_key_is_refused_and_hidden(
     monkeypatch, names: list[str], value: str
 ) -> None:
     for name in names:
@@ -340,11 +338,11 @@ def test_a_password_or_key_in_an_address_is_refused_and_never_shown(
         assert "hush" not in f"{caught.value} {raised.value}"
 
 
-# What a model is called in public: where its folder lies is never told.
+# Public names of models.
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         *((name, name) for name in ("BAAI/bge-m3", "bge-m3", "late-interaction", "none")),
         *(
@@ -358,13 +356,11 @@ def test_a_password_or_key_in_an_address_is_refused_and_never_shown(
         ),
     ],
 )
-def test_a_hub_id_is_its_own_name_and_a_folder_is_called_by_the_end_of_its_path(name, told) -> None:
-    assert public_name(name) == told
+def test_the_public_name_of_a_hub_id_and_of_a_folder(name, expected) -> None:
+    assert public_name(name) == expected
 
 
-def test_a_folder_is_one_though_it_looks_like_a_hub_id_and_has_a_name_where_one_stands_in_it(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_the_public_name_of_a_folder_that_looks_like_a_hub_id(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "there" / "my-bge").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert public_name("there/my-bge") == "my-bge"

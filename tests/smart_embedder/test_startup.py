@@ -1,4 +1,4 @@
-"""What the loader tells libraries before they are imported."""
+"""Startup: environment variables of libraries, the switch interval, and imports."""
 
 import json
 import os
@@ -20,25 +20,25 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("already", "name", "value"),
+    ("variables", "name", "value"),
     [
         ({}, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
         ({"PYTORCH_CUDA_ALLOC_CONF": "x:64"}, "PYTORCH_CUDA_ALLOC_CONF", "x:64"),
-        # PyTorch's own newer name wins.
+        # The newer name of PyTorch takes precedence.
         ({"PYTORCH_ALLOC_CONF": "backend:native"}, "PYTORCH_CUDA_ALLOC_CONF", None),
-        # Threads sleep soon unless the user says how they wait.
+        # The user may set how threads wait.
         ({}, "GOMP_SPINCOUNT", "2000"),
         ({"GOMP_SPINCOUNT": "7"}, "GOMP_SPINCOUNT", "7"),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "GOMP_SPINCOUNT", None),
     ],
 )
-def test_libraries_are_told_what_users_say(already, name, value) -> None:
-    os.environ.update(already)
+def test_variables_of_libraries_are_set_unless_the_user_sets_them(variables, name, value) -> None:
+    os.environ.update(variables)
     loading._prepare_libraries()
     assert os.environ.get(name) == value
 
 
-def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_interval_is_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.getswitchinterval()
     monkeypatch.setattr(loading, "read_ahead", lambda *_: None)
     monkeypatch.setattr(loader.EntryLoader, "load_defaults", lambda _: None)
@@ -58,7 +58,7 @@ import app.main
 app.main.app
 from smart_embedder import startup
 startup.link_ahead()
-[each.join() for each in threading.enumerate() if each.name == "link"]
+[thread.join() for thread in threading.enumerate() if thread.name == "link"]
 print(json.dumps('torch' in sys.modules))
 print(json.dumps('libtorch_cpu' in Path('/proc/self/maps').read_text()))
 _, embedder, reranker = sys.argv
@@ -77,10 +77,10 @@ print(json.dumps(HF_HUB_DISABLE_TELEMETRY))
 """
 
 
-def test_at_a_start_pytorchs_library_is_linked_before_its_import_and_nothing_needless_imported(
+def test_torch_is_linked_before_its_import_and_no_needless_module_is_imported(
     tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
 ) -> None:
-    """A start from local folders, of the app's modules and the loader."""
+    """Import the app, and load models from local folders."""
     done = subprocess.run(
         [sys.executable, "-c", START, tiny_m3, tiny_qwen],
         env={

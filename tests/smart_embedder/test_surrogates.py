@@ -1,4 +1,4 @@
-"""A lone surrogate is read as U+FFFD, in strings and in escapes of JSON."""
+"""Lone surrogates are replaced by U+FFFD, in strings and in escapes of JSON."""
 
 import json
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from smart_embedder.surrogates import parse_with_surrogates, without_surrogates
 TEXTS = st.text(st.characters() | st.sampled_from("\ud83d\ude00\ud7ff\ue000\ufffda"))
 
 
-def plainly(text: str) -> str:
-    """By the codec for pairs, one character at a time."""
+def replace_slowly(text: str) -> str:
+    """Replace surrogates one by one, after the codec has decoded pairs."""
     joined = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
     return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in joined)
 
@@ -30,15 +30,15 @@ def plainly(text: str) -> str:
         ("", ""),
     ],
 )
-def test_pairs_are_joined_and_halves_are_replaced(text: str, expected: str) -> None:
+def test_pairs_are_decoded_and_lone_surrogates_replaced(text: str, expected: str) -> None:
     assert without_surrogates(text) == expected
 
 
 @given(TEXTS)
-def test_any_string_can_be_encoded_and_keeps_its_other_characters(text: str) -> None:
-    made = without_surrogates(text)
-    assert made == plainly(text)
-    assert (made is text) == (made == text)
+def test_any_string_equals_the_slow_replacement(text: str) -> None:
+    replaced = without_surrogates(text)
+    assert replaced == replace_slowly(text)
+    assert (replaced is text) == (replaced == text)
 
 
 VALUES = st.recursive(
@@ -48,8 +48,8 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_json_with_escapes_is_read_without_halves(value: Any) -> None:
-    """The pointers are those of the strings that changed."""
+def test_escapes_in_json_are_replaced_and_reported(value: Any) -> None:
+    """The pointers are those of the changed strings."""
     sent, replaced = json.dumps({"key": value, "other": "\ud83d"}), list[str]()
     read = parse_with_surrogates(sent.encode(), replaced)
     json.dumps(read, ensure_ascii=False).encode()
@@ -61,13 +61,13 @@ def test_json_with_escapes_is_read_without_halves(value: Any) -> None:
 
 def pointers(value: Any, pointer: str) -> Iterator[str]:
     if isinstance(value, str):
-        if plainly(value) != value:
+        if replace_slowly(value) != value:
             yield pointer
     elif isinstance(value, list):
         for index, item in enumerate(value):
             yield from pointers(item, f"{pointer}/{index}")
     elif isinstance(value, dict):
-        for name, item in {plainly(name): item for name, item in value.items()}.items():
+        for name, item in {replace_slowly(name): item for name, item in value.items()}.items():
             yield from pointers(item, f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}")
 
 

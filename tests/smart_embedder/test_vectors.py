@@ -1,4 +1,4 @@
-"""Pooled and encoded vectors as PyLate and FastEmbed make them, by tests/oracle/references.json."""
+"""Pooling and MUVERA, compared with PyLate and FastEmbed (tests/oracle/references.json)."""
 
 import json
 import tracemalloc
@@ -21,7 +21,7 @@ from smart_embedder.vectors import (
 )
 
 RECORDED = Path(__file__).parents[1] / "oracle" / "references.json"
-# Every so many numbers of an encoding are recorded, so that each repetition is met.
+# The references have every 97th number of an encoding, so that each repetition is compared.
 STEP = 97
 SHAPES = [(1, 16), (5, 48), (70, 48), (12, 1024)]
 FACTORS = [2, 3, 50]
@@ -43,36 +43,36 @@ def recorded() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-def test_pooled_vectors_are_pylates_of_unit_length(recorded, factor) -> None:
+def test_pooled_vectors_equal_pylate_scaled_to_unit_length(recorded, factor) -> None:
     expected = np.array(recorded["pooled"][str(factor)], np.float32)
     pooled = pool(vectors_of(70, 48), factor)
     assert pooled.shape == expected.shape
-    nearest = pooled @ expected.T  # PyLate's stand in the order of its labels.
+    nearest = pooled @ expected.T  # PyLate returns them in another order.
     np.testing.assert_allclose(nearest.max(axis=1), 1, atol=1e-5)
     assert sorted(nearest.argmax(axis=1)) == list(range(len(expected)))
 
 
 @given(st.integers(1, 60), st.integers(2, 70))
-def test_so_many_are_left_and_each_has_unit_length(tokens, factor) -> None:
+def test_the_number_and_the_length_of_pooled_vectors(tokens, factor) -> None:
     pooled = pool(vectors_of(tokens, 16), factor)
     assert len(pooled) == max(1, tokens // factor)
     assert pooled.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(pooled, axis=1), 1, rtol=1e-5)
 
 
-def test_clusters_stand_in_the_order_of_their_first_tokens() -> None:
+def test_pooled_vectors_are_in_the_order_of_their_first_tokens() -> None:
     a, b, c = np.eye(3, dtype=np.float32)
     np.testing.assert_allclose(pool(np.stack([b, a, b, c, a, c]), 2), [b, a, c], atol=1e-6)
 
 
-def test_equal_vectors_are_pooled_and_where_nothing_is_to_do_they_stay_as_they_are() -> None:
+def test_equal_vectors_are_pooled_and_few_vectors_are_returned_unchanged() -> None:
     equal, none = np.tile(np.float32([1, 0, 0, 0]), (9, 1)), np.zeros((0, 4), np.float32)
     np.testing.assert_allclose(pool(equal, 3), equal[: len(pool(equal, 3))])
     for vectors, factor in ((none, 1), (none, 3), (equal[:1], 1), (equal[:1], 3), (equal, 1)):
         assert pool(vectors, factor) is vectors
 
 
-def test_the_memory_that_it_takes_is_known_before() -> None:
+def test_pooling_uses_the_predicted_memory() -> None:
     vectors = vectors_of(600, 8)
     pool(vectors[:2], 2)
     tracemalloc.start()
@@ -83,7 +83,7 @@ def test_the_memory_that_it_takes_is_known_before() -> None:
 
 
 def merge_the_nearest(distances: np.ndarray, count: int) -> set[frozenset[int]]:
-    """By the definition: the update of Lance and Williams after every merge."""
+    """Cluster by the definition, with the update of Lance and Williams after every merge."""
     squares = {(a, b): distances[a, b] ** 2 for a, b in combinations(range(len(distances)), 2)}
     members = {point: [point] for point in range(len(distances))}
     while len(members) > count:
@@ -103,7 +103,7 @@ def merge_the_nearest(distances: np.ndarray, count: int) -> set[frozenset[int]]:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 25), st.data())
-def test_the_clusters_are_those_of_the_definition(seed, points, data) -> None:
+def test_clusters_equal_those_of_the_definition(seed, points, data) -> None:
     count = data.draw(st.integers(1, points))
     vectors = np.random.default_rng(seed).normal(size=(points, 6))
     distances = np.linalg.norm(vectors[:, None] - vectors, axis=-1)
@@ -113,13 +113,13 @@ def test_the_clusters_are_those_of_the_definition(seed, points, data) -> None:
     assert all(min(group) == firsts[min(group)] for group in found)
 
 
-def test_points_in_one_place_are_divided_too() -> None:
+def test_equal_points_are_divided_into_clusters() -> None:
     assert len(set(cluster(np.zeros((9, 9), np.float32), 3).tolist())) == 3
 
 
 @pytest.mark.parametrize("side", ["query", "document"])
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
-def test_encodings_equal_fastembeds(recorded, tokens, width, side) -> None:
+def test_muvera_encodings_equal_fastembed(recorded, tokens, width, side) -> None:
     encoding = muvera_of(width).encode(vectors_of(tokens, width), side)
     assert (encoding.shape, encoding.dtype) == ((MUVERA_WIDTH,), np.float32)
     expected = recorded["muvera"][f"{tokens}x{width}"][side]
@@ -127,8 +127,8 @@ def test_encodings_equal_fastembeds(recorded, tokens, width, side) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 8, 15])
-def test_vectors_that_are_narrow_are_not_projected(width) -> None:
-    """Every repetition's sums are those of the vectors themselves, with zeros beside them."""
+def test_muvera_does_not_project_narrow_vectors(width) -> None:
+    """The sums of each repetition equal those of the vectors, padded with zeros."""
     vectors = vectors_of(30, width)
     cells = Muvera(width).encode(vectors, "query").reshape(-1, 32, 16)
     np.testing.assert_allclose(
@@ -138,24 +138,24 @@ def test_vectors_that_are_narrow_are_not_projected(width) -> None:
 
 
 @given(st.integers(1, 40), st.sampled_from(["query", "document"]))
-def test_an_encoder_made_anew_is_the_same_and_of_no_vectors_makes_zeros(tokens, side) -> None:
+def test_a_new_muvera_encoder_gives_the_same_encoding(tokens, side) -> None:
     vectors = vectors_of(tokens, 16)
-    ours, again = muvera_of(16).encode(vectors, side), Muvera(16).encode(vectors, side)
-    np.testing.assert_array_equal(ours, again)
+    encoding, again = muvera_of(16).encode(vectors, side), Muvera(16).encode(vectors, side)
+    np.testing.assert_array_equal(encoding, again)
     assert not muvera_of(16).encode(vectors[:0], side).any()
 
 
-def test_products_of_encodings_rank_as_maxsim_does() -> None:
+def test_products_of_muvera_encodings_correlate_with_maxsim() -> None:
     query = vectors_of(6, 48)
     documents = [vectors_of(tokens, 48) for tokens in range(20, 40)]
     encoder = muvera_of(48)
     encoded = encoder.encode(query, "query")
-    products = [encoded @ encoder.encode(each, "document") for each in documents]
-    maxsims = [(query @ each.T).max(axis=1).sum() for each in documents]
+    products = [encoded @ encoder.encode(document, "document") for document in documents]
+    maxsims = [(query @ document.T).max(axis=1).sum() for document in documents]
     assert np.corrcoef(products, maxsims)[0, 1] > 0.5
 
 
-def test_a_vector_of_zeros_is_on_no_side_and_falls_into_the_first_cell() -> None:
+def test_muvera_puts_a_zero_vector_into_the_first_cell() -> None:
     (vector,) = vectors_of(1, 16)
     encoder = Muvera(16)
     alone = encoder.encode(vector[None], "query").reshape(20, 32, 16)
