@@ -33,15 +33,15 @@ from smart_embedder.core import EngineCore
 from smart_embedder.hardware.device import cpu_has_int8
 from smart_embedder.settings import LATE_INTERACTION, EngineSettings
 from smart_embedder.startup import load_models
-from tests.oracle.answers import TOLERANCES, Comparison
-from tests.oracle.asking import ask_everything
 from tests.oracle.bits import Bits
+from tests.oracle.comparison import TOLERANCES, Comparison
 from tests.oracle.configurations import (
     Configuration,
     configurations,
     described_servers,
     save_checkpoints,
 )
+from tests.oracle.conformance import check_every_request
 from tests.oracle.described import without_rule
 from tests.oracle.traffic import Traffic, ask_idle
 from tests.support.server import RunningServer, run_server
@@ -98,7 +98,7 @@ def check_description(scratch: Path) -> bool:
             description, served = server.get("/openapi.json").json(), load()
             missing, started = without_rule(description), time.monotonic()
             with server.client() as client:
-                outcome = ask_everything(client, description, served)
+                outcome = check_every_request(client, description, served)
         seconds, answers = time.monotonic() - started, outcome.answers.total()
         sent, wrong = answers + outcome.refusals + len(outcome.wrong), len(outcome.wrong)
         counts = f"{sent:6}{answers:8}{outcome.refusals:8}{wrong:6}{seconds:9.0f}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.oracle.cases import KINDS, Body, Case, draw_cases
 from tests.oracle.rules import INSTRUCTION, Served
-from tests.oracle.several import draw_several, save_several
+from tests.oracle.several_models import draw_several, save_several
 from tests.oracle.truth import M3, BgeReranker, Qwen, QwenReranker
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
 

