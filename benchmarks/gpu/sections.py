@@ -152,16 +152,16 @@ async def measure_rates(
         for name, (every_kind, dtype) in _KINDS.items():
             if time.monotonic() > end:
                 return rows
-            own = await measure_rate(
+            rate = await measure_rate(
                 engine, computed, texts * _REPEATED, length, dtype, every_kind=every_kind
             )
-            row = {"tokens": length, "kinds": name, "tokens_per_second": own}
+            row = {"tokens": length, "kinds": name, "tokens_per_second": rate}
             if peer is not None and dtype == "float32":
-                other = [
+                peer_rates = [
                     measure_peer_rate(peer, fewer, length, every_kind=every_kind)
                     for _ in range(_ROUNDS)
                 ]
-                row |= {"flagembedding": max(other), "ratio": own / max(other)}
+                row |= {"flagembedding": max(peer_rates), "ratio": rate / max(peer_rates)}
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     return rows

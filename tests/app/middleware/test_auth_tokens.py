@@ -27,9 +27,9 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("own", [None, ""])
-def test_without_a_token_none_is_required(own: str | None) -> None:
-    assert not ApiTokens(own, None).required
+@pytest.mark.parametrize("api_token", [None, ""])
+def test_without_a_token_none_is_required(api_token: str | None) -> None:
+    assert not ApiTokens(api_token, None).required
 
 
 def test_a_token_is_known_by_its_name(file: Path) -> None:
@@ -56,7 +56,7 @@ def test_an_invalid_file_leaves_the_tokens_as_they_were(file: Path, text: str) -
 
 
 @pytest.mark.parametrize(
-    ("own", "content", "message"),
+    ("api_token", "content", "message"),
     [
         (None, b"hidden-token\n", r"line 1 is not name:token"),
         (None, b"a:1\nhidden-token\n", r"line 2 is not name:token"),
@@ -70,14 +70,14 @@ def test_an_invalid_file_leaves_the_tokens_as_they_were(file: Path, text: str) -
     ],
 )
 def test_an_invalid_file_or_token_stops_the_start_and_is_not_quoted(
-    file: Path, own: str | None, content: bytes | None, message: str
+    file: Path, api_token: str | None, content: bytes | None, message: str
 ) -> None:
     if content is None:
         file.unlink()
     else:
         file.write_bytes(content)
     with pytest.raises(StartupError, match=message) as caught:
-        ApiTokens(own, file)
+        ApiTokens(api_token, file)
     assert "hidden" not in str(caught.value)
 
 
