@@ -81,7 +81,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class _Placement:
-    """A device for a model, and the name of its worker; `workers` share the cores of a CPU."""
+    """A device for a model, and the name of its worker; on a CPU `workers` share the cores."""
 
     name: str
     device: torch.device
@@ -217,10 +217,10 @@ class EntryLoader:
         self._settings = settings
         self._status = status or DownloadStatus()
         self._workers = list(_read_workers(settings))
-        available_threads()  # Counts them before `prepare_thread` leaves its thread only one.
+        available_threads()  # Caches the number before `prepare_thread` reduces it.
 
     def prepare_thread(self) -> None:
-        """Let other threads go before the calling one, which gets a single thread of PyTorch."""
+        """Lower the priority of the calling thread, and limit PyTorch to one thread in it."""
         lower_thread_priority()
         torch.set_num_threads(1)
 

@@ -1,8 +1,8 @@
-"""Finds out whether transformers would tokenise otherwise than `tokenizer.json`, and follows it.
+"""Loads the tokenizer that transformers would use where it differs from `tokenizer.json`.
 
 Some classes of transformers take only the vocabulary from that file and build the rest anew, and
 tokens that other files name are added. transformers takes seconds to import, so it is imported only
-for tokenizers whose form is not one of those that are known here.
+for tokenizers that do not have one of the usual forms.
 """
 
 import json

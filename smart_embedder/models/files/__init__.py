@@ -1,1 +1,1 @@
-"""Models on disk and on the hub: files, configuration numbers and tensors."""
+"""The files of models, on disk and on the hub: configurations and weights."""

@@ -85,7 +85,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         return ids[self._with_vector(ids)] & TOKEN_ID
 
     def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
-        """Select the tokens with a ColBERT vector: in bge-m3 all but the first, [CLS]."""
+        """Select the tokens with a ColBERT vector: in bge-m3 all but the first, `<s>`."""
         del ids
         return slice(1, None)
 
