@@ -15,7 +15,7 @@ DEFAULT_NAME = "default"
 OPERATOR_NAME = "operator"
 
 # The paths that PROTECT_METRICS protects.
-COUNTERS = ("/stats", "/metrics")
+METRICS_PATHS = ("/stats", "/metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,10 @@ NATIVE = Dialect("Smart Embedder", _native_error)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A POST for work; `path` is its name in metrics and traces."""
+    """A POST for work: one that runs a model or its tokenizer.
+
+    `path` is its name in metrics and traces.
+    """
 
     path: str
     purpose: Purpose = Purpose.EMBEDDING

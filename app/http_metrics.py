@@ -114,16 +114,16 @@ class Metrics(EngineMetrics):
         self.rerank_duration = histogram("rerank_request_duration_seconds", "Whole rerank request")
         self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
         self.tokenize_requests = counter(
-            "embedder_tokenize_requests_total", "Requests to tokenise answered", ["status"]
+            "embedder_tokenize_requests_total", "Requests to tokenize answered", ["status"]
         )
         self.tokenize_rejected = counter(
-            "embedder_tokenize_requests_rejected_total", "Requests to tokenise refused", ["reason"]
+            "embedder_tokenize_requests_rejected_total", "Requests to tokenize refused", ["reason"]
         )
         self.tokenize_duration = histogram(
-            "embedder_tokenize_request_duration_seconds", "Whole request to tokenise"
+            "embedder_tokenize_request_duration_seconds", "Whole request to tokenize"
         )
         self.tokenize_active = gauge(
-            "embedder_tokenize_active_requests", "Requests to tokenise in work"
+            "embedder_tokenize_active_requests", "Requests to tokenize in work"
         )
         self.tokens_file_unreadable = gauge(
             "embedder_tokens_file_unreadable",
@@ -153,7 +153,7 @@ class Metrics(EngineMetrics):
         )
         self.rerank_inference = histogram("rerank_inference_duration_seconds", "One rerank forward")
         self.queue_wait = histogram("embedder_queue_wait_seconds", "Wait before the first forward")
-        self.tokenize = histogram("embedder_tokenize_seconds", "Tokenisation of one request")
+        self.tokenize = histogram("embedder_tokenize_seconds", "Tokenization of one request")
         self.tokens = counter(
             "embedder_tokens_processed_total", "Tokens through a model", ["model"]
         )
@@ -267,7 +267,7 @@ class Metrics(EngineMetrics):
         )
 
     def tokenized(self, seconds: float) -> None:
-        """Observe the tokenisation of one request."""
+        """Observe the tokenization of one request."""
         self.tokenize.observe(seconds)
 
     def waited(self, seconds: float) -> None:

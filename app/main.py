@@ -45,7 +45,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.interface import DownloadStatus, LoadedModels, Loader
 from smart_embedder.startup import load_models
 
-# Routes are searched in this order, so those of embeddings and reranking come first.
+# FastAPI searches the routes in this order: the busiest come first.
 ROUTERS = (
     embeddings.router,
     rerank.router,

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse
 
-from app.context import COUNTERS
+from app.context import METRICS_PATHS
 from app.routing import Paths
 from app.schemas import OPENAI_TEXTS, EmbeddingRequest, RerankBody
 from app.service import Service
@@ -59,7 +59,7 @@ def install_openapi(app: FastAPI, service: Service, paths: Paths) -> None:
         ):
             schemas[schema.__name__]["properties"][field]["maxItems"] = max_items
         if settings.requires_token:
-            _add_locks(description, paths, COUNTERS if settings.protect_metrics else ())
+            _add_locks(description, paths, METRICS_PATHS if settings.protect_metrics else ())
         return description
 
     def serve(request: Request) -> JSONResponse:

@@ -116,7 +116,7 @@ class TruncationDetails(BaseModel):
     truncated_tokens: int
     truncation_side: Literal["start", "end"]
     lower_bound: Annotated[
-        bool | None, Field(description="True if the text was cut before it was tokenised.")
+        bool | None, Field(description="True if the text was cut before it was tokenized.")
     ] = None
 
 

@@ -168,6 +168,8 @@ class Paths:
                 dialects = [router.dialect]
                 if isinstance(route, WorkRoute):
                     dialects = [schema.dialect for schema in route.schemas]
+                    if router.dialect is not NATIVE and router.dialect not in dialects:
+                        raise TypeError(f"no body of {route.path} names {router.dialect.name}")
                     facts.endpoint = route.schemas[0].endpoint
                     endpoints += [schema.endpoint for schema in route.schemas]
                 facts.dialects = tuple(dict.fromkeys((*facts.dialects, *dialects)))

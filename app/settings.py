@@ -249,9 +249,9 @@ class Settings(EngineSettings, BaseSettings):
     `https://app.example.com`, or `*`; others get 403"""
 
     rate_limit_burst_size: Count = 120
-    """`POST` requests that one client may send at once"""
+    """requests for vectors, scores or tokens that one client may send at once"""
     rate_limit_requests_per_minute: Count = 3600
-    """`POST` requests a minute that one client may send after its burst; more get 429"""
+    """such requests a minute that one client may send after its burst; more get 429"""
     trusted_proxies: Proxies | None = None
     """comma-separated addresses and networks of proxies whose `X-Forwarded-For` is trusted"""
 

@@ -219,7 +219,7 @@ class ModelStatus:
 
     `requests` is the number of requests that use it or wait for it, None for a default model.
     `load_seconds` is the duration of its latest load, and `reason` tells why a load failed or
-    waits. `files_replaced` is the number of loads from other files than before. While the model is
+    waits. `files_replaced` counts the loads that found changed files. While the model is
     loaded, `info` describes how it is computed, `makes` what it computes, and `token_budgets` are
     the token budgets of a forward on each device.
     """
@@ -265,9 +265,10 @@ class Measured:
 class PlacedModel:
     """A model on one device.
 
-    - `measure` runs the first forwards in steps in the device thread, unless another copy has been
-      measured. It yields None after each step, so that the thread can do other work, and then the
-      measurement. With False it measures less, so that the other work hardly waits.
+    - `measure(thorough)` runs the first forwards in steps in the device thread, unless another copy
+      has been measured. It yields None after each step, so that the thread can do other work, and
+      then the measurement. If not `thorough`, it measures fewer lengths, so that other work waits
+      less.
     - `free_memory` makes the allocator of the device release unused memory.
     - `prepare_thread` is called first in each thread that computes on the device.
     """
@@ -283,8 +284,8 @@ class PlacedModel:
 class PlacedModels:
     """A model with a copy on each of its devices.
 
-    Once the model is measured, `describe` returns how it is computed. `demo` is a warning of a demo
-    model about what it is not for.
+    Once the model is measured, `describe` returns how it is computed. `demo` says what a demo model
+    must not be used for.
     """
 
     models: tuple[PlacedModel, ...]

@@ -9,7 +9,7 @@ class EngineMetrics:
     """
 
     def tokenized(self, seconds: float) -> None:
-        """The texts of one request were tokenised."""
+        """The texts of one request were tokenized."""
 
     def waited(self, seconds: float) -> None:
         """A job waited `seconds` in the queue before its first forward."""

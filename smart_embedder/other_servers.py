@@ -100,6 +100,6 @@ def advice(name: str, write: Callable[[str], str], settings: Container[str]) -> 
 def settings_for(variable: str, settings: Container[str]) -> str | None:
     """Return our settings for another server's environment variable; None for other variables."""
     name = variable.lower()
-    read = name.startswith(_PREFIXES) or name in _TEI or name in _VLLM
-    found = _find(name, settings) if read and variable not in _SYSTEM_VARIABLES else None
+    is_theirs = name.startswith(_PREFIXES) or name in _TEI or name in _VLLM
+    found = _find(name, settings) if is_theirs and variable not in _SYSTEM_VARIABLES else None
     return " or ".join(map(str.upper, found)) if isinstance(found, tuple) else None

@@ -24,10 +24,10 @@ BYTES_PER_BODY_BYTE = 10
 class TruncationOptions:
     """How texts with more tokens than the model's limit are truncated.
 
-    Tokens are cut from `side`, where `left` is the beginning. Special tokens and the prompt are
-    kept. Without `truncate`, the request is refused with a `TextTooLongError` instead. `max_tokens`
-    lowers the limit, without special tokens. In reranking, `side` and `max_tokens` apply to the
-    passages, and a query is always cut from the right.
+    Tokens are cut from `side`, where `left` is the beginning. Special tokens are kept, and so is
+    the prompt unless it is longer than the limit. Without `truncate`, the request is refused with a
+    `TextTooLongError` instead. `max_tokens` lowers the limit, without special tokens. In reranking,
+    `side` and `max_tokens` apply to the passages, and a query is always cut from the right.
     """
 
     truncate: bool = True

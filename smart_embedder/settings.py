@@ -284,7 +284,7 @@ class EngineSettings(BaseModel):
     batch_wait_ms: Milliseconds = 0
     """milliseconds to wait for more requests before a batch is formed"""
     tokenizer_threads: AutoCount = "auto"
-    """threads that tokenise; `auto` is one for each CPU, at most eight"""
+    """threads that tokenize; `auto` is one for each CPU, at most eight"""
     qwen_rerank_batch_size: Pairs = 16
     """most pairs in one forward of Qwen3-Reranker; the launcher sets it by the memory"""
 

@@ -1,1 +1,1 @@
-"""APIs of other servers and services, one module per API."""
+"""The APIs of other servers; `fields` has what they share, `embedding_server` is the smallest."""

@@ -193,12 +193,12 @@ async def _respond(
     return response
 
 
-@router.work("/tokenize", Tokens, summary="Tokenise texts")
+@router.work("/tokenize", Tokens, summary="Tokenize texts")
 @model_router.work(
-    f"{_MODEL_PATH}/tokenize", Tokens, name="model_tokenize", summary="Tokenise texts"
+    f"{_MODEL_PATH}/tokenize", Tokens, name="model_tokenize", summary="Tokenize texts"
 )
 async def tokenize_texts(body: TokenizeRequest, call: handler.Call) -> Response:
-    """Tokenise each text with the model's tokenizer; no text is truncated."""
+    """Tokenize each text with the model's tokenizer; no text is truncated."""
     check_texts(body.inputs, "inputs", call.service.settings.max_sentences_per_request)
     model = call.service.catalogue.find(call.path_params.get("model"))
     answer = call.context.answer

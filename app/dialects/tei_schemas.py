@@ -112,7 +112,7 @@ class RerankTextsRequest(_TruncationFields):
 
 
 class TokenizeRequest(ForeignRequest):
-    """Tokenise texts."""
+    """Tokenize texts."""
 
     dialect, endpoint = TEI, Endpoint("/tokenize", Purpose.TOKENIZING)
     example = _EXAMPLE

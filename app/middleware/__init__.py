@@ -1,1 +1,1 @@
-"""Pure ASGI middleware, one concern each."""
+"""Pure ASGI middleware; `app.main` puts it in order."""

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.context import COUNTERS, DEFAULT_NAME, RequestContext, context_of
+from app.context import DEFAULT_NAME, METRICS_PATHS, RequestContext, context_of
 from app.error_responses import error_response
 from app.errors import RateLimitedError, UnauthorizedError
 from app.middleware.rate_limit import TokenBuckets
@@ -163,7 +163,7 @@ class RequireTokenAndLimitRate:
     A request for work counts against its client: the name of its token, or its address.
 
     A request with a missing or wrong token counts, on every path, against two buckets of its
-    address: that of work without a named token, and one for failures only. Once one is empty, the
+    address: the one for ordinary requests, and one for failures only. Once one is empty, the
     address gets 429 even with a valid token, so that tokens cannot be guessed. Exceptions: requests
     with a named token for work, /stats or /metrics, so that guessing locks out no other client.
     """
@@ -181,7 +181,7 @@ class RequireTokenAndLimitRate:
         self.app = app
         self._tokens = tokens
         self._buckets = buckets
-        self._protected = COUNTERS if protect_metrics else ()
+        self._protected = METRICS_PATHS if protect_metrics else ()
         self._allowed = (
             f"{burst} requests at once and {requests_per_minute} a minute are allowed "
             "(RATE_LIMIT_BURST_SIZE, RATE_LIMIT_REQUESTS_PER_MINUTE)"
@@ -205,7 +205,7 @@ class RequireTokenAndLimitRate:
             elif context.endpoint is not None:
                 wait = self._buckets.take(context.client)
             elif not is_public and (
-                context.token_name == DEFAULT_NAME or not _is_below(context.route, COUNTERS)
+                context.token_name == DEFAULT_NAME or not _is_below(context.route, METRICS_PATHS)
             ):
                 # Another answer would tell a guessing client that the token is correct.
                 wait = self._buckets.peek(failures)

@@ -1,7 +1,7 @@
 """Limits the memory of requests by one budget in bytes.
 
 Each chunk of a body is reserved as it arrives, and bodies hold at most half of the budget. After
-tokenising and before the forward, a request releases its body and reserves the memory for its
+tokenizing and before the forward, a request releases its body and reserves the memory for its
 texts and its response. A client may hold at most three times what is free, and always 1 MiB, so
 that a new client finds memory. A request that finds none gets 503 at once: no request waits for
 memory while it holds some. The memory is released when the last byte is written, the connection
@@ -70,7 +70,7 @@ class MemoryPool:
 
 
 class MemoryBudget(MemoryPool):
-    """The memory of all requests; `bodies` is the part for bodies that are not tokenised yet."""
+    """The memory of all requests; `bodies` is the part for bodies that are not tokenized yet."""
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)

@@ -86,7 +86,7 @@ async def measure_rate(
 
     The rate is that of the tokens that the engine has `computed`, batch after batch. Responses
     would give another rate, because concurrent calls are computed in parts. The first quarter does
-    not count: the device waits for the first texts to be tokenised.
+    not count: the device waits for the first texts to be tokenized.
     """
     limits = _TEXTS_IN_A_CALL, _TOKENS_IN_A_CALL // length, len(texts) // (_ANSWERED * _CALLS)
     size = max(1, min(limits))

@@ -32,7 +32,7 @@ from smart_embedder.startup import load_models
 
 Result = TypeVar("Result")
 
-# While the device computes one batch, the engine tokenises the next.
+# While the device computes one batch, the engine tokenizes the next.
 _BATCH_TEXTS = 256
 _OPEN_BATCHES = 2
 _VECTORS = "_vectors.json"

@@ -1,7 +1,7 @@
-"""Tokenises texts in time and memory that do not grow with the text.
+"""Tokenizes texts in time and memory that do not grow with the text.
 
 A text is cut at 32 characters for each token of the limit, on the side that its truncation cuts.
-The rest is tokenised to its end, and its first or last tokens are kept. Texts are tokenised in
+The rest is tokenized to its end, and its first or last tokens are kept. Texts are tokenized in
 slices of 32,768 characters, which bounds their memory. A slice ends before a space between two
 letters, where every tokenizer ends a word, or anywhere if it has no such space. The token count of
 a text that was cut is a lower bound: the tokens that were counted, and one for the rest.
@@ -43,7 +43,7 @@ _CACHED_WORDS = 1000
 _END_IDS = 16
 _OFFSETS_AT_ONCE = 4096
 CHARACTERS_PER_TOKEN = 32
-# A slice takes at most 40 MB to tokenise. U+FDFA, which becomes 18 characters under NFKC, makes a
+# A slice takes at most 40 MB to tokenize. U+FDFA, which becomes 18 characters under NFKC, makes a
 # slice count four times; no other character becomes more than eight.
 SLICE_CHARACTERS = 32_768
 _GROWING, _GROWTH = "\ufdfa", 4
@@ -83,7 +83,7 @@ def _parse(content: bytes) -> Tokenizer:
 
 
 def cut_text(text: str, tokens: int, side: Side = "right") -> str:
-    """Cut a text on `side`, to the characters that are tokenised for this limit of tokens."""
+    """Cut a text on `side`, to the characters that are tokenized for this limit of tokens."""
     limit = CHARACTERS_PER_TOKEN * tokens
     return text[:limit] if side == "right" else text[max(0, len(text) - limit) :]
 
@@ -93,7 +93,7 @@ class TruncatedTokens:
     """The first `limit` token ids of a text, or the last if it is cut on the left `side`.
 
     The text has `total` ids, or at least as many if not `exact`. `first` and `last` hold ids of its
-    ends, kept or not, and are empty for an end that was cut off before tokenisation.
+    ends, kept or not, and are empty for an end that was cut off before tokenization.
     """
 
     limit: int
@@ -130,7 +130,7 @@ class TextTokenizer:
     """Turns texts into the token ids of one model, cut to `max_length`.
 
     `closing` is a token that ends every text, even if the template in the file does not add it.
-    Texts are tokenised in slices of `slice_characters`. `digest` identifies everything that decides
+    Texts are tokenized in slices of `slice_characters`. `digest` identifies everything that decides
     which tokens a text has.
     """
 
@@ -219,7 +219,7 @@ class TextTokenizer:
     def encode(
         self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
     ) -> list[TokenizedText]:
-        """Tokenise each text behind `prompt`, with special tokens; only the text itself is cut.
+        """Tokenize each text after `prompt`, with special tokens, to at most the model's limit.
 
         A text without any token, of a model without special tokens, is read as token 0.
         """
@@ -237,7 +237,7 @@ class TextTokenizer:
     def encode_plain(
         self, texts: list[str], limit: int, side: Side = "right", prompt: str = ""
     ) -> list[TruncatedTokens]:
-        """Tokenise each text behind `prompt` to at most `limit` ids, without special tokens."""
+        """Tokenize each text after `prompt` to at most `limit` ids, without special tokens."""
         truncated = [TruncatedTokens(limit, side) for _ in texts]
         cut_texts: list[str] = []
         for text, tokens in zip(texts, truncated, strict=True):
@@ -360,7 +360,7 @@ def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _require_no_dropout(tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise `StartupError` for a tokenizer that tokenises at random."""
+    """Raise `StartupError` for a tokenizer that tokenizes at random."""
     if getattr(tokenizer.model, "dropout", None):
         raise StartupError(
             f"the tokenizer in {folder} splits a text differently each time (dropout in "

@@ -82,7 +82,7 @@ def follow_transformers(tokenizer: Tokenizer, content: bytes, folder: Path) -> T
         ).backend_tokenizer
         require_unknown_words(theirs)
     except (*_LOADING_ERRORS, StartupError) as error:
-        if not contradicted:  # Then only tokenizer.json says how texts are tokenised.
+        if not contradicted:  # Then only tokenizer.json says how texts are tokenized.
             return tokenizer
         raise StartupError(
             f"tokenizer_config.json in {folder} contradicts its tokenizer.json in "
@@ -96,7 +96,7 @@ def follow_transformers(tokenizer: Tokenizer, content: bytes, folder: Path) -> T
     log.info(
         "tokenizer_json_contradicted",
         members=followed,
-        detail="texts are tokenised as by transformers, which follows other files, or the defaults "
+        detail="texts are tokenized as by transformers, which follows other files, or the defaults "
         "of its class, in place of tokenizer.json",
     )
     return theirs
@@ -253,7 +253,7 @@ def _templates(tokenizer: Tokenizer) -> list[list[list[int]]] | None:
 
 
 def find_template(tokenizer: Tokenizer, first: str, second: str | None = None) -> list[TokenIds]:
-    """Find the special tokens before, between and after these plain texts, by tokenising them."""
+    """Find the special tokens before, between and after these plain texts, by tokenizing them."""
     rest: list[int] = tokenizer.encode(first, second, add_special_tokens=True).ids
     template: list[list[int]] = []
     for text in (first,) if second is None else (first, second):

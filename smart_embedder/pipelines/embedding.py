@@ -51,6 +51,7 @@ def find_truncations(works: list[ModelWork], request: EmbedRequest) -> list[Trun
     return [
         truncation
         for work in works
+        # The native field; `app.handler` renames it for other APIs.
         for truncation in text_truncations(work.model, work.read, "sentences", side)
     ]
 
@@ -147,7 +148,7 @@ class EmbeddingPipeline:
                 work.read, work.stage = await self._admission.tokenize(
                     work.model, call, texts, client
                 )
-            if not request.truncation.truncate:
+            if not request.truncation.truncate:  # Otherwise the results report them.
                 check_truncations(find_truncations(works, request), request.truncation)
             reserve_vectors(works, request.answer)
             for work in works:

@@ -81,7 +81,7 @@ class TokenizerThreads:
         self._huge = _FairThreads(1, "tokenizer-huge")
 
     async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
-        """Run `call`, which tokenises `texts`; return its result."""
+        """Run `call`, which tokenizes `texts`; return its result."""
         characters = sum(map(len, texts))
         if self._loop_is_free and characters + len(texts) <= _FEW_CHARACTERS:
             self._loop_is_free = False

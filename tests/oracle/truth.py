@@ -1,6 +1,6 @@
 """Expected vectors and scores: transformers' modules on the same checkpoints, one text at a time.
 
-The service's forwards, tokenisation and truncation are not used. The service's pooling of ColBERT
+The service's forwards, tokenization and truncation are not used. The service's pooling of ColBERT
 vectors and MUVERA are applied to these vectors; `test_references` compares those with PyLate and
 FastEmbed.
 """
@@ -71,7 +71,7 @@ class Checkpoint:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def read(self, text: str, frame: tuple[list[int], list[int]], how: Reading) -> Ids:
-        """Tokenise a text behind its prompt, which a cut of the beginning keeps."""
+        """Tokenize a text behind its prompt, which a cut of the beginning keeps."""
         found = self.tokenizer.encode(how.prompt + text, add_special_tokens=False)
         end = len(how.prompt.rstrip())
         kept_first = sum(start < end for start, _ in found.offsets)

@@ -1,4 +1,4 @@
-"""Tokenises texts, and reports for each line of input how far its memory grew.
+"""Tokenizes texts, and reports for each line of input how far its memory grew.
 
 A line is `{"model": MODEL, "folder": FOLDER, "texts": [[UNIT, COUNT, TEXTS], ...]}`, where MODEL is
 `embedder` or `reranker`: TEXTS texts, each of COUNT units. In a unit U+E000 stands for its number,
@@ -23,7 +23,7 @@ _LETTERS = str.maketrans("0123456789", "aeioubdfgk")
 
 @cache
 def load(model: str, folder: str) -> Callable[[list[str]], object]:
-    """Return the function that tokenises the texts of a request for a model."""
+    """Return the function that tokenizes the texts of a request for a model."""
     tokenizer = TextTokenizer.from_folder(Path(folder), 8192)
     call: Callable[[list[str]], object] = tokenizer.encode
     if model == "reranker":

@@ -32,7 +32,7 @@ def qwen_words(folder: Path) -> Tokenizer:
 
 
 def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Tokenise the whole text at once."""
+    """Tokenize the whole text at once."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids

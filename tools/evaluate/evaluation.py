@@ -19,7 +19,7 @@ from tools.evaluate.representations import KINDS, SPARSE, Form, Fusion, Scored, 
 MAX_RANKED = 100
 # Their vectors are in memory: ColBERT vectors of a text of full length take 32 MB.
 _DOCUMENTS_PER_CHUNK = 64
-# While one request is computed, the next ones are tokenised.
+# While one request is computed, the next ones are tokenized.
 _TEXTS_PER_REQUEST = 16
 _CONCURRENT_REQUESTS = 4
 

@@ -79,7 +79,7 @@ function kindRow({ className = "", name, meaning, shape, full, small, time }) {
 /** The stages of the request as one bar. */
 export function renderTimings(figure, timings) {
   const stages = [
-    ["Tokenise", timings.tokenize],
+    ["Tokenize", timings.tokenize],
     ["Queue", timings.queue],
     ["Inference", timings.inference],
   ];

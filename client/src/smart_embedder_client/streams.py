@@ -71,7 +71,7 @@ class StreamedText:
 
 @dataclass(slots=True)
 class Pace:
-    """A batch size that adapts so that a batch takes about two seconds.
+    """A page size that adapts so that a page takes about two seconds.
 
     Each step at most doubles or halves `size`.
     """
@@ -81,7 +81,7 @@ class Pace:
     maximum: int
 
     def record(self, size: int, seconds: float) -> None:
-        """Adapt to the time that a batch took; one below half the size is ignored."""
+        """Adapt to the seconds of a page; a page of less than half the size tells nothing."""
         if 2 * size >= self.size:
             factor = min(max(_PAGE_SECONDS / max(seconds, 0.001), 0.5), 2.0)
             self.size = min(max(int(self.size * factor), self.minimum), self.maximum)

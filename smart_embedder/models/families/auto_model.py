@@ -101,10 +101,11 @@ _GROUP_BYTES = 2**28
 _FREE_SHARE = 0.5
 _RETRY_AFTER = 30
 _LAYOUT = "batch"
-# The name of the proof of replaced parts, and who computes them: the backend or transformers.
+# Names in the report of the start: the proof of replaced parts, and the two that can compute them.
 _PARTS, _BACKEND, TRANSFORMERS = "modules", "backend", "transformers"
-# The rounding error of all layers, as a multiple of one operation's; that of a product in 8 bits.
-_LAYERS = 4
+# All layers together may differ by so many times the tolerance of one operation.
+_ROUNDING_FACTOR = 4
+# The tolerance of one product in 8 bits.
 _INT8_TOLERANCE = 3e-2
 # The tokens of the trial's texts. Some are padded beside others, two have the same length, and one
 # is longer than the window and than the blocks of windowed attention.
@@ -496,7 +497,7 @@ class _Trial:
         even in half precision it finds a small influence of padding or neighbours.
         """
         tolerance = TOLERANCES[self._target.dtype]
-        rounding = _LAYERS * (_INT8_TOLERANCE if self._target.quantized else tolerance)
+        rounding = _ROUNDING_FACTOR * (_INT8_TOLERANCE if self._target.quantized else tolerance)
         states: list[Tensor] = []
 
         def compute() -> list[Tensor]:
@@ -546,13 +547,13 @@ def _lower_limits(module: Any) -> Iterator[None]:
     reduction = max(0, window - _WIDEST_TRIAL)
     parts = list(module.modules())
     configs = [part.config for part in parts if getattr(part, "config", None) is not None]
-    with ExitStack() as before:
+    with ExitStack() as restore:
         for holder in {id(holder): holder for holder in (*parts, *configs)}.values():
             for name in _WINDOWS:
                 value = getattr(holder, name, None)
                 if isinstance(value, int) and value > _WIDEST_TRIAL:
                     narrowed = value - reduction if name == "sliding_window" else 0
-                    before.callback(setattr, holder, name, value)
+                    restore.callback(setattr, holder, name, value)
                     setattr(holder, name, narrowed if narrowed > 0 else _WIDEST_TRIAL)
         for config in configs:
             rotary = getattr(config, "rope_parameters", None) or {}
@@ -560,7 +561,7 @@ def _lower_limits(module: Any) -> Iterator[None]:
             for options in (rotary, *rotary.values()):
                 is_long = isinstance(options, dict) and options.get("rope_type") == "longrope"
                 if is_long and _LONGROPE_FROM in options:
-                    before.callback(options.__setitem__, _LONGROPE_FROM, options[_LONGROPE_FROM])
+                    restore.callback(options.__setitem__, _LONGROPE_FROM, options[_LONGROPE_FROM])
                     options[_LONGROPE_FROM] = _TRIAL_LONGROPE_FROM
         yield
 

@@ -114,7 +114,7 @@ def _float32_bias(layer: nn.Linear) -> Tensor:
 
 
 def encode_calibration(tokenizer: TextTokenizer) -> list[TokenIds]:
-    """Tokenise `CALIBRATION_TEXTS`, and leave out texts without tokens."""
+    """Tokenize `CALIBRATION_TEXTS`, and leave out texts without tokens."""
     return [text.ids for text in tokenizer.encode(list(CALIBRATION_TEXTS)) if len(text.ids)]
 
 

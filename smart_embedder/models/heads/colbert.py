@@ -191,7 +191,7 @@ def read_special_token(folder: Path, name: str) -> str | None:
 
 
 class TextReader:
-    """Tokenises queries or documents."""
+    """Tokenizes queries or documents."""
 
     def __init__(self, reading: Reading, tokenizer: TextTokenizer) -> None:
         """Raises `StartupError` if the marker is no token, or leaves no room for text."""
@@ -214,7 +214,7 @@ class TextReader:
     def read(
         self, texts: list[str], prompt: str, truncation: TruncationOptions
     ) -> list[TokenizedText]:
-        """Tokenise each text behind the prompt of the configuration and `prompt`."""
+        """Tokenize each text behind the prompt of the configuration and `prompt`."""
         max_tokens = self._max_tokens
         if truncation.max_tokens is not None:
             max_tokens = min(max_tokens, truncation.max_tokens)
@@ -285,7 +285,7 @@ class ColbertEmbedder(HeadsEmbedder):
         truncation: TruncationOptions = CUT_AT_END,
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
-        """Tokenise queries, or documents, which are the default."""
+        """Tokenize queries, or documents, which are the default."""
         if input_type == "query":
             queries = self._query.read(texts, prompt, truncation)
             return [*map(self._expand, queries)] if len(self._expansion_ids) else queries

@@ -76,7 +76,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         truncation: TruncationOptions = CUT_AT_END,
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
-        """Tokenise each text behind `prompt`, cut to `max_length`; special tokens stay."""
+        """Tokenize each text behind `prompt`, cut to `max_length`; special tokens stay."""
         del input_type  # Most models read queries and documents alike, or by different prompts.
         return self._tokenizer.encode(texts, prompt, truncation)
 

@@ -151,7 +151,7 @@ def _named(vectors: Vectors) -> dict[str, Any]:
 
 
 def to_stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
-    """Return a request for each stage; Qdrant repeats the stages below it for each."""
+    """Return a request for each stage; it includes all earlier stages, computed again."""
     named = _named(query)
     colbert = named.pop(COLBERT, None)
     first = {
@@ -388,7 +388,7 @@ def _to_params(config: VectorConfig) -> q.VectorParams:
         distance=q.Distance(config.distance),
         datatype=q.Datatype(config.datatype),
         multivector_config=max_sim if config.is_multivector else None,
-        hnsw_config=q.HnswConfigDiff(m=0),
+        hnsw_config=q.HnswConfigDiff(m=0),  # `start_indexing` builds the graph after the load.
     )
 
 

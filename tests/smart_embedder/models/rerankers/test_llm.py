@@ -174,7 +174,7 @@ def template_with(tokenizer: Tokenizer, room: int, **options: int) -> QwenTempla
 def assert_as_one_text(
     template: QwenTemplate, pair: TokenizedPair, tokenizer: Tokenizer, room: int, *texts: str
 ) -> None:
-    """Compare ids and counts with those of the whole prompt, tokenised as one text."""
+    """Compare ids and counts with those of the whole prompt, tokenized as one text."""
     instruction, query, passage = texts
     head = f"<Instruct>: {instruction}\n<Query>: "
     middle = f"{query}\n<Document>: "

@@ -1,6 +1,6 @@
-"""Tokenisation, compared with transformers, and truncation from either side.
+"""Tokenization, compared with transformers, and truncation from either side.
 
-The reference for truncation is the whole text, tokenised at once and cut.
+The reference for truncation is the whole text, tokenized at once and cut.
 """
 
 import json
@@ -51,7 +51,7 @@ def assert_like_theirs(ours: TextTokenizer, theirs, texts: list[str]) -> None:
     tokenized, whole = ours.encode(texts), map(len, theirs(texts)["input_ids"])
     assert [text.ids.tolist() for text in tokenized] == cut
     for text, count in zip(tokenized, whole, strict=True):
-        # The tokens of a text that was cut before it was tokenised are only estimated.
+        # The tokens of a text that was cut before it was tokenized are only estimated.
         expected = (count, count > ours.max_length)
         assert (text.original_tokens, text.truncated) == expected or not text.exact
 
@@ -94,7 +94,7 @@ class WatchedTokenizer:
         (["", ""], []),
     ],
 )
-def test_texts_are_tokenised_in_batches_of_one_slice(tiny_m3: Path, texts, together) -> None:
+def test_texts_are_tokenized_in_batches_of_one_slice(tiny_m3: Path, texts, together) -> None:
     watched = WatchedTokenizer(Tokenizer.from_file(str(tiny_m3 / "tokenizer.json")))
     tokenizer = TextTokenizer(watched, 8192, slice_characters=40)
     found = tokenizer.encode_plain(texts, 100)
@@ -296,7 +296,7 @@ class GivenUpError(Exception):
         lambda tokenizer, text: list(tokenizer.spans(text)),
     ],
 )
-def test_tokenising_stops_at_the_next_slice_when_given_up(
+def test_tokenizing_stops_at_the_next_slice_when_given_up(
     tiny_m3: Path, call: Callable, monkeypatch
 ) -> None:
     outcomes = iter((None, None, GivenUpError))
@@ -322,7 +322,7 @@ class WithoutLockingCalls:
         return getattr(self._tokenizer, name)
 
 
-def test_tokenising_releases_the_gil(tiny_m3: Path) -> None:
+def test_tokenizing_releases_the_gil(tiny_m3: Path) -> None:
     tokenizer = TextTokenizer.from_folder(tiny_m3, 8, slice_characters=50)
     tokenizer._tokenizer = WithoutLockingCalls(tokenizer._tokenizer)
     text = "hybrid search " * 12

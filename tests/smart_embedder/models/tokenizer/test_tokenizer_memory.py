@@ -1,4 +1,4 @@
-"""The memory of tokenisation is bounded for any texts of a request."""
+"""The memory of tokenization is bounded for any texts of a request."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ LIGATURES = "ﷺﷻ㌖㋿ﬃ½㎯⒇ﬆ\U0001d160\U0001f240Ⅷ"
 MARKS = "\u0301\u0323\u0338\u093c\u0e33\u200d\ufe0f\u0600\u064b"
 SIGNS = " .-_\n\t\u3000\u00a0\x00▁👍🇩>。"
 UNITS = st.text(st.sampled_from(SCRIPTS + LIGATURES + MARKS + SIGNS), min_size=1, max_size=4)
-# Returns by how many bytes tokenising grows the process; a text is a unit, repeated.
+# Returns by how many bytes tokenizing grows the process; a text is a unit, repeated.
 Growth = Callable[..., int]
 
 
