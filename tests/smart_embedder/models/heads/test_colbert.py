@@ -209,7 +209,7 @@ OWN = "config_sentence_transformers.json"
         ("none", "1_Dense/config.json", {"activation_function": "os.system"}, "system; supported"),
         (
             "modernbert", "config.json", {"local_attention": 32},
-            "filled up to 24 tokens, and the model's tokens see",
+            "padded to 24 tokens, which is more than the model's attention window",
         ),
     ],
 )  # fmt: skip
