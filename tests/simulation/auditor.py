@@ -1,8 +1,8 @@
-"""The auditor: it watches what the engine does and holds the laws, each by its name in `LAWS`.
+"""The auditor: it watches the engine and checks the laws in `LAWS`.
 
-It keeps its own books and reads the engine's; it never decides anything. It sees each job that
-enters the queue, each batch that leaves it, each forward on a device, each outcome of a request,
-and every moment at which time is about to pass, when all that could be done has been done.
+It keeps its own records, reads the state of the engine, and never changes it. It sees each job that
+enters the queue, each batch that is taken, each forward on a device, each outcome of a request, and
+every moment at which time is about to pass because there is nothing else to do.
 """
 
 import asyncio
@@ -35,46 +35,46 @@ from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
 from tests.simulation.virtual_time import VirtualLoop
 
 LAWS: Final = {
-    "once": "a job has one outcome, and a request one end within REQUEST_TIMEOUT",
-    "own": "a request gets the results of its own texts by its own models, or an error of its own",
-    "class share": "while both classes wait, bulk gets a fifth, but for a forward each",
-    "share": "of two clients that wait, neither gets more than its share, but for a forward each",
-    "job share": "nor does one of two requests of a client, but for a forward each",
+    "once": "a job has one outcome, and a request ends once, within REQUEST_TIMEOUT",
+    "own": "a request gets the results of its own texts and models, or its own error",
+    "class share": "while both classes wait, bulk gets a fifth, give or take two forwards",
+    "share": "two clients that both wait get equal shares, give or take two forwards",
+    "job share": "two requests of a client get equal shares, give or take two forwards",
     "turnover": "a waiting node gets its share of its group, however many others come and go",
-    "work": "no device rests while a request waits for it",
-    "lost": "a sequence that was taken is on a device, or its request has its outcome",
-    "order": "sequences are taken in order, once, and only of requests that wait",
-    "budget": "no forward is above its budget of tokens, sequences or requests",
-    "halves": "what ran out of memory is tried in halves, and the budget with it",
-    "leavers": "no forward begins for a request that has its outcome, be it the first or a half",
-    "deadline": "a forward above its limit fails its requests at that moment, and none before",
-    "failed device": "a device that has failed gets no forward, and a crash none on another device",
-    "place": "a client's only request is refused for lack of places only where none is free",
+    "work": "no device is idle while a request waits for it",
+    "lost": "a sequence that was taken is on a device, or its request has an outcome",
+    "order": "sequences are taken once, in order, and only of requests that wait",
+    "budget": "no forward exceeds its limits of tokens, sequences or requests",
+    "halves": "a batch that ran out of memory is run in halves, and its token budget is halved",
+    "leavers": "no forward, or half of one, begins for a request that has an outcome",
+    "deadline": "a forward fails its requests at its time limit, neither earlier nor later",
+    "failed device": "a failed device gets no forward, and no batch that crashed it is handed over",
+    "place": "a client's only request is refused for lack of permits only if none is free",
     "retry": "Retry-After is between 1 and 30 seconds",
-    "time": "clocks never fall while something waits",
-    "preemption": "what preempts a forward is short, of no lower class, and takes no longer",
-    "lease": "a model that a request has is not unloaded, and no job is computed without its model",
-    "memory": "models are in no more memory than MODEL_MEMORY_THRESHOLD allows",
-    "zero": "where nobody asks for anything, nothing is held: places, tasks, leases, clients",
-    "again": "after a fault, and when nothing goes wrong any more, every model serves",
-    "drain": "what was accepted before SIGTERM is answered, and the drain ends in time",
-    "metrics": "every request is counted once, by its outcome; tokens and loads as they were",
+    "time": "clocks never fall while a job waits",
+    "preemption": "preempting jobs are short, of no lower class, and no longer than the forward",
+    "lease": "no leased model is unloaded, and no model is unloaded while a job needs it",
+    "memory": "models use no more memory than MODEL_MEMORY_THRESHOLD allows",
+    "zero": "without requests nothing is held: permits, tasks, leases, clients",
+    "again": "after a fault, once nothing goes wrong any more, every model serves",
+    "drain": "requests accepted before SIGTERM are answered, and the drain ends in time",
+    "metrics": "every request is counted once by its outcome, and so are tokens and loads",
     "silence": "no error is left unhandled",
 }
 
 OWNER: "ContextVar[RequestBook | None]" = ContextVar("owner", default=None)
-# Virtual seconds within which two moments are one.
+# Times that differ by fewer virtual seconds are equal.
 _MOMENT = 1e-6
-# Of two clocks that are added to in different orders.
+# The tolerance of sums that are added in different orders.
 _ROUNDING = 1e-6
-_MOST_PREEMPTING_TOKENS = 256
+_MAX_PREEMPTING_TOKENS = 256
 # Forwards that a node may be owed; 1.3 were seen.
-_MOST_OWED_FORWARDS = 3
-# Of one client, whose shares are compared with each other.
-_MOST_WATCHED_JOBS = 6
-# At which a token takes twice as long, as the engine predicts.
+_MAX_OWED_FORWARDS = 3
+# Shares of jobs are compared only for clients with at most so many.
+_MAX_WATCHED_JOBS = 6
+# The length at which the engine predicts that a token takes twice as long.
 _DOUBLED_LENGTH = 2048
-# What is wrong with forwards that give results all the same.
+# The faults of forwards that still give results.
 _RETURNS: Final = frozenset({None, "long", "overdue", "not_finite"})
 
 
@@ -89,7 +89,7 @@ class LawBrokenError(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class RequestBook:
-    """One request: who asks for what, and whether its client asks for nothing else meanwhile."""
+    """A request: its client and purpose, and whether it is the client's only one."""
 
     number: int
     client: str
@@ -103,7 +103,7 @@ class RequestBook:
 
 @dataclass(slots=True, eq=False)
 class JobBook:
-    """One job: what was taken of it, which forward has each sequence, and its outcome."""
+    """A job: how many sequences were taken, the forward of each sequence, and when it ended."""
 
     job: Job
     owner: RequestBook | None
@@ -114,7 +114,7 @@ class JobBook:
 
 
 class _Outcome(asyncio.Event):
-    """Tells the auditor when a job is resolved."""
+    """The event of a resolved job, which calls the auditor."""
 
     def __init__(self, resolved: Callable[[], None]) -> None:
         super().__init__()
@@ -127,15 +127,15 @@ class _Outcome(asyncio.Event):
 
 @dataclass(slots=True)
 class _Memory:
-    """What the auditor knows of a model's budget on a device since memory ran out there."""
+    """The token budget of a model on a device, since a forward there ran out of memory."""
 
     limit: int
-    failed: Forward  # Whose end moves for as long as others preempt it.
+    failed: Forward  # Its end moves while others preempt it.
     fitted: int = 0
 
 
 class Auditor:
-    """Holds the laws over one engine, of which a forward holds `most_tokens` at most."""
+    """Checks the laws of one engine, whose forwards have at most `most_tokens`."""
 
     def __init__(self, loop: VirtualLoop, settings: Settings) -> None:
         self._loop = loop
@@ -157,7 +157,7 @@ class Auditor:
         self._returned: list[Forward] = []
         self._free: dict[ConcurrencyLimit, int] = {}
 
-    # How it sees the engine.
+    # Watching the engine.
 
     def attach(self, engine: EngineCore) -> None:
         self._engine = engine
@@ -195,7 +195,7 @@ class Auditor:
         raise self._broken
 
     def check(self) -> None:
-        """Raise what was found, wherever the engine may have caught it."""
+        """Raise the broken law, which the engine may have caught."""
         if self._broken is not None:
             raise self._broken
 
@@ -204,7 +204,7 @@ class Auditor:
 
         def refused() -> int:
             owner = OWNER.get()
-            # At this moment a place may have become free after the time to wait for it was over.
+            # A permit may have become free after the time to wait for it was over.
             free = min(limit._free, self._free[limit])
             if owner and owner.is_only and not limit.held_by(owner.client) and free:
                 self.fail("place", f"{owner.client} is refused, and {free} places are free")
@@ -255,30 +255,33 @@ class Auditor:
         self._check_limit(book, overdue=isinstance(error, InferenceTimeoutError))
 
     def _check_limit(self, book: JobBook, *, overdue: bool) -> None:
-        """A forward is above its limit if and only if the job has failed for that, and then.
+        """Check that a job fails at the time limit of a forward, if and only if that is exceeded.
 
-        The limit is counted from when the device begins the forward: neither the wait for the
-        thread or for a part of the forward that it preempts is in it, nor that which was launched
-        before it, be it of the same batch, of another one or of the half of one.
+        The limit counts from when the device begins the forward. It includes neither the wait for
+        the thread or for a part of a preempted forward, nor earlier forwards on the device.
         """
         now, job = self._loop.now, book.job
-        limits = {each: self._limit_of(each, job) for each in book.forwards if each is not None}
+        limits = {
+            forward: self._limit_of(forward, job)
+            for forward in book.forwards
+            if forward is not None
+        }
         if not overdue:
-            for each, limit in limits.items():
-                seconds = min(each.ends, now) - each.began
+            for forward, limit in limits.items():
+                seconds = min(forward.ends, now) - forward.began
                 if seconds > limit + _MOMENT:
                     self.fail("deadline", f"a forward of {seconds:.3f} s is let pass, not {limit}")
             return
-        late = [now - each.began - limit for each, limit in limits.items()]
-        if job.time_limit is not None:  # Of its forwards together, and of no halves that failed.
-            spent = sum(max(0.0, min(each.ends, now) - each.began) for each in limits)
+        late = [now - forward.began - limit for forward, limit in limits.items()]
+        if job.time_limit is not None:  # The limit of all forwards, without halves that failed.
+            spent = sum(max(0.0, min(forward.ends, now) - forward.began) for forward in limits)
             if spent < job.time_limit - job.time_spent - _MOMENT:
                 self.fail("deadline", f"a job is cut off after {spent:.3f} s, of {job.time_limit}")
         elif not any(abs(seconds) <= _MOMENT for seconds in late):
             self.fail("deadline", f"a job is cut off, with {late} s above the limits")
 
     def _limit_of(self, forward: Forward, job: Job) -> float:
-        """What is set, or else five times what the measurement at the start predicts."""
+        """Return the limit that is set, or else five times the predicted seconds."""
         if job.time_limit is not None:
             return job.time_limit - job.time_spent
         if self._settings.gpu_process_timeout is not None:
@@ -315,9 +318,9 @@ class Auditor:
             now < then for now, then in zip(_clocks(queue), before, strict=True)
         ):
             self.fail("time", f"clocks fall from {before} to {_clocks(queue)}")
-        # One that waited for a device as it failed is handed over, too, and is nobody's suspect.
+        # Batches that were not launched when their device failed are handed over too.
         if len(queue._handed_over) < handed_over and all(
-            each.stop <= self._jobs[each.job].taken for each in batch.slices
+            part.stop <= self._jobs[part.job].taken for part in batch.slices
         ):
             self._check_unresolved(batch)
             return batch
@@ -327,41 +330,41 @@ class Auditor:
         return batch
 
     def _check_preemption(self, batch: Batch, executor: DeviceExecutor) -> None:
-        """What preempts a forward has had less time than that takes, and is of no lower class."""
+        """Check the class of a preempting batch, and the time of all before it."""
         preempting = self._preempting[executor]
-        outer = next(each for each in executor._in_flight if each.preempts is None)
+        outer = next(batch for batch in executor._in_flight if batch.preempts is None)
         is_bulk = all(part.job.is_bulk for part in outer.batch.slices)
         if not is_bulk and any(part.job.is_bulk for part in batch.slices):
             self.fail("preemption", "a bulk job preempts an interactive one")
         forwards = {
             forward
             for before in preempting
-            for each in before.slices
-            for forward in self._jobs[each.job].forwards[each.start : each.stop]
+            for part in before.slices
+            for forward in self._jobs[part.job].forwards[part.start : part.stop]
             if forward is not None
         }
-        spent = sum(each.ends - each.began for each in forwards)
+        spent = sum(forward.ends - forward.began for forward in forwards)
         if spent > outer.expected_seconds + _MOMENT:
             self.fail("preemption", f"{spent:.3f} s are not enough beside {outer.expected_seconds}")
         preempting.append(batch)
 
     def _check_unresolved(self, batch: Batch) -> None:
-        for each in batch.slices:
-            if self._jobs[each.job].resolved_at is not None:
+        for part in batch.slices:
+            if self._jobs[part.job].resolved_at is not None:
                 self.fail("leavers", "a batch that is handed over has a resolved job")
 
     def _check_order(self, batch: Batch) -> None:
-        for each in batch.slices:
-            book = self._jobs[each.job]
-            if each.start != book.taken or not each.start < each.stop <= len(book.forwards):
-                self.fail("order", f"{each.start} to {each.stop} are taken after {book.taken}")
+        for part in batch.slices:
+            book = self._jobs[part.job]
+            if part.start != book.taken or not part.start < part.stop <= len(book.forwards):
+                self.fail("order", f"{part.start} to {part.stop} are taken after {book.taken}")
             if book.resolved_at is not None:
                 self.fail("leavers", "sequences of a resolved job are taken")
             if book.owner is not None and book.owner.ended:
                 self.fail("leavers", "sequences are taken of a request that is over")
-            if each.job.model is not batch.model:
+            if part.job.model is not batch.model:
                 self.fail("own", "a batch holds the jobs of two models")
-            book.taken = each.stop
+            book.taken = part.stop
 
     def _check_budget(self, batch: Batch, limits_of: LimitsOf, *, preempts: bool) -> None:
         limits, tokens, sequences = limits_of(batch.model), batch.tokens, len(batch.sequences)
@@ -371,16 +374,16 @@ class Auditor:
             self.fail("budget", f"{sequences} sequences in one forward")
         if len(batch.slices) > (limits.max_requests or len(batch.slices)):
             self.fail("budget", f"{len(batch.slices)} requests in one forward")
-        if preempts and tokens > _MOST_PREEMPTING_TOKENS:
+        if preempts and tokens > _MAX_PREEMPTING_TOKENS:
             self.fail("preemption", f"{tokens} tokens preempt a forward")
 
     def _check_shares(self, batch: Batch, served: list[Job], *, preempts: bool) -> None:
-        """Fair sharing in each group: over any time in which two nodes wait for one device.
+        """Check that two nodes of a group share a device fairly while both wait for it.
 
-        One is ahead of the other by a forward at most as that time begins, since leads are limited,
-        and by its own last forward as it ends. So the tokens that one is given, divided by its
-        weight, exceed those of the other by the sum at most. What preempts a forward, or is served
-        by a device for which the other does not wait, has no promise, and counts only for its node.
+        At the beginning, one is ahead of the other by at most a forward, since leads are limited,
+        and at the end by at most its last forward. So the tokens that it was served, divided by its
+        weight, exceed those of the other by at most the sum. Preempting batches, and batches of
+        devices for which the other does not wait, count only for their own node.
         """
         still = {key for job in self._queue._jobs for key in _keys(job)}
         gains: Counter[Hashable] = Counter()
@@ -395,11 +398,11 @@ class Auditor:
             gain, group = tokens / _weight(key), groups[_group(key)]
             for pair in [pair for pair in self._excess if pair[0] == key]:
                 self._excess[pair] = max(0.0, self._excess[pair] - gain)
-            if isinstance(key, Job) and len(group) > _MOST_WATCHED_JOBS:
-                # What is not counted now is missing later, too.
+            if isinstance(key, Job) and len(group) > _MAX_WATCHED_JOBS:
+                # Start again later, because the tokens are not counted now.
                 for pair in [pair for pair in self._excess if key in pair]:
                     del self._excess[pair]
-            elif not preempts:  # A forward with all that another had is no loss for that one.
+            elif not preempts:  # Others that do not wait any more lose nothing.
                 self._count_excess(key, gain, (group & still) - {key})
 
     def _count_owed(
@@ -410,20 +413,20 @@ class Auditor:
         *,
         preempts: bool,
     ) -> None:
-        """Count the tokens that each waiting node was owed by its group and did not get."""
+        """Count the tokens of its share of the group that each waiting node did not get."""
         for group in groups.values():
             tokens = 0 if preempts else sum(gains[key] for key in group)
             fair = tokens / sum(map(_weight, group))
             for key in group:
                 owed = self._owed.get(key, 0.0) + fair - gains[key] / _weight(key)
                 self._owed[key] = max(0.0, owed)
-                if owed > _MOST_OWED_FORWARDS * self.most_tokens:
+                if owed > _MAX_OWED_FORWARDS * self.most_tokens:
                     self.fail("turnover", f"{key} is owed {owed:.0f} weighted tokens")
         for key in [key for key in self._owed if key not in still]:
             del self._owed[key]
 
     def _count_excess(self, key: Hashable, gain: float, others: set[Hashable]) -> None:
-        """Count what a node got beside others of its group, which still wait."""
+        """Count the tokens that a node got while others of its group wait."""
         bound = self.most_tokens * (1 + 1 / _weight(key))
         for other in others:
             excess = self._excess[other, key] = self._excess.get((other, key), 0.0) + gain
@@ -437,8 +440,8 @@ class Auditor:
     def launched(self, forward: Forward) -> None:
         now, device = self._loop.now, forward.device
         failing = self._failing.setdefault(device, [])
-        # What a forward preempts, or is preempted by, may fail before it does.
-        if any(each.ends < now - _MOMENT for each in failing):
+        # A forward that preempts, or is preempted, may fail before the other.
+        if any(failed.ends < now - _MOMENT for failed in failing):
             self.fail("failed device", f"{device.name} has failed and gets a forward")
         retried = False
         for ids in forward.sequences:
@@ -487,7 +490,7 @@ class Auditor:
             known is not None
             and forward.fault == "thread_dies"
             and forward.began <= known.failed.ends
-        ):  # Of a forward that it preempts nobody learns any more that it did not fit.
+        ):  # The error of the preempted forward is lost with the thread.
             del self._memory[key]
 
     def _check_memory(self, forward: Forward) -> None:
@@ -520,7 +523,7 @@ class Auditor:
         if any(job.model is model for job in self._unresolved):
             self.fail("lease", "a model is unloaded that a job needs")
 
-    # Every moment at which time passes.
+    # Moments at which time passes.
 
     def _quiet(self) -> None:
         if self._broken is not None:
@@ -543,41 +546,41 @@ class Auditor:
             self.fail("lost", f"{len(self._unresolved)} jobs are nowhere")
 
     def _check_lost(self) -> None:
-        """Whatever was taken whole is on a device, or is given to another one."""
+        """Check that every job whose sequences are all taken is on a device or handed over."""
         on_device = {
-            each.job
+            part.job
             for executor in self._devices._executors
             for in_flight in executor._in_flight
-            for each in in_flight.batch.slices
+            for part in in_flight.batch.slices
         }
-        handed_over = {each.job for batch in self._queue._handed_over for each in batch.slices}
+        handed_over = {part.job for batch in self._queue._handed_over for part in batch.slices}
         for job in self._unresolved:
             if job.state is JobState.TAKEN and job not in on_device and job not in handed_over:
                 self.fail("lost", "a job was taken, and is on no device")
 
     def _check_stuck(self) -> None:
-        """Nobody waits for devices that have failed, or are away for twice their limit."""
-        away: list[Callable[[Model], bool]] = []
-        for executor in self._devices._executors:
-            dog = executor.watchdog
-            limit = max(dog._limits, default=float("inf"))
-            if self._loop.now - dog._since > 2 * limit + 0.1:
-                away.append(executor.serves)
-        for job in self._queue._jobs if away or self._devices.failed else ():
-            serving = [each for each in self._devices._executors if each.serves(job.model)]
-            if all(each.serves in away for each in serving):
+        """Check that no job waits only for devices that have failed or are stuck."""
+        executors, stuck = self._devices._executors, list[DeviceExecutor]()
+        for executor in executors:
+            watchdog = executor.watchdog
+            limit = max(watchdog._limits, default=float("inf"))
+            if self._loop.now - watchdog._since > 2 * limit + 0.1:
+                stuck.append(executor)
+        for job in self._queue._jobs if stuck or self._devices.failed else ():
+            serving = [executor for executor in executors if executor.serves(job.model)]
+            if all(executor in stuck for executor in serving):
                 self.fail("lost", "a job waits for devices that do not come back")
 
     def check_tokens(self, metrics: Metrics) -> None:
-        """The tokens that are counted are those of the forwards that gave results."""
-        returned = (each for each in self._returned if each.fault in _RETURNS)
-        expected = sum(each.tokens for each in returned if each.ends <= self._loop.now)
+        """Check that the counted tokens are those of the forwards that gave results."""
+        returned = (forward for forward in self._returned if forward.fault in _RETURNS)
+        expected = sum(forward.tokens for forward in returned if forward.ends <= self._loop.now)
         counted = metrics.total(metrics.tokens)
         if counted != expected:
             self.fail("metrics", f"{counted} tokens are counted, and {expected} were computed")
 
     def check_zero(self, budget: MemoryBudget) -> None:
-        """Hold that nothing is held, when nobody has asked for anything for a while."""
+        """Check that nothing is held after a while without requests."""
         engine, queue = self._engine, self._queue
         assert engine is not None
         held = {
@@ -603,8 +606,8 @@ class Auditor:
             held[f"requests of {status.name}"] = status.requests
             held[f"uses of {status.name}"] = status.uses
         consumers = self._devices._executors.values()
-        own = {asyncio.current_task(), engine._models._watch, *consumers}
-        tasks = [each for each in asyncio.all_tasks() if each not in own]
+        expected = {asyncio.current_task(), engine._models._watch, *consumers}
+        tasks = [task for task in asyncio.all_tasks() if task not in expected]
         held["tasks"] = len(tasks)
         left = {name: count for name, count in held.items() if count}
         if left:
@@ -616,12 +619,13 @@ class Auditor:
         if not executor._in_flight:
             return True
         return len(executor._in_flight) < executor.max_batches and all(
-            each.launched.is_set() and not each.batch.handed_over for each in executor._in_flight
+            in_flight.launched.is_set() and not in_flight.batch.handed_over
+            for in_flight in executor._in_flight
         )
 
 
 def _keys(job: Job) -> tuple[Hashable, ...]:
-    """The nodes on the way to a job: its class, its client in that class, and itself."""
+    """The keys of the nodes from a class to a job: class, client in that class, and job."""
     return job.is_bulk, (job.is_bulk, job.client), job
 
 

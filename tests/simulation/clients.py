@@ -1,8 +1,7 @@
-"""The clients: what they ask for, how often, when they leave, and how slowly they read.
+"""The clients: their requests, when they leave, and how slowly they read.
 
-A request takes the service's own way, without its HTTP: the middleware that counts it, the
-handler's time limit, lease and watch for a client that leaves, the account of answers' memory, and
-the engine.
+A request takes the path of the service without HTTP: the middleware that counts it, the handler's
+time limit, lease and check for disconnects, the memory budget, and the engine.
 """
 
 import asyncio
@@ -89,7 +88,7 @@ class World:
 
 @dataclass(eq=False)
 class Client:
-    """Somebody with a name, whose requests share the device with those of others."""
+    """A client with a name, whose requests share the devices with those of others."""
 
     world: World
     name: str
@@ -157,7 +156,7 @@ class Client:
 
     @asynccontextmanager
     async def _uses(self, leased: LoadedModels) -> AsyncIterator[None]:
-        """Tell the auditor of a lease of a model that may be unloaded, within the block."""
+        """Report the lease of a model that may be unloaded to the auditor, in the block."""
         if leased == self.world.engine.loaded():
             yield
             return
@@ -177,7 +176,7 @@ class Client:
         reads_for: float = 0.0,
         answer_bytes: int = _ANSWER_BYTES,
     ) -> str:
-        """One request on the service's own way; returns the code of its error, or `success`."""
+        """Send a request; returns the code of its error, or `success`."""
         world = self.world
         loop, settings = world.loop, world.settings
         world.requests += 1
@@ -194,10 +193,10 @@ class Client:
         request = Request({**_scope(context), "headers": headers}, gone.receive)
         service = cast(Service, SimpleNamespace(settings=settings, engine=world.engine))
         outcome = "success"
-        own = world.in_work.setdefault(self.name, set())
-        for each in own | {book}:
-            each.is_only &= not own
-        own.add(book)
+        others = world.in_work.setdefault(self.name, set())
+        for concurrent in others | {book}:
+            concurrent.is_only &= not others
+        others.add(book)
 
         async def answered() -> None:
             nonlocal outcome
@@ -223,13 +222,13 @@ class Client:
                 await asyncio.sleep(reads_for)
         finally:
             book.ended = True
-            own.discard(book)
+            others.discard(book)
             answer.release()
             gone.forget()
         return outcome
 
     def _count(self, book: RequestBook, context: RequestContext, outcome: str) -> None:
-        """What the metrics have to say in the end, counted apart."""
+        """Count the outcome, to compare it with the metrics at the end."""
         world, prefix = self.world, book.purpose.name
         if outcome in REASON_OF:
             world.count(f"{prefix} {REASON_OF[outcome]}")
@@ -252,8 +251,8 @@ class Client:
         if book is None:
             return
         age = world.loop.now - book.began
-        own = [each for each in book.jobs if each.job._error is not None]
-        if type(error) is InferenceError and not own:
+        failed = [job_book for job_book in book.jobs if job_book.job._error is not None]
+        if type(error) is InferenceError and not failed:
             auditor.fail("own", "a request fails by a forward that it had no part in")
         if isinstance(error, DrainingError) and world.draining_since is not None:
             began = max(book.began, world.draining_since)
@@ -287,14 +286,14 @@ class Client:
 def expected_scores(models: LoadedModels, query: str, passages: list[str]) -> list[float]:
     if not models.late_interaction:
         number = cast(FakeModel, models.reranker).number
-        return [score_of(number, number_of(query), number_of(each)) for each in passages]
+        return [score_of(number, number_of(query), number_of(passage)) for passage in passages]
     model = cast(FakeEmbedder, models.embedder)
 
     def vectors(text: str) -> TextEmbedding:
         return model.vectors(number_of(text), min(len(text), model.max_length), model.kinds)
 
     first = vectors(query)
-    return [fuse(FusionWeights(), score(first, vectors(each))) for each in passages]
+    return [fuse(FusionWeights(), score(first, vectors(passage))) for passage in passages]
 
 
 def _equal(got: TextEmbedding, expected: TextEmbedding) -> bool:
@@ -309,7 +308,7 @@ def _equal(got: TextEmbedding, expected: TextEmbedding) -> bool:
 
 
 class _Departure:
-    """The connection of a client, which leaves after so many seconds and turns, or stays."""
+    """The connection of a client that leaves after some seconds and loop iterations, or stays."""
 
     def __init__(self, loop: VirtualLoop, seconds: float | None, turns: int) -> None:
         self._turns = turns

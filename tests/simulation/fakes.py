@@ -1,7 +1,7 @@
-"""The device behind a fake: models whose vectors tell whose they are, forwards that go wrong.
+"""Fake devices whose forwards may fail, and fake models whose results identify their texts.
 
-A text is its number and as many characters as it has tokens. Its vector holds its number, the
-number of its model and its kind, so that no other text, model or kind has the same.
+A text is its number, padded to as many characters as it has tokens. Its vectors contain the number
+of the text, the number of the model and the kind, so that all are different.
 """
 
 import gc
@@ -40,7 +40,7 @@ _TIMES_OVERDUE_WITHOUT_MEMORY = 30
 _NOT_FINITE = "a number is not finite"
 
 
-# What a forward with a fault raises.
+# The errors that forwards with a fault raise.
 _RAISED: dict[str | None, Callable[[], Exception]] = {
     "memory": partial(MemoryError, "out of memory"),
     "raises": partial(RuntimeError, "the forward failed"),
@@ -52,7 +52,7 @@ _RAISED: dict[str | None, Callable[[], Exception]] = {
 
 @dataclass(slots=True)
 class Chances:
-    """How likely a forward is to go wrong, by what happens; `calm` makes everything go well."""
+    """The probability of each fault of a forward; `calm` sets all to 0."""
 
     raises: float = 0.0
     not_finite: float = 0.0
@@ -72,7 +72,7 @@ class Chances:
 
 @dataclass(slots=True, eq=False)
 class Forward:
-    """One forward as the device saw it: from `began` to `ends`, and what is wrong with it."""
+    """A forward on a device, from `began` to `ends`, and its fault."""
 
     device: "FakeDevice"
     model: "FakeModel"
@@ -96,7 +96,7 @@ class FakeDevice:
     chances: Chances
     now: Callable[[], float]
     effects: list[Effect]
-    launched: Callable[[Forward], None]  # Is told when one begins, or waits behind another.
+    launched: Callable[[Forward], None]
     patience: float
     moments: Moments
     free_at: float = 0.0
@@ -107,7 +107,7 @@ class FakeDevice:
     def compute(
         self, model: "FakeModel", sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], Sequence[Any]]:
-        """Launch a forward; how long it takes and what goes wrong is decided here."""
+        """Launch a forward; decide its seconds and its fault."""
         now, tokens = self.now(), sum(map(len, sequences))
         fault = self._fault(tokens)
         self._ran_out = fault == "memory"
@@ -140,14 +140,14 @@ class FakeDevice:
         return collect
 
     def _put_within_another(self, forward: Forward) -> None:
-        """A CPU computes it between two parts of the forward that it preempts, if there is one."""
+        """On a CPU, add the seconds of a preempting forward to the preempted one."""
         outer = self._outer
-        # The end of one that was preempted is a sum, and the next one may begin just before it.
+        # The end of a preempted forward is a sum, and the next one may begin just before it.
         if outer is None or outer.ends <= forward.began + 1e-6:
             self._outer = forward
             return
         outer.ends += forward.ends - forward.began
-        if forward.fault == "thread_dies":  # With what it preempts, which never goes on.
+        if forward.fault == "thread_dies":  # The preempted forward dies too.
             outer.fault, outer.ends, self._outer = forward.fault, forward.ends, None
 
     def _fault(self, tokens: int) -> str | None:
@@ -185,14 +185,14 @@ class FakeDevice:
         return results
 
     def free_memory(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no memory is cached."""
 
     def info(self) -> DeviceInfo:
         return DeviceInfo(self.name, "fake", "float32", "sdpa", gpu_available=self.on_gpu)
 
 
 class FakeModel(PlainModel):
-    """What embedders and rerankers have in common; `number` is the same on every device."""
+    """The base of embedders and rerankers; `number` is the same on every device."""
 
     max_length = MOST_TOKENS
     special_tokens: tuple[list[Any], list[Any]] = ([], [])
@@ -223,7 +223,7 @@ def number_of(text: str) -> int:
 
 
 class FakeEmbedder(PlainEmbedder, FakeModel):
-    """Makes vectors of three kinds."""
+    """An embedder with three kinds of vectors."""
 
     kinds = Outputs(dense=True, sparse=True, colbert=True)
     colbert_width = 1
@@ -244,7 +244,7 @@ class FakeEmbedder(PlainEmbedder, FakeModel):
         return ids[1:]
 
     def token_strings(self, ids: TokenIds) -> list[str]:
-        return [str(each) for each in ids]
+        return [str(token_id) for token_id in ids]
 
     def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
         return [
@@ -263,14 +263,14 @@ class FakeEmbedder(PlainEmbedder, FakeModel):
 
 
 def ids_of(text: str, most: int) -> TokenIds:
-    """The ids of a text, cut to `most`; all but the first are smaller than the number of a text."""
+    """The ids of a text, cut to `most`: the number of the text, and then ones."""
     ids = np.ones(min(len(text), most), np.int64)
     ids[0] = number_of(text)
     return ids
 
 
 class PairIds(JoinedIds):
-    """Joins its parts once, so that the watcher of a forward knows the pair by its ids."""
+    """Ids that are joined only once, so that the auditor can recognise the array."""
 
     __slots__ = ("joined",)
 
@@ -283,7 +283,7 @@ class PairIds(JoinedIds):
 
 
 class FakeReranker(FakeModel):
-    """Scores a pair by the numbers of both texts."""
+    """A reranker that scores a pair by the numbers of both texts."""
 
     reads_instruction = False
     scores_are_logits = False
@@ -315,7 +315,7 @@ def score_of(model: int, query: int, passage: int) -> float:
 
 @dataclass(eq=False)
 class FakeMemory:
-    """A memory that models share, for as long as anybody has a reference to them."""
+    """A memory with models; they use it as long as they are referenced."""
 
     total: int
     others: int = 0
@@ -329,7 +329,7 @@ class FakeMemory:
 
 
 class FakeLoader:
-    """Loads single models beside the default ones, and sometimes fails to."""
+    """Loads single models beside the default ones; a load may fail."""
 
     def __init__(
         self,
@@ -359,7 +359,7 @@ class FakeLoader:
         return MemoryUsage(own + self.memory.others, self.memory.total, own)
 
     def free_memory(self) -> None:
-        """Implement `ModelLoader`: references that go in circles keep no model."""
+        """Implement `ModelLoader`: collect reference cycles."""
         gc.collect()
 
     def number_of(self, name: str) -> int:
@@ -411,9 +411,12 @@ def default_models(
 
         copies = [
             PlacedModel(
-                kind(name, number, each), each.info(), partial(measure, each), each.free_memory
+                kind(name, number, device),
+                device.info(),
+                partial(measure, device),
+                device.free_memory,
             )
-            for each in devices
+            for device in devices
         ]
         return PlacedModels(tuple(copies), lambda: ModelInfo(name, "float32", {}))
 

@@ -1,6 +1,6 @@
-"""What fake models tell of themselves, and the error of a fake device.
+"""The attributes of fake models, and the error of a fake device.
 
-It stands here because planted faults are looked for in a copy of this folder alone.
+They are in this folder because planted faults are simulated in a copy without other test folders.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from smart_embedder.vector_space import VectorSpace
 
 
 class AcceleratorError(RuntimeError):
-    """As PyTorch raises it: the device's guard knows it by its name and its code."""
+    """The error that PyTorch raises; `run_guarded` recognises it by its name and code."""
 
     def __init__(self, code: object) -> None:
         super().__init__(f"CUDA error {code}")
@@ -19,7 +19,7 @@ class AcceleratorError(RuntimeError):
 
 
 class PlainModel:
-    """What every model tells of itself, where nothing is special."""
+    """The attributes of any model."""
 
     name = "fake"
     max_length = 100
@@ -29,7 +29,7 @@ class PlainModel:
 
 
 class PlainEmbedder:
-    """What every embedder tells of itself besides."""
+    """The further attributes of an embedder."""
 
     kinds = Outputs(dense=True, sparse=True, colbert=True)
     colbert_width = 0

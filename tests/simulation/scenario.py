@@ -1,4 +1,4 @@
-"""A scenario from a seed: settings, devices, models, clients, faults, and how it ends."""
+"""A scenario made from a seed: settings, devices, models, clients, faults, and its end."""
 
 import asyncio
 import contextlib
@@ -58,9 +58,9 @@ _SHARE_OF_COMMON_MOMENTS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run was: its steps, its virtual seconds, what became of its requests, and its sign.
+    """The report of a run: steps, virtual seconds, and the outcomes of requests.
 
-    `sign` is equal for two runs of one seed. `broken` is the law that was broken, if one was.
+    `sign` is equal for two runs of one seed. `broken` is the broken law, if there is one.
     """
 
     seed: int
@@ -72,17 +72,17 @@ class Report:
 
 
 class Scenario:
-    """Everything that a seed decides."""
+    """A run of the engine that depends only on its seed."""
 
     def __init__(self, seed: int, most_steps: int = 30_000) -> None:
         self.seed = seed
         self.most_steps = most_steps
         self.random = Random(seed)
-        # Whether it is one of bulk loads that compete for small forwards, and nothing goes wrong.
+        # Clients with long requests compete for small forwards, and there are no faults.
         self.is_contest = Random(f"contest {seed}").random() < _SHARE_OF_CONTESTS
-        # Whether clients of a contest send many short requests beside a long one.
+        # Some clients of a contest send many short requests beside long ones.
         self.is_crowded = Random(f"crowd {seed}").random() < _SHARE_OF_CROWDED_CONTESTS
-        # Whether each of two further models has a device of its own, and nothing goes wrong.
+        # Two further models have a device each, and there are no faults.
         self.has_pinned_models = (
             not self.is_contest and Random(f"pinned {seed}").random() < _SHARE_OF_PINNED_MODELS
         )
@@ -92,7 +92,7 @@ class Scenario:
             and not self.has_pinned_models
             and Random(f"small {seed}").random() < _SHARE_OF_SMALL_GPUS
         )
-        # Whether much happens at one moment.
+        # Many events are at the same moment.
         self.moments = Moments(Random(f"moments {seed}").random() < _SHARE_OF_COMMON_MOMENTS)
         self.loop = VirtualLoop(self._seconds_on_a_thread)
         self.effects: list[Effect] = []
@@ -143,7 +143,7 @@ class Scenario:
         self._stopping = False
 
     def run(self) -> Report:
-        """Run it to its end; the report tells the law that was broken."""
+        """Run the scenario to its end."""
         broken: LawBrokenError | None = None
         with virtual_time(self.loop):
             try:
@@ -153,7 +153,7 @@ class Scenario:
                 broken = error
             except StandstillError as error:
                 broken = LawBrokenError("lost", str(error), self.loop.steps)
-            except Exception as error:  # noqa: BLE001 - whatever the engine lets out breaks a law
+            except Exception as error:  # noqa: BLE001 - any other error breaks a law
                 broken = LawBrokenError("silence", repr(error), self.loop.steps)
         tally, steps, seconds = self.world.tally, self.loop.steps, self.loop.now
         self._discard()
@@ -161,7 +161,7 @@ class Scenario:
         return Report(self.seed, steps, seconds, tally, sign, broken)
 
     def _discard(self) -> None:
-        """Let go of tasks that a broken law has left, without a word."""
+        """Cancel the tasks that are left after a broken law."""
         self.loop.set_exception_handler(lambda *_: None)
         self.loop.on_quiet = lambda: None
         left = asyncio.all_tasks(self.loop)
@@ -172,7 +172,7 @@ class Scenario:
                 self.loop.run_until_complete(asyncio.wait(left, timeout=1000.0))
         self.loop.close()
 
-    # What the seed decides.
+    # Settings, devices and models.
 
     def _seconds_on_a_thread(self) -> float:
         draw = self.random.random()
@@ -336,7 +336,7 @@ class Scenario:
 
     @property
     def _is_over(self) -> bool:
-        """Whether clients ask for nothing more: their time is over, or their steps are."""
+        """True when clients send no more requests, because their time or steps are used up."""
         return self._stopping or self.loop.steps > self.most_steps
 
     async def _think(self, most: float) -> None:
@@ -350,7 +350,7 @@ class Scenario:
         pause: float,
         after_errors: float = 0.0,
     ) -> None:
-        """So many at once, each of which asks, thinks for up to `pause` seconds, and asks again."""
+        """Open connections that ask, wait for up to `pause` seconds, and ask again."""
 
         async def connection() -> None:
             while not self._is_over:
@@ -360,7 +360,7 @@ class Scenario:
         await asyncio.gather(*(connection() for _ in range(self.random.randint(least, most))))
 
     async def _bulk(self, client: Client) -> None:
-        """Several connections that always ask for much."""
+        """Several connections that always send long requests."""
 
         def ask() -> Coroutine[Any, Any, str]:
             return client.embed(
@@ -372,7 +372,7 @@ class Scenario:
         await self._connections(1, 12, ask, 0.01, after_errors=4.0)
 
     async def _crowd(self, client: Client) -> None:
-        """One connection with long requests beside many with short ones."""
+        """One connection with long requests, and many with short ones."""
         shortest = sorted(self.world.texts, key=len)[: _TEXTS // 4]
 
         def ask_long() -> Coroutine[Any, Any, str]:
@@ -387,7 +387,7 @@ class Scenario:
         )
 
     async def _pinned(self, client: Client) -> None:
-        """Asks for much of one model, or of each of both in turn, and never of both at once."""
+        """Long requests for one model, or for both models in turn, but never for both at once."""
         names = [entry.public_name for entry in self.entries]
         period = self.random.choice([2.0, 10.0, 40.0])
         for name in itertools.cycle(self.random.choice([names[1:], names])):
@@ -403,7 +403,7 @@ class Scenario:
             await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 6))))
 
     async def _lonely(self, client: Client) -> None:
-        """One short request, a pause, another one."""
+        """Single short requests with pauses."""
         while not self._is_over:
             await client.embed(
                 self._some_texts(2),
@@ -413,7 +413,7 @@ class Scenario:
             await self._think(5.0)
 
     async def _leaving(self, client: Client) -> None:
-        """Its requests are given up at any moment."""
+        """Requests that are cancelled at any moment."""
 
         def ask() -> Coroutine[Any, Any, str]:
             return client.embed(
@@ -425,7 +425,7 @@ class Scenario:
         await self._connections(1, 6, ask, 0.5)
 
     async def _many(self, client: Client) -> None:
-        """Nothing for a while, and then everything at once, often the same."""
+        """Bursts of requests, often with the same texts."""
         while not self._is_over:
             await self._think(30.0)
             texts = self._some_texts(3)
@@ -438,7 +438,7 @@ class Scenario:
             )
 
     async def _short(self, client: Client) -> None:
-        """One short text after the other, on several connections."""
+        """Short texts on several connections."""
         shortest = sorted(self.world.texts, key=len)[: _TEXTS // 4]
 
         def ask() -> Coroutine[Any, Any, str]:
@@ -447,7 +447,7 @@ class Scenario:
         await self._connections(2, 16, ask, 0.01, after_errors=4.0)
 
     async def _slow(self, client: Client) -> None:
-        """Reads its answers slowly, and asks for large ones."""
+        """Requests whose large responses are read slowly."""
 
         def ask() -> Coroutine[Any, Any, str]:
             texts, reads_for = self._some_texts(16), self.random.random() * 20
@@ -456,7 +456,7 @@ class Scenario:
         await self._connections(1, 8, ask, 0.1)
 
     async def _reranks(self, client: Client) -> None:
-        """Scores of passages, now and then given up."""
+        """Rerank requests, some of which are cancelled."""
         leaves = self.random.random() < 0.3
 
         def ask() -> Coroutine[Any, Any, str]:
@@ -468,7 +468,7 @@ class Scenario:
         await self._connections(1, 6, ask, 1.0)
 
     async def _commands(self, client: Client) -> None:
-        """The operator, who loads and unloads models; memory that other programs take."""
+        """An operator who loads and unloads models, while other programs use memory."""
         while not self._is_over:
             await self._think(20.0)
             if not self.entries:
@@ -480,19 +480,19 @@ class Scenario:
             memory = self.loader.memory
             memory.others = self.random.choice([0, 0, memory.total // 2])
 
-    # How it ends.
+    # The end.
 
     async def _settle(self) -> None:
-        """Nobody asks for anything: nothing may be held."""
+        """Send no requests for a while, and check that nothing is held."""
         self.loader.memory.others = 0
         await asyncio.sleep(200.0)
-        if any(each.watchdog.stuck_seconds for each in self.engine._devices._executors):
+        if any(executor.watchdog.stuck_seconds for executor in self.engine._devices._executors):
             return
         self.auditor.check_zero(self.world.budget)
         self.auditor.check_tokens(self.metrics)
 
     async def _probe(self) -> None:
-        """Every model has to serve again."""
+        """Check that every model serves again."""
         if self.engine.failure is not None or self.engine.failed_devices:
             return
         probe = Client(self.world, "probe", bulk_share=0.0)
@@ -512,16 +512,16 @@ class Scenario:
                 self.auditor.fail("again", f"{name or f'the default to {task}'} {answers}")
 
     async def _drain(self) -> None:
-        """SIGTERM: what was accepted is answered, and the end comes in time."""
+        """Close the engine as after SIGTERM, and check that it ends in time."""
         began, self.world.draining_since = self.loop.now, self.loop.now
         await self.engine.close()
-        # For the requests, and for a forward that does not return.
+        # The timeout applies to the requests, and then to a forward that does not return.
         most = 2 * self.settings.shutdown_timeout + 0.1
         if self.loop.now - began > most:
             self.auditor.fail("drain", f"it took {self.loop.now - began:.1f} s, of {most:.1f}")
 
     def _check_metrics(self) -> None:
-        """What the counters say is what clients have seen."""
+        """Check that the counters equal the outcomes that clients have seen."""
         expected, got = self.world.tally, self._counted()
         if expected != got:
             self.auditor.fail("metrics", f"{got}, and it was {expected}")
@@ -543,21 +543,21 @@ class Scenario:
         return counted | ({"abandoned": abandoned} if abandoned else {})
 
     def _check_end(self) -> None:
-        """No task is left behind once the engine is closed."""
+        """Check that no task is left when the engine is closed."""
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         if left:
             self.auditor.fail("zero", f"tasks are left: {left[:3]}")
 
 
 def run(seed: int, most_steps: int = 30_000) -> Report:
-    """Run the scenario of a seed, as it would run in a process of its own."""
+    """Run the scenario of a seed, with the same result in any process."""
     logs = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     was_enabled = gc.isenabled()
-    gc.disable()  # When it runs depends on what ran before.
+    gc.disable()  # Otherwise, the time of a collection depends on earlier runs.
     gc.collect()
-    # A scenario collects often, and only what is its own. Nothing thaws it: the next run would have
-    # to look at every module again.
+    # A scenario collects often. Frozen objects, such as all modules, are skipped; they stay frozen
+    # for the next run.
     gc.freeze()
     try:
         return Scenario(seed, most_steps).run()

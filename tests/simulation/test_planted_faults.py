@@ -1,6 +1,6 @@
-"""The auditor is tested itself: by faults that are planted in the engine.
+"""Test the auditor with faults that are planted in the engine.
 
-`python -m scripts.simulate --faults` plants all of them and says which law finds each.
+`python -m scripts.simulate --faults` plants all of them and prints the law that finds each.
 """
 
 import pytest

@@ -4,10 +4,10 @@ import pytest
 
 from tests.simulation.scenario import run
 
-# A few of 40 random seeds: together they find each planted fault that any of the 40 finds (34 of
-# 46), twice where two do, and have each outcome of a request.
+# A few of 40 random seeds. Together they found each planted fault that any of the 40 found (34 of
+# 46 then), by two seeds if possible, and they have each outcome of a request.
 SEEDS = [91900 + number for number in (3, 10, 12, 15, 16, 17, 20, 21, 22, 28, 29, 38)]
-# Of callbacks of the event loop; 66,000 in all.
+# Callbacks of the event loop; 66,000 for all seeds.
 MOST_STEPS_OF_A_SEED = 6_000
 
 

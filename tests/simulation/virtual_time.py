@@ -1,8 +1,8 @@
 """An event loop with virtual time, and the threads of devices on it.
 
-Time passes only when nothing else is left to do: the clock then moves to the next timer. Whatever
-the engine gives to a thread runs on the loop, at a moment of virtual time, so that a run depends on
-nothing but its seed. A step is one callback that the loop runs.
+Time passes only when there is nothing else to do: the clock then moves to the next timer. Calls
+that the engine gives to threads run on the loop, at a moment of virtual time, so that a run depends
+only on its seed. A step is one callback that the loop runs.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from smart_embedder.errors import InferenceError
 
 Result = TypeVar("Result")
 
-# Not 0, which the engine takes for a moment that has not come.
+# Not 0, which the engine uses for times that are not known yet.
 _BEGINNING = 1000.0
-_MOST_CANCELLED = 500
+_MAX_CANCELLED = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Whether things tend to happen at one moment, as all seconds are multiples of a 16th."""
+    """With `are_common`, rounds seconds to 16ths, so that many events are at the same moment."""
 
     are_common: bool = False
 
@@ -39,13 +39,14 @@ class Moments:
 
 
 class StandstillError(Exception):
-    """Somebody waits, and nothing will ever happen again."""
+    """A task waits, and there is no timer and no callback."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """`on_quiet` is called before time passes.
+    """An event loop with virtual time.
 
-    A call in an executor takes `seconds_of()` seconds, and runs at the end of that time.
+    `on_quiet` is called before time passes. A call in an executor takes `seconds_of()` seconds, and
+    runs at the end of that time.
     """
 
     def __init__(self, seconds_of: Callable[[], float]) -> None:
@@ -62,7 +63,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.now
 
     def _run_once(self) -> None:
-        """Run callbacks until the loop is to stop; the base class runs them in rounds."""
+        """Run callbacks until the loop stops."""
         ready = self._ready
         while not self._stopping:
             if not ready:
@@ -75,10 +76,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _pass_time(self) -> None:
-        """Move to the moment of the next timer, and make ready all timers of that moment."""
+        """Move the clock to the next timer, and make all timers of that moment ready."""
         scheduled, ready = self._scheduled, self._ready
-        if len(scheduled) > _MOST_CANCELLED:
-            scheduled[:] = [each for each in scheduled if not each._cancelled]
+        if len(scheduled) > _MAX_CANCELLED:
+            scheduled[:] = [timer for timer in scheduled if not timer._cancelled]
             heapq.heapify(scheduled)
         while scheduled and scheduled[0]._cancelled:
             heapq.heappop(scheduled)
@@ -89,15 +90,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             ready.append(heapq.heappop(scheduled))
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes, or when there are many."""
+        """Do nothing: cancelled timers are dropped later, in `_pass_time`."""
 
     def _write_to_self(self) -> None:
-        """Nobody has to be woken: there is one thread."""
+        """Do nothing: there is only one thread."""
 
     def run_in_executor(  # type: ignore[override] # the base class leaves its types open
         self, executor: Executor | None, func: Callable[..., Result], *args: Any
     ) -> "asyncio.Future[Result]":
-        """Run `func` when the time that it takes is over."""
+        """Run `func` at the end of its virtual seconds."""
         if getattr(executor, "_shutdown", False):
             raise RuntimeError("cannot schedule new futures after shutdown")
         future: asyncio.Future[Result] = self.create_future()
@@ -106,10 +107,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def outcome_of(call: Callable[[], Result]) -> Result | Exception:
-    """What `call` returns, or the error that it raises."""
+    """Return the result of `call`, or the error that it raises."""
     try:
         return call()
-    except Exception as error:  # noqa: BLE001 - whoever waits for it gets any error
+    except Exception as error:  # noqa: BLE001 - the caller gets any error
         return error
 
 
@@ -125,7 +126,7 @@ def _settle(future: "asyncio.Future[Result]", call: Callable[[], Result]) -> Non
 
 @contextmanager
 def virtual_time(loop: VirtualLoop) -> Iterator[None]:
-    """Let the engine's clock show the time of `loop` within the block."""
+    """Let `time.perf_counter` return the time of `loop` in the block."""
     real, time.perf_counter = time.perf_counter, loop.time
     try:
         yield
@@ -135,9 +136,10 @@ def virtual_time(loop: VirtualLoop) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Effect:
-    """What a call on a device's thread takes: `seconds`, of which it never returns if infinite.
+    """The effect of a call on a device thread.
 
-    Between its `parts` calls that preempt it may run. After a `death` its thread ends.
+    The call takes `seconds`, and never returns if they are infinite. Preempting calls may run
+    between its `parts`. With `death`, the thread ends with the call.
     """
 
     seconds: float = 0.0
@@ -147,7 +149,7 @@ class Effect:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A call that waits or runs; `ends_at` moves on by what preempts it."""
+    """A call that waits or runs; preempting calls move `ends_at`."""
 
     future: "asyncio.Future[Any]"
     call: Callable[[], Any]
@@ -159,13 +161,13 @@ class _Call:
 
 
 class VirtualThread(DeviceThread):
-    """Runs calls one after the other, each when those before it have taken their time.
+    """Runs calls one after the other in virtual time.
 
-    A fake device leaves the `Effect` of a call in `effects` while the call runs. The results of a
-    call are made at its beginning and given at its end. As with the real one: a call whose caller
-    has left before it began is not run, a call that preempts runs between two parts of the current
-    one or after it, and when the thread ends its callers get an `InferenceError` and the next call
-    begins a new one.
+    A fake device adds the `Effect` of a call to `effects` while the call runs. The result is
+    computed at the beginning of the call and returned at its end. As with the real thread: a call
+    that is cancelled before it begins is not run, a preempting call runs between two parts of the
+    current call or after it, and when the thread ends, its callers get an `InferenceError` and the
+    next call starts a new thread.
     """
 
     def __init__(self, loop: VirtualLoop, effects: list[Effect], name: str) -> None:
@@ -182,18 +184,18 @@ class VirtualThread(DeviceThread):
         self._idle.set()
 
     async def run(self, call: Callable[[], Result], *, preempts: bool = False) -> Result:
-        own = _Call(self._loop.create_future(), call)
+        queued = _Call(self._loop.create_future(), call)
         if preempts:
-            self._to_preempt.append(own)
+            self._to_preempt.append(queued)
             self._waiting.append(None)
         else:
-            self._waiting.append(own)
+            self._waiting.append(queued)
         self._idle.clear()
         if self._current is None:
-            self._next()
+            self._begin_next()
         else:
-            self._look_for_boundary()
-        result: Result = await own.future
+            self._schedule_preemption()
+        result: Result = await queued.future
         return result
 
     async def close(self, seconds: float) -> None:
@@ -201,8 +203,8 @@ class VirtualThread(DeviceThread):
         await asyncio.wait({idle}, timeout=seconds)
         idle.cancel()
 
-    def _next(self) -> None:
-        """Begin the next call whose caller still waits."""
+    def _begin_next(self) -> None:
+        """Begin the next call that is not cancelled."""
         while self._current is None and self._waiting:
             waiting = self._waiting.popleft()
             if waiting is None:
@@ -212,7 +214,7 @@ class VirtualThread(DeviceThread):
             self._current = waiting
             self._begin(waiting)
             self._timer = self._at(waiting.ends_at, self._end)
-            self._look_for_boundary()
+            self._schedule_preemption()
         if self._current is None:
             self._idle.set()
 
@@ -223,7 +225,7 @@ class VirtualThread(DeviceThread):
         call.ends_at = call.began + call.effect.seconds
 
     def _at(self, moment: float, then: Callable[[], None]) -> asyncio.TimerHandle | None:
-        """A timer; none for a call that never returns."""
+        """Set a timer, unless the moment is infinite."""
         return None if moment == float("inf") else self._loop.call_at(moment, then)
 
     def _end(self) -> None:
@@ -233,10 +235,10 @@ class VirtualThread(DeviceThread):
             self._boundary.cancel()
             self._boundary = None
         self._give(current)
-        self._next()
+        self._begin_next()
 
     def _give(self, call: _Call) -> None:
-        """Give the caller its result, or let the thread die of it."""
+        """Return the outcome to the caller, or let the thread die."""
         if call.effect.death:
             self._die(call)
         else:
@@ -255,8 +257,8 @@ class VirtualThread(DeviceThread):
                 call.future.set_exception(error)
         self._idle.set()
 
-    def _look_for_boundary(self) -> None:
-        """Let the next call that preempts begin between two parts of the current one."""
+    def _schedule_preemption(self) -> None:
+        """Let the next preempting call begin after the current part of the current call."""
         current = self._current
         if current is None or self._inner is not None or self._boundary is not None:
             return
@@ -285,7 +287,7 @@ class VirtualThread(DeviceThread):
             return
 
     def _resume(self) -> None:
-        """The call that preempted has returned; go on with the one that was preempted."""
+        """End the preempting call, and continue with the preempted one."""
         inner, self._inner = self._inner, None
         current = self._current
         assert inner is not None
@@ -294,7 +296,7 @@ class VirtualThread(DeviceThread):
         current.ends_at += inner.effect.seconds
         self._timer = self._at(current.ends_at, self._end)
         self._give(inner)
-        self._look_for_boundary()
+        self._schedule_preemption()
 
 
 def _value(outcome: Any) -> Any:
