@@ -10,7 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.oracle.truth import M3, BgeReranker, Ids, Qwen, QwenReranker, Reading, RefusedError
+from tests.oracle.truth import (
+    M3,
+    BgeReranker,
+    Ids,
+    Qwen,
+    QwenReranker,
+    ReadingOptions,
+    RefusedError,
+)
 from tests.support.checkpoints import WORDS
 from tests.support.formats import JSON
 
@@ -83,17 +91,17 @@ def first(body: Body, *names: str) -> Any:
     return next((body[name] for name in names if body.get(name) is not None), None)
 
 
-def reading(body: Body, prompt: str = "", *, cut: bool = True) -> Reading:
+def read_options(body: Body, prompt: str = "", *, cut: bool = True) -> ReadingOptions:
     """Read the options of several dialects for truncation."""
-    how = first(body, "truncate", "truncation", "truncation_strategy")
+    value = first(body, "truncate", "truncation", "truncation_strategy")
     side = first(body, "truncation_side", "truncation_direction")
-    side = {"START": "left", "END": "right"}.get(how, side or "right")
-    truncate = cut if how is None else how not in {False, "NONE"}
+    side = {"START": "left", "END": "right"}.get(value, side or "right")
+    truncate = cut if value is None else value not in {False, "NONE"}
     # Only text-embeddings-inference accepts a side without truncation.
     if side == "left" and not truncate and cut:
         raise RefusedError
     most = first(body, "max_tokens", "max_tokens_per_doc", "max_doc_length")
-    return Reading(prompt, truncate, side, most)
+    return ReadingOptions(prompt, truncate, side, most)
 
 
 def texts_of(found: Any) -> list[str]:

@@ -19,14 +19,14 @@ from tests.oracle.rules import (
     Rule,
     Served,
     first,
-    reading,
+    read_options,
     texts_of,
     usage,
 )
 from tests.oracle.truth import (
     BgeReranker,
     QwenReranker,
-    Reading,
+    ReadingOptions,
     RefusedError,
     fused,
     sigmoid,
@@ -45,7 +45,13 @@ class Scored:
 
 
 def _score(
-    served: Served, query: str, passages: list[str], how: Reading, body: Body, *, raw: bool
+    served: Served,
+    query: str,
+    passages: list[str],
+    options: ReadingOptions,
+    body: Body,
+    *,
+    raw: bool,
 ) -> Scored:
     """Score the passages: by the model's own score, or with `raw` false by a probability."""
     found, instruction = Scored(), body.get("instruction")
@@ -54,9 +60,9 @@ def _score(
     if body.get("weights") is not None and served.reranker is not None:
         raise RefusedError
     if served.reranker is None:
-        return _late(served, query, passages, how, body, raw=raw)
+        return _late(served, query, passages, options, body, raw=raw)
     for index, passage in enumerate(passages):
-        logit, ids = served.reranker.logit(query, passage, how, instruction)
+        logit, ids = served.reranker.logit(query, passage, options, instruction)
         is_raw = raw and isinstance(served.reranker, BgeReranker)
         found.scores.append(logit if is_raw else sigmoid(logit))
         found.tokens += len(ids.read)
@@ -66,15 +72,21 @@ def _score(
 
 
 def _late(
-    served: Served, query: str, passages: list[str], how: Reading, body: Body, *, raw: bool
+    served: Served,
+    query: str,
+    passages: list[str],
+    options: ReadingOptions,
+    body: Body,
+    *,
+    raw: bool,
 ) -> Scored:
-    query_vectors = served.m3.vectors(query, Reading(truncate=how.truncate))
+    query_vectors = served.m3.vectors(query, ReadingOptions(truncate=options.truncate))
     found = Scored(tokens=len(query_vectors.ids.read))
     weights = dict.fromkeys(("dense", "sparse", "colbert"), 1.0) | (body.get("weights") or {})
     if not any(weights.values()):
         raise RefusedError
     for index, passage in enumerate(passages):
-        vectors = served.m3.vectors(passage, how)
+        vectors = served.m3.vectors(passage, options)
         score, parts = fused(query_vectors, vectors, weights)
         found.scores.append(score if raw else sigmoid(score))
         found.parts.append({kind: np.asarray(part) for kind, part in parts.items()})
@@ -92,10 +104,10 @@ def _native_rerank(served: Served, question: Any) -> Body:
     body = question.body
     if body.get("if_vector_space"):
         raise RefusedError
-    how = reading(body)
+    options = read_options(body)
     # Only the logits of cross-encoders are normalized by a sigmoid.
     raw = not body.get("normalize") or served.reranker is None
-    found = _score(served, body["query"], body["passages"], how, body, raw=raw)
+    found = _score(served, body["query"], body["passages"], options, body, raw=raw)
     results = []
     for index in _order(found):
         result: Body = {"index": index, "passage": body["passages"][index]}
@@ -116,10 +128,10 @@ def _documents(served: Served, question: Any) -> Body:
     if body.get("rank_fields") not in (None, ["text"], []):
         raise RefusedError
     texts = texts_of(body["documents"])
-    how = reading(body)
+    options = read_options(body)
     raw = first(body, "use_activation", "activation") is False
     query = texts_of(body["query"])[0]
-    found = _score(served, query, texts, how, body, raw=raw)
+    found = _score(served, query, texts, options, body, raw=raw)
     order = _order(found)[: first(body, "top_n", "top_k") or None]
     results: list[Body] = [
         {"index": index, "relevance_score": np.asarray(found.scores[index])} for index in order
@@ -149,9 +161,9 @@ def _documents(served: Served, question: Any) -> Body:
 
 def _ranks(served: Served, question: Any) -> list[Body]:
     body = question.body
-    how = reading(body, cut=False)
+    options = read_options(body, cut=False)
     raw = bool(body.get("raw_scores"))
-    found = _score(served, body["query"], body["texts"], how, body, raw=raw)
+    found = _score(served, body["query"], body["texts"], options, body, raw=raw)
     return [
         {"index": index, "score": np.asarray(found.scores[index])}
         | ({"text": body["texts"][index]} if body.get("return_text") else {})

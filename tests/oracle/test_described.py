@@ -129,8 +129,8 @@ def test_wrong_response_is_named(server, tiny_m3: Path, changed) -> None:
     truth = Served(M3(tiny_m3, 8192), None, None)
     plain = truth.m3.vectors
 
-    def slightly_wrong(text: str, how: Any) -> Any:
-        vectors = plain(text, how)
+    def slightly_wrong(text: str, options: Any) -> Any:
+        vectors = plain(text, options)
         return dataclasses.replace(vectors, sparse={**vectors.sparse, 5: 0.001})
 
     truth.m3.vectors = slightly_wrong

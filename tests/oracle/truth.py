@@ -29,7 +29,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadingOptions:
     """How a text is read: its prompt, and its truncation."""
 
     prompt: str = ""
@@ -70,23 +70,27 @@ class Checkpoint:
     def plain(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def read(self, text: str, frame: tuple[list[int], list[int]], how: Reading) -> Ids:
+    def read(self, text: str, frame: tuple[list[int], list[int]], options: ReadingOptions) -> Ids:
         """Tokenize a text behind its prompt, which a cut of the beginning keeps."""
-        found = self.tokenizer.encode(how.prompt + text, add_special_tokens=False)
-        end = len(how.prompt.rstrip())
+        found = self.tokenizer.encode(options.prompt + text, add_special_tokens=False)
+        end = len(options.prompt.rstrip())
         kept_first = sum(start < end for start, _ in found.offsets)
-        return self.cut(found.ids, frame, how, kept_first)
+        return self.cut(found.ids, frame, options, kept_first)
 
     def cut(
-        self, ids: list[int], frame: tuple[list[int], list[int]], how: Reading, kept_first: int = 0
+        self,
+        ids: list[int],
+        frame: tuple[list[int], list[int]],
+        options: ReadingOptions,
+        kept_first: int = 0,
     ) -> Ids:
         """Cut the tokens to the limit; the first `kept_first` are never cut."""
         before, after = frame
         room = self.limit - len(before) - len(after)
-        room = room if how.most is None else min(room, how.most)
-        if len(ids) > room and not how.truncate:
+        room = room if options.most is None else min(room, options.most)
+        if len(ids) > room and not options.truncate:
             raise RefusedError
-        first = room if how.side == "right" else kept_first
+        first = room if options.side == "right" else kept_first
         kept = ids if len(ids) <= room else [*ids[:first], *ids[len(ids) - room + first :]]
         framed = len(before) + len(after)
         return Ids([*before, *kept, *after], len(ids) + framed, room + framed)
@@ -131,8 +135,8 @@ class M3(Checkpoint):
         weights = {name: weight.float() for name, weight in self._heads[kind].items()}
         return torch.nn.functional.linear(states, weights["weight"], weights["bias"])
 
-    def _vectors(self, text: str, how: Reading) -> Vectors:
-        ids = self.read(text, (self.begin, self.end), how)
+    def _vectors(self, text: str, options: ReadingOptions) -> Vectors:
+        ids = self.read(text, (self.begin, self.end), options)
         states = self.output(ids.read).last_hidden_state[0]
         weights = self._head("sparse", states).relu()[:, 0].tolist()
         sparse: dict[int, float] = {}
@@ -164,8 +168,8 @@ class Qwen(Checkpoint):
         self.end: list[int] = [self.id_of("<|endoftext|>")]
         self.vectors = lru_cache(1000)(self._vectors)
 
-    def _vectors(self, text: str, how: Reading) -> Vectors:
-        ids = self.read(text, (self.begin, self.end), how)
+    def _vectors(self, text: str, options: ReadingOptions) -> Vectors:
+        ids = self.read(text, (self.begin, self.end), options)
         states = self.output(ids.read).last_hidden_state[0].numpy()
         return Vectors(ids, unit(states[-1]), states[-1])
 
@@ -176,9 +180,11 @@ class BgeReranker(Checkpoint):
     def __init__(self, folder: Path, limit: int) -> None:
         super().__init__(folder, AutoModelForSequenceClassification, limit)
 
-    def logit(self, query: str, passage: str, how: Reading, _: str | None) -> tuple[float, Ids]:
+    def logit(
+        self, query: str, passage: str, options: ReadingOptions, _: str | None
+    ) -> tuple[float, Ids]:
         """Return the logit, and the tokens of the pair."""
-        ids = self.cut(self.plain(passage), ([0, *self.plain(query), 2, 2], [2]), how)
+        ids = self.cut(self.plain(passage), ([0, *self.plain(query), 2, 2], [2]), options)
         return self.output(ids.read).logits[0, 0].item(), ids
 
 
@@ -190,13 +196,13 @@ class QwenReranker(Checkpoint):
         self._answers = [self.id_of(word) for word in ("yes", "no")]
 
     def logit(
-        self, query: str, passage: str, how: Reading, instruction: str | None
+        self, query: str, passage: str, options: ReadingOptions, instruction: str | None
     ) -> tuple[float, Ids]:
         """Return the log odds of yes, and the tokens of the prompt."""
         task = DEFAULT_INSTRUCTION if instruction is None else instruction
         head = self.plain(f"<Instruct>: {task}\n<Query>: {query}\n<Document>:")
         frame = ([*self.plain(PREFIX), *head], self.plain(SUFFIX))
-        ids = self.cut(self.plain(f" {passage}"), frame, how)
+        ids = self.cut(self.plain(f" {passage}"), frame, options)
         yes, no = self.output(ids.read).logits[0, -1, self._answers].double().tolist()
         return yes - no, ids
 

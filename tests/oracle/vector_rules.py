@@ -20,7 +20,7 @@ from tests.oracle.rules import (
     Rule,
     Served,
     first,
-    reading,
+    read_options,
     texts_of,
     usage,
     warning,
@@ -29,7 +29,7 @@ from tests.oracle.truth import (
     M3,
     Ids,
     Qwen,
-    Reading,
+    ReadingOptions,
     RefusedError,
     Vectors,
     muvera,
@@ -47,8 +47,10 @@ _DOCUMENTS = ("document", "passage", "search_document", "retrieval.passage", "co
 _TASKS = (*_QUERIES, *_DOCUMENTS, "classification", "clustering", "text-matching", "text")
 
 
-def _dense(served: Served, text: str, how: Reading, *, normalize: bool, width: int | None) -> Any:
-    found = served.dense_model.vectors(text, how)
+def _dense(
+    served: Served, text: str, options: ReadingOptions, *, normalize: bool, width: int | None
+) -> Any:
+    found = served.dense_model.vectors(text, options)
     if width is not None:
         return _shortened(served, found, width, normalize=normalize)
     return found.dense if normalize else found.raw
@@ -75,15 +77,17 @@ def _native_vectors(
     dtype, factor = _native_options(body, kinds)
     prompt = _native_prompt(served, body, kinds)
     for index, text in enumerate(texts):
-        how = reading(body, prompt)
+        options = read_options(body, prompt)
         item: Body = {}
         read: list[tuple[str, Ids]] = []
         if "dense" in kinds:
             normalize, width = body.get("normalize_dense", False), body.get("dimensions")
-            dense = _dense(served, text, how, normalize=normalize or width is not None, width=width)
+            dense = _dense(
+                served, text, options, normalize=normalize or width is not None, width=width
+            )
             item["dense"], item["dense_scale"] = quantized(dense, dtype)
-            read.append((served.dense_model.name, served.dense_model.vectors(text, how).ids))
-        others = reading(body, "" if served.dense else prompt)
+            read.append((served.dense_model.name, served.dense_model.vectors(text, options).ids))
+        others = read_options(body, "" if served.dense else prompt)
         if {*kinds} - {"dense"} or body.get("muvera"):
             found = served.m3.vectors(text, others)
             if served.dense is not None or "dense" not in kinds:
@@ -97,7 +101,7 @@ def _native_vectors(
                 item["muvera"] = muvera(found.colbert, body["muvera"])
             if body.get("return_tokens"):
                 item |= _strings(served.m3, found, kinds)
-        side = how.side
+        side = options.side
         yield {
             "vectors": {name: value for name, value in item.items() if value is not None},
             "tokens": sum(len(ids.read) for _, ids in read),
@@ -253,13 +257,13 @@ def _openai(served: Served, question: Any) -> Body:
     if factor is not None and (not body.get("return_colbert") or "query" in {side, task}):
         raise RefusedError
     prompt = body.get("prompt") or served.prompt(body.get("prompt_name"))
-    how = reading(body, prompt or _task_prompt(served, task))
-    plain = how if served.dense is None else replace(how, prompt="")
+    options = read_options(body, prompt or _task_prompt(served, task))
+    plain = options if served.dense is None else replace(options, prompt="")
     beside = any(body.get(name) for name in ("return_sparse", "return_colbert", "muvera"))
     data, tokens, warnings = [], 0, []
     for index, text in enumerate(texts_of(body["input"])):
-        item = {"object": "embedding", "index": index} | _openai_dense(served, body, text, how)
-        read = [(served.dense_model.name, served.dense_model.vectors(text, how).ids)]
+        item = {"object": "embedding", "index": index} | _openai_dense(served, body, text, options)
+        read = [(served.dense_model.name, served.dense_model.vectors(text, options).ids)]
         if beside:
             found = served.m3.vectors(text, plain)
             item |= _openai_beside(body, found)
@@ -267,7 +271,7 @@ def _openai(served: Served, question: Any) -> Body:
         data.append(item)
         tokens += sum(len(ids.read) for _, ids in read)
         warnings += [
-            warning(name, "input", index, ids, how.side)
+            warning(name, "input", index, ids, options.side)
             for name, ids in read
             if ids.original > ids.limit
         ]
@@ -276,10 +280,10 @@ def _openai(served: Served, question: Any) -> Body:
     return answer | ({"warnings": warnings} if warnings else {})
 
 
-def _openai_dense(served: Served, body: Body, text: str, how: Reading) -> Body:
+def _openai_dense(served: Served, body: Body, text: str, options: ReadingOptions) -> Body:
     normalize = first(body, "normalize", "normalized", "use_activation") is not False
     width = first(body, "dimensions", "output_dimension", "dimensionality")
-    dense = _dense(served, text, how, normalize=normalize, width=width)
+    dense = _dense(served, text, options, normalize=normalize, width=width)
     kinds, in_base64, by_name = _openai_types(body)
     item: Body = {"embedding": _as_type(dense, kinds[0], in_base64=in_base64)}
     if by_name:
@@ -350,10 +354,10 @@ def _cohere(served: Served, question: Any) -> Body:
     texts = body.get("texts") or [item["content"][0]["text"] for item in body["inputs"]]
     types = _listed(body.get("embedding_types"))
     prompt = _task_prompt(served, body.get("input_type") or "search_document", "document")
-    how = reading(body, prompt)
+    options = read_options(body, prompt)
     width = body.get("output_dimension")
-    dense = [_dense(served, text, how, normalize=True, width=width) for text in texts]
-    tokens = sum(len(served.dense_model.vectors(text, how).ids.read) for text in texts)
+    dense = [_dense(served, text, options, normalize=True, width=width) for text in texts]
+    tokens = sum(len(served.dense_model.vectors(text, options).ids.read) for text in texts)
     is_v1 = "/v1/" in question.operation.path
     embeddings: Any = {
         kind: [_as_type(vector, kind) for vector in dense] for kind in types or ["float"]
@@ -374,35 +378,35 @@ def _cohere(served: Served, question: Any) -> Body:
 # The API of text-embeddings-inference.
 
 
-def _tei_reading(served: Served, body: Body) -> Reading:
-    return reading(body, served.prompt(body.get("prompt_name")), cut=False)
+def _tei_options(served: Served, body: Body) -> ReadingOptions:
+    return read_options(body, served.prompt(body.get("prompt_name")), cut=False)
 
 
 def _tei_dense(served: Served, question: Any) -> list[Any]:
     body = question.body
-    how, normalize = _tei_reading(served, body), body.get("normalize") is not False
+    options, normalize = _tei_options(served, body), body.get("normalize") is not False
     width = body.get("dimensions")
     texts = texts_of(body["inputs"])
-    return [_dense(served, text, how, normalize=normalize, width=width) for text in texts]
+    return [_dense(served, text, options, normalize=normalize, width=width) for text in texts]
 
 
 def _embedding_server(served: Served, question: Any) -> Body:
-    how = _tei_reading(served, question.body)
+    options = _tei_options(served, question.body)
     texts = texts_of(question.body["inputs"])
     data = [
         {"embedding": vector, "index": index}
         for index, vector in enumerate(_tei_dense(served, question))
     ]
-    tokens = sum(len(served.dense_model.vectors(text, how).ids.read) for text in texts)
+    tokens = sum(len(served.dense_model.vectors(text, options).ids.read) for text in texts)
     return {"data": data, "usage": usage(tokens)}
 
 
 def _tei_sparse(served: Served, question: Any) -> list[Any]:
     body = question.body
-    how = reading(body, served.prompt(body.get("prompt_name"), served.m3), cut=False)
+    options = read_options(body, served.prompt(body.get("prompt_name"), served.m3), cut=False)
     return [
         [{"index": token, "value": np.asarray(weight)} for token, weight in sorted(sparse.items())]
-        for sparse in (served.m3.vectors(text, how).sparse for text in texts_of(body["inputs"]))
+        for sparse in (served.m3.vectors(text, options).sparse for text in texts_of(body["inputs"]))
     ]
 
 
