@@ -48,7 +48,7 @@ def _read_toml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
         raise StartupError(f"{file}: {error}") from error
     models = root.get("models")
     if list(root) != ["models"] or not models or not isinstance(models, list):
-        raise StartupError(f"{file}: this is no list of models, each a table [[models]]")
+        raise StartupError(f"{file}: models must be a list of tables [[models]]")
     for number, model in enumerate(models, 1):
         location = f"{file}, model {number}"
         if not isinstance(model, dict):
@@ -70,7 +70,7 @@ def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
         mark = error.problem_mark or error.context_mark
         raise StartupError(f"{file}, line {mark.line + 1}: {error.problem}") from error
     if not isinstance(root, yaml.SequenceNode) or not root.value:
-        raise StartupError(f"{file}, line 1: this is no list of models, of which each has a name")
+        raise StartupError(f"{file}, line 1: the file must be a list of models with names")
 
     def locate(node: yaml.Node) -> str:
         return f"{file}, line {node.start_mark.line + 1}"
@@ -80,7 +80,7 @@ def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
             try:
                 value = loader.construct_object(node, deep=True)
             except (yaml.YAMLError, ValueError) as error:
-                raise StartupError(f"{locate(node)}: YAML knows no such value") from error
+                raise StartupError(f"{locate(node)}: this is not a valid YAML value") from error
             yield str(key.value), locate(key), locate(node), value
 
     for model in root.value:
@@ -97,10 +97,10 @@ def _make_entry(location: str, fields: Iterable[_Field]) -> ModelEntry:
         if name not in _FIELDS:
             (nearest,) = get_close_matches(name, _FIELDS, n=1, cutoff=0)
             raise StartupError(
-                f"{name_location}: {name} is nothing that a model has: the nearest is {nearest}"
+                f"{name_location}: a model has no field {name}: the nearest is {nearest}"
             )
         if name in values:
-            raise StartupError(f"{name_location}: {name} is there twice for this model")
+            raise StartupError(f"{name_location}: this model has {name} twice")
         values[name], locations[name] = value, value_location
     try:
         return ModelEntry.model_validate({**values, "location": location})

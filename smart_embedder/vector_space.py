@@ -78,19 +78,19 @@ class VectorSpace:
         return space
 
 
-def require_spaces(wanted: str, spaces: Mapping[str, str]) -> None:
-    """Raise `VectorSpaceDiffersError` unless the ids in `wanted` equal those of a response.
+def require_spaces(expected: str, spaces: Mapping[str, str]) -> None:
+    """Raise `VectorSpaceDiffersError` unless the ids in `expected` equal those of a response.
 
-    `wanted` are ids separated by commas, and `spaces` are the ids of the response by kind. Ids of
+    `expected` are ids separated by commas, and `spaces` are the ids of the response by kind. Ids of
     kinds that the response lacks are ignored. Raises `InvalidRequestError` if no id is left, or if
     one has an unknown kind.
     """
-    if len(wanted) > _MAX_CHARACTERS:
+    if len(expected) > _MAX_CHARACTERS:
         raise InvalidRequestError(
-            f"If-Vector-Space, or if_vector_space, has {len(wanted)} characters: send at most "
+            f"If-Vector-Space, or if_vector_space, has {len(expected)} characters: send at most "
             f"{_MAX_CHARACTERS}"
         )
-    ids = [part.strip() for part in wanted.split(",")]
+    ids = [part.strip() for part in expected.split(",")]
     kinds = [id_.partition("-")[0] for id_ in ids]
     for id_, kind in zip(ids, kinds, strict=True):
         if kind not in _KINDS:

@@ -451,16 +451,16 @@ class ModelPool:
         """
         usage = await asyncio.to_thread(self._loader.read_memory, memory)
         needed = model.needs[memory]
-        needs = f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, "
+        needs = f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, and "
         if lacking <= usage.of_others:
             return MemoryTakenError(
-                f"{needs}of which other programs hold {human_size(usage.of_others)}: it is loaded "
-                "when they have left enough"
+                f"{needs}other programs use {human_size(usage.of_others)}: it is loaded when "
+                "enough is free"
             )
         return ModelTooLargeError(
-            f"{needs}and at most {human_size(max(0, needed - lacking))} can be had below "
-            f"MODEL_MEMORY_THRESHOLD={self._settings.model_memory_threshold:g}, where pinned "
-            "models and the default ones stay"
+            f"{needs}at most {human_size(max(0, needed - lacking))} can be freed below "
+            f"MODEL_MEMORY_THRESHOLD={self._settings.model_memory_threshold:g}, because default "
+            "and pinned models stay"
         )
 
     async def _read_free_bytes(self, memory: str) -> int:

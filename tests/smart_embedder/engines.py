@@ -1,4 +1,4 @@
-"""An engine with a fake model, and waiting for what happens in it."""
+"""Engines with fake or small models, and functions that wait for their state."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -48,9 +48,10 @@ def engine_for(
 
 
 def engine_on_cpu(folder: Path, **settings: Any) -> EngineCore:
-    """Of the real model in a folder, in float32; without a reranker where none is named."""
-    own: dict[str, Any] = {"reranker_model": "none", "device": "cpu", "dtype": "float32"}
-    return EngineCore(EngineSettings(embedding_model=str(folder), **own | settings), load_models)
+    """An engine with the real model in a folder, in float32, by default without a reranker."""
+    defaults: dict[str, Any] = {"reranker_model": "none", "device": "cpu", "dtype": "float32"}
+    values = defaults | settings
+    return EngineCore(EngineSettings(embedding_model=str(folder), **values), load_models)
 
 
 async def entered(model: HeldDevice) -> None:
@@ -59,7 +60,7 @@ async def entered(model: HeldDevice) -> None:
 
 
 async def hold(engine: EngineCore, model: FakeModel) -> "asyncio.Task":
-    """Occupy the device with one text; `model.gate` lets it go on."""
+    """Occupy the device with one text, until `model.gate` is released."""
     model.held = True
     task = asyncio.create_task(engine.embed(EmbedRequest(["held"])))
     await entered(model)
@@ -74,7 +75,7 @@ def let_go(*models: HeldDevice) -> None:
 
 @asynccontextmanager
 async def busy(engine: EngineCore, model: FakeModel) -> AsyncIterator[None]:
-    """Occupy the device until the block is over: what is asked for in it waits."""
+    """Occupy the device in the block, so that requests wait."""
     held = await hold(engine, model)
     try:
         yield
@@ -90,6 +91,6 @@ async def waiting(engine: EngineCore, count: int) -> None:
 
 
 async def queued(engine: EngineCore, tokens: int) -> None:
-    """Let the loop run until so many tokens wait: a permit is held before the job is queued."""
+    """Let the loop run until so many tokens wait in the queue."""
     while engine._queue.waiting_tokens != tokens:  # noqa: ASYNC110 - turns, not time
         await asyncio.sleep(0)

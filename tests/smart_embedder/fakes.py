@@ -1,4 +1,4 @@
-"""The device boundary, faked: a model whose forward a test can hold, fail and watch."""
+"""Fake models, whose forwards a test can hold, fail and watch."""
 
 import gc
 import threading
@@ -28,9 +28,9 @@ ALL = Outputs(dense=True, sparse=True, colbert=True)
 
 
 class HeldDevice(PlainModel, ABC):
-    """A forward that a test can hold at a gate, fail, and watch.
+    """A model whose forward a test can hold at a gate, fail, and watch.
 
-    An `asynchronous` one computes while others are launched, as a GPU does.
+    With `asynchronous`, it computes while others are launched, as a GPU does.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class HeldDevice(PlainModel, ABC):
 
     @abstractmethod
     def results(self, sequences: list[np.ndarray]) -> list[Any]:
-        """What the forward computes for each sequence."""
+        """Return the result of each sequence."""
 
 
 class FakeModel(PlainEmbedder, HeldDevice):
-    """A text's tokens are its characters; its vector is their sum."""
+    """An embedder: the tokens of a text are its characters, and its vector is their sum."""
 
     def tokenize(
         self,
@@ -94,7 +94,7 @@ class FakeModel(PlainEmbedder, HeldDevice):
 
 
 class FakeM3(FakeModel):
-    """Makes the kinds that are asked for: a token's weight is its character, and so is its row."""
+    """An embedder of all kinds: the weight and the ColBERT row of a token are its character."""
 
     name = "fake-m3"
     colbert_width = 1
@@ -115,7 +115,7 @@ class FakeM3(FakeModel):
 
 
 class FakeQwen(FakeM3):
-    """Can be cut to two dimensions, and has prompts."""
+    """An embedder with prompts, whose vectors can be shortened to two dimensions."""
 
     name = "fake-qwen"
     normalizes = False
@@ -124,7 +124,7 @@ class FakeQwen(FakeM3):
 
 
 class FakeReranker(HeldDevice):
-    """A pair's tokens are a one and the passage's characters; its score is the passage's length."""
+    """A reranker: the score of a passage is its length."""
 
     scores_are_logits = True
     reads_instruction = False
@@ -151,7 +151,7 @@ class FakeReranker(HeldDevice):
 def loaded(
     model: FakeModel, max_batch_tokens: int = 10, reranker: FakeReranker | None = None
 ) -> LoadedModels:
-    """These models as a request has them."""
+    """Loaded models on a CPU, or on a GPU if the model is asynchronous."""
     on_gpu = getattr(model, "asynchronous", False)
     device = DeviceInfo("cpu", "fake", "float32", "sdpa", gpu_available=on_gpu)
     return LoadedModels(model, (device,), max_batch_tokens, reranker=reranker)
@@ -163,7 +163,7 @@ def placed(
     seconds_per_token: float = 0.0,
     info: ModelInfo | None = None,
 ) -> PlacedModels:
-    """A model on devices, on each a copy."""
+    """A model with a copy on each device."""
     measured = Measured(max_batch_tokens, seconds_per_token)
     copies = [
         PlacedModel(copy, device, lambda _: iter([None, measured]), gc.collect)
@@ -180,23 +180,23 @@ NO_MORE: Any = SimpleNamespace(prepare_thread=None)
 def loading(
     models: LoadedModels, seconds_per_token: float = 0.0, loader: Any = NO_MORE
 ) -> Callable[[Settings], DefaultModels]:
-    """Loads these as the default models."""
-    infos = {each.name: each for each in models.infos}
+    """Return a loader of these default models."""
+    infos = {info.name: info for info in models.infos}
 
     def load(_: Settings) -> DefaultModels:
         def place(model: Any) -> PlacedModels:
             copies = [(device, model) for device in models.devices]
             return placed(copies, models.max_batch_tokens, seconds_per_token, infos.get(model.name))
 
-        each = (models.embedder, models.dense, models.reranker)
-        return DefaultModels(tuple(place(model) for model in each if model), loader)
+        members = (models.embedder, models.dense, models.reranker)
+        return DefaultModels(tuple(place(model) for model in members if model), loader)
 
     return load
 
 
 def settings_of(models: LoadedModels, /, **settings: Any) -> Settings:
-    """Settings by which these are the default models."""
-    own = {} if models.reranker else {"reranker_model": "none"}
-    own |= {"reranker_model": "late-interaction"} if models.late_interaction else {}
-    own |= {"dense_embedding_model": "fake/dense"} if models.dense else {}
-    return Settings(**own | settings)
+    """Return the settings with which these are the default models."""
+    defaults = {} if models.reranker else {"reranker_model": "none"}
+    defaults |= {"reranker_model": "late-interaction"} if models.late_interaction else {}
+    defaults |= {"dense_embedding_model": "fake/dense"} if models.dense else {}
+    return Settings(**defaults | settings)

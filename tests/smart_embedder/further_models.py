@@ -1,4 +1,4 @@
-"""A loader of single models, faked: tests hold and fail loadings, and say what memory there is."""
+"""A fake loader of single models: tests hold and fail loads, and set the memory."""
 
 import asyncio
 import gc
@@ -21,10 +21,11 @@ GIGABYTE = 10**9
 
 
 class FurtherModel(FakeModel):
-    """Its vectors are those of `FakeModel`, and one more."""
+    """A `FakeModel` whose vectors are larger by one."""
 
     def results(self, sequences: list[np.ndarray]) -> list[Any]:
-        return [replace(each, dense=each.dense + 1) for each in super().results(sequences)]
+        results = super().results(sequences)
+        return [replace(result, dense=result.dense + 1) for result in results]
 
 
 class FurtherReranker(FakeReranker):
@@ -32,9 +33,9 @@ class FurtherReranker(FakeReranker):
 
 
 class FakeLoader:
-    """Each model takes a gigabyte, or `gigabytes`, for as long as anybody has a reference to it.
+    """A loader whose models use a gigabyte, or `gigabytes`, as long as they are referenced.
 
-    `garbage` is what an allocator keeps until `free_memory`.
+    `garbage` is memory that is cached until `free_memory`.
     """
 
     def __init__(self, gigabytes: float = 100) -> None:
@@ -95,11 +96,11 @@ def engine_with(
     shutdown_timeout: float = 30,
     **settings: Any,
 ) -> EngineCore:
-    """An engine whose default model is `model`, with these further ones."""
+    """An engine with the default model `model`, and with further models."""
     models = loaded(model or FakeModel(), 100)
-    chosen = settings_of(models, models=entries, **{"model_memory_threshold": 1.0} | settings)
+    settings = {"model_memory_threshold": 1.0} | settings
     return EngineCore(
-        chosen,
+        settings_of(models, models=entries, **settings),
         loading(models, loader=loader),
         metrics,
         request_timeout=request_timeout,
@@ -112,7 +113,7 @@ def entries(*names: str, **fields: Any) -> list[ModelEntry]:
 
 
 def status(engine: EngineCore, name: str) -> ModelStatus:
-    return next(each for each in engine.statuses if each.name == name)
+    return next(status for status in engine.statuses if status.name == name)
 
 
 async def reached(engine: EngineCore, name: str, state: ModelState) -> None:
@@ -122,6 +123,6 @@ async def reached(engine: EngineCore, name: str, state: ModelState) -> None:
 
 
 async def vector(engine: EngineCore, text: str, model: str | None = None) -> float:
-    """The vector of a text, which has one number."""
+    """Embed a text, and return the only number of its vector."""
     (embedding,) = (await engine.embed(EmbedRequest([text], model=model))).embeddings
     return float(embedding.dense[0])

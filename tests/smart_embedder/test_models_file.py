@@ -62,8 +62,8 @@ OF_B = "- name: a/b\n"
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("", 1, "this is no list of models, of which each has a name"),
-        ("models: 3", 1, "this is no list of models, of which each has a name"),
+        ("", 1, "the file must be a list of models with names"),
+        ("models: 3", 1, "the file must be a list of models with names"),
         (f"\n{OF_B}  task: \x07\n", 3, "there is a character that YAML does not allow"),
         ("- a\n", 1, "a model needs a name, as in `- name: my/model`"),
         (f"{OF_B}- load: start\n", 2, "this model has no name"),
@@ -74,12 +74,12 @@ OF_B = "- name: a/b\n"
         (f"{OF_B}  max_length: 0\n", 2, "max_length=0 is not allowed: a number of tokens, at leas"),
         (f"{OF_B}  revision: 3\n", 2, "revision=3 is not allowed: a branch, tag or commit, in quo"),
         (f"{OF_B}  aliases: [1]\n", 2, "aliases=[1] is not allowed: a name, or a list of names"),
-        (f"{OF_B}  alias: c\n", 2, "alias is nothing that a model has: the nearest is aliases"),
-        (f"{OF_B}  name: c/d\n", 2, "name is there twice for this model"),
+        (f"{OF_B}  alias: c\n", 2, "a model has no field alias: the nearest is aliases"),
+        (f"{OF_B}  name: c/d\n", 2, "this model has name twice"),
         (f"{OF_B}- name: c/d\n  aliases: A/B\n", 2, "A/B is a name of the model of models.yaml, l"),
         ("- name: https://u:p@host\n", 1, "name=**********"),
         ("- name: [a\n", 2, "expected ',' or ']'"),
-        ("- name: !!python/object:os.system a\n", 1, "YAML knows no such value"),
+        ("- name: !!python/object:os.system a\n", 1, "this is not a valid YAML value"),
     ],
 )
 def test_an_error_in_yaml_names_the_line(
@@ -128,8 +128,8 @@ aliases = "other-one"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "models.toml: this is no list of models, each a table [[models]]"),
-        ("models = 3", "models.toml: this is no list of models, each a table [[models]]"),
+        ("", "models.toml: models must be a list of tables [[models]]"),
+        ("models = 3", "models.toml: models must be a list of tables [[models]]"),
         ("models = [3]", "models.toml, model 1: a model is a table [[models]]"),
         ("[[models]]\nname = a", "models.toml: Invalid value (at line 2, column 8)"),
         ("[[models]]\nload = 'start'", "models.toml, model 1: this model has no name"),
@@ -139,7 +139,7 @@ aliases = "other-one"
         ),
         (
             "[[models]]\nname = 'a/b'\n[[models]]\nname = 'c/d'\nalias = 'e'",
-            "models.toml, model 2: alias is nothing that a model has: the nearest is aliases",
+            "models.toml, model 2: a model has no field alias: the nearest is aliases",
         ),
         (
             "[[models]]\nname = 'a/b'\n[[models]]\nname = 'A/B'",

@@ -180,7 +180,7 @@ def test_engine_settings_ignore_the_environment(monkeypatch, tmp_path: Path) -> 
 
 # Values.
 
-# What is wrong for each of these.
+# Values that are refused.
 WRONG = {
     "0": (
         *("MODEL_MEMORY_THRESHOLD", "GPU_PROCESS_TIMEOUT", "MAX_BATCH_TOKENS"),

@@ -139,8 +139,8 @@ async def test_the_least_recently_used_model_is_unloaded_and_its_memory_released
     ("gigabytes", "others", "error", "message", "pause"),
     [
         (9, 0, ModelNotLoadedError, "the model one could not be loaded; the log says why", 30),
-        (0.5, 0, ModelTooLargeError, "at most 500 MB can be had below MODEL_MEMORY_THRESH", None),
-        (2, 1.9, MemoryTakenError, "of which other programs hold 1.7 GB", 10),
+        (0.5, 0, ModelTooLargeError, "at most 500 MB can be freed below MODEL_MEMORY_TH", None),
+        (2, 1.9, MemoryTakenError, "other programs use 1.7 GB", 10),
     ],
 )
 async def test_a_failed_load_is_reported_with_its_reason_and_retried_by_command(
@@ -285,7 +285,7 @@ async def test_only_unused_models_are_unloaded_and_no_more_than_needed() -> None
             await vector(engine, "a", "large")
         assert states(engine, *names) == ["ready", "ready", "unloaded", "unloaded", "ready"]
         loader.gigabytes["first"] = 6
-        with pytest.raises(ModelTooLargeError, match="at most 5.0 GB can be had"):
+        with pytest.raises(ModelTooLargeError, match="at most 5.0 GB can be freed"):
             await vector(engine, "a", "first")
         assert states(engine, *names) == ["ready", "ready", "failed", "unloaded", "ready"]
 
