@@ -20,6 +20,7 @@ from smart_embedder_client.client import Client
 from smart_embedder_client.errors import VECTOR_SPACE_UNKNOWN, SmartEmbedderError
 from smart_embedder_client.matches import Question
 from smart_embedder_client.options import EmbedOptions
+from smart_embedder_client.qdrant import open_store
 from smart_embedder_client.qdrant.store import (
     ANCHOR,
     ANCHORS,
@@ -38,7 +39,6 @@ from smart_embedder_client.qdrant.store import (
     Store,
     Vectors,
     check_model,
-    open_store,
     same_space,
 )
 from smart_embedder_client.safetensors import Array

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from smart_embedder_client.ingest.options import IngestOptions, Report
 from smart_embedder_client.ingest.run import ingest
-from smart_embedder_client.qdrant.store import Store, Target, iterate_pages, open_store
+from smart_embedder_client.qdrant import open_store
+from smart_embedder_client.qdrant.store import Store, Target, iterate_pages
 
 from tests.support.qdrant.process import QdrantServer, run_qdrant
 from tests.support.server import REPOSITORY, RunningServer

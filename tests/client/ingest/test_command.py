@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from smart_embedder_client import cli
 from smart_embedder_client.ingest.command import main
-from smart_embedder_client.qdrant.store import open_store
+from smart_embedder_client.qdrant import open_store
 
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer

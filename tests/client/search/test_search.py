@@ -13,7 +13,8 @@ from smart_embedder_client import Client, Tokenized, cli
 from smart_embedder_client.ingest.options import IngestOptions
 from smart_embedder_client.ingest.run import ingest
 from smart_embedder_client.matches import best_part
-from smart_embedder_client.qdrant.store import KINDS, Depths, Target, open_store
+from smart_embedder_client.qdrant import open_store
+from smart_embedder_client.qdrant.store import KINDS, Depths, Target
 from smart_embedder_client.search import (
     BestMatch,
     Explanation,

@@ -14,7 +14,8 @@ from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.collection import ask_service
 from smart_embedder_client.ingest.options import IngestError
 from smart_embedder_client.ingest.pace import Patience
-from smart_embedder_client.qdrant.store import KINDS, QdrantError, Target, open_store
+from smart_embedder_client.qdrant import open_store
+from smart_embedder_client.qdrant.store import KINDS, QdrantError, Target
 
 _PATIENCE = 60.0
 _ABOUT = """\

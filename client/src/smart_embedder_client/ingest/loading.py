@@ -13,6 +13,7 @@ from smart_embedder_client.ingest.collection import Collection, Served
 from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
 from smart_embedder_client.ingest.options import IngestError, LoadOptions, Report
 from smart_embedder_client.ingest.pace import Patience, Progress, batches
+from smart_embedder_client.qdrant import open_store
 from smart_embedder_client.qdrant.store import (
     METADATA,
     SOURCE,
@@ -22,7 +23,6 @@ from smart_embedder_client.qdrant.store import (
     Store,
     Target,
     Vectors,
-    open_store,
     same_space,
 )
 from smart_embedder_client.streams import Pace

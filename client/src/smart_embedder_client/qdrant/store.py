@@ -348,23 +348,6 @@ class Target:
     timeout: int = 60
 
 
-def open_store(target: Target) -> Store:
-    """Connect to a collection, which need not exist.
-
-    Raises:
-        QdrantError: Nothing answers, or another process has the folder open.
-        ImportError: The package that the address requires is not installed.
-    """
-    # The packages are optional: only one of the two may be installed.
-    if target.address.startswith(EDGE):
-        from smart_embedder_client.qdrant.edge_store import EdgeStore  # noqa: PLC0415
-
-        return EdgeStore(target.address.removeprefix(EDGE), target.collection)
-    from smart_embedder_client.qdrant.client_store import ClientStore  # noqa: PLC0415
-
-    return ClientStore(target)
-
-
 def check_model(store: Store, served: str) -> None:
     """Raise `OtherSpaceError` if a random point names another model than the one served."""
     for point in store.sample(1):
