@@ -83,15 +83,23 @@ class Journal:
         with self._failures():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False)
-            # The lock is held until the process ends. A kill loses no committed transaction. A
-            # power cut may, and then Qdrant is asked.
-            self._connection.executescript(
-                "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
-                "PRAGMA temp_store=FILE;" + _SCHEMA
-            )
-            self._connection.execute("BEGIN EXCLUSIVE")
-            self._connection.execute("COMMIT")
-            self._run = 1 + self._number("SELECT coalesce(max(run), 0) FROM documents")
+            try:
+                self._open()
+            except (sqlite3.Error, JournalError):
+                self._connection.close()
+                raise
+
+    def _open(self) -> None:
+        """Lock the file, create its tables, and begin a run."""
+        # The lock is held until the process ends. A kill loses no committed transaction. A power
+        # cut may, and then Qdrant is asked.
+        self._connection.executescript(
+            "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
+            "PRAGMA temp_store=FILE;" + _SCHEMA
+        )
+        self._connection.execute("BEGIN EXCLUSIVE")
+        self._connection.execute("COMMIT")
+        self._run = 1 + self._number("SELECT coalesce(max(run), 0) FROM documents")
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
