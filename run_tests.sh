@@ -3,7 +3,7 @@
 #   ./run_tests.sh                 everything
 #   ./run_tests.sh --fast          within half a minute, before each commit: checks, and the tests that
 #                                  start no process, reference or browser (tests/support/fast.py)
-#   ./run_tests.sh --coverage              everything, and fails where the tests run fewer lines than before
+#   ./run_tests.sh --coverage      everything, and fails if the tests run fewer lines than before
 #   ./run_tests.sh tests/smart_embedder    the checks, then only these tests (any pytest arguments)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -53,9 +53,9 @@ if [[ -z $fast ]]; then
   missing_programs
   beside documentation scripts/build_docs.sh; documentation=$!
 fi
-# Three processes on two cores: most tests wait for a server's process a part of their time. A file
+# Four processes on two cores: most tests wait for a server's process a part of their time. A file
 # stays in one of them; chosen tests run in this one, where a debugger works.
-processes=3
+processes=4
 (($#)) && processes=0
 [[ -z $fast ]] || { processes=2; set -- --fast "$@"; }
 status=0
