@@ -13,7 +13,7 @@ import json, os, pathlib, sys, threading
 print(json.dumps({"folder": os.getcwd(), "arguments": sys.argv[1:], "path": sys.path[0],
                   "main": sys.modules["__main__"].__name__, "name": __name__,
                   "variables": dict(os.environ), "threads": threading.active_count(),
-                  "open": sorted(each for each in os.listdir("/proc/self/fd") if int(each) < 3)}))
+                  "open": sorted(fd for fd in os.listdir("/proc/self/fd") if int(fd) < 3)}))
 sys.exit(7)
 """
 

@@ -113,7 +113,10 @@ def test_the_client_works_without_the_service(client: Path) -> None:
 
 def test_the_client_needs_httpx_and_numpy_alone_and_is_tested_in_versions_that_it_names() -> None:
     project = tomllib.loads((ROOT / "client/pyproject.toml").read_text("utf-8"))["project"]
-    assert [Requirement(each).name for each in project["dependencies"]] == ["httpx", "numpy"]
+    assert [Requirement(requirement).name for requirement in project["dependencies"]] == [
+        "httpx",
+        "numpy",
+    ]
     for lines in (project["dependencies"], *project["optional-dependencies"].values()):
         for needed in map(Requirement, lines):
             assert needed.specifier.contains(metadata.version(needed.name)), needed

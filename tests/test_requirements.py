@@ -42,25 +42,29 @@ def entries(name: str) -> list[tuple[Requirement, str]]:
     """Every package of a lock, and its hashes."""
     found = ENTRY.findall(text_of(name))
     return [
-        (Requirement(f"{each}=={version}{marker}"), hashes)
-        for each, version, marker, hashes in found
+        (Requirement(f"{package}=={version}{marker}"), hashes)
+        for package, version, marker, hashes in found
     ]
 
 
 def versions_here(*names: str) -> dict[str, str]:
     """The locked version of every package that this Python on this machine would get."""
     return {
-        canonicalize_name(each.name): next(iter(each.specifier)).version
+        canonicalize_name(requirement.name): next(iter(requirement.specifier)).version
         for name in names
-        for each, _ in entries(name)
-        if each.marker is None or each.marker.evaluate()
+        for requirement, _ in entries(name)
+        if requirement.marker is None or requirement.marker.evaluate()
     }
 
 
 def asked_for(name: str) -> list[Requirement]:
     lines = text_of(name).splitlines()
     named = [Requirement(line) for line in lines if re.match(r"[A-Za-z]", line)]
-    return [each for each in named if each.marker is None or each.marker.evaluate()]
+    return [
+        requirement
+        for requirement in named
+        if requirement.marker is None or requirement.marker.evaluate()
+    ]
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -93,9 +97,9 @@ def test_other_environments_are_of_exact_versions(name: str) -> None:
 )
 def test_the_locks_are_of_the_versions_that_the_requirements_name(name: str, locks) -> None:
     locked = versions_here(*locks)
-    for each in asked_for(name):
-        specifier = str(each.specifier).removesuffix("+cpu")
-        assert f"=={locked[canonicalize_name(each.name)]}" == specifier, each
+    for requirement in asked_for(name):
+        specifier = str(requirement.specifier).removesuffix("+cpu")
+        assert f"=={locked[canonicalize_name(requirement.name)]}" == specifier, requirement
 
 
 def test_the_locks_do_not_contradict_each_other() -> None:
@@ -113,10 +117,10 @@ def test_the_locks_do_not_contradict_each_other() -> None:
 
 def test_pytorchs_index_is_asked_for_torch_alone() -> None:
     assert set(versions_here(TORCH["cpu"])) == {"torch"}
-    names = {each.name for each, _ in entries(TORCH["gpu"])}
+    names = {requirement.name for requirement, _ in entries(TORCH["gpu"])}
     assert "torch" in names
     assert all(name == "torch" or re.match(r"triton$|nvidia-|cuda-", name) for name in names)
-    assert not names & {each.name for each, _ in entries(SERVICE)}
+    assert not names & {requirement.name for requirement, _ in entries(SERVICE)}
 
 
 def test_the_locks_name_everything_that_their_packages_need() -> None:
@@ -139,7 +143,7 @@ def test_nothing_is_installed_here_that_the_locks_do_not_name() -> None:
     models = re.findall(r"(?m)^([\w-]+)==", "".join(map(text_of, MODELS)))
     # Not from sys.path: what other tests import may have added folders to it.
     installed = metadata.distributions(path=[sysconfig.get_path("purelib")])
-    here = {canonicalize_name(each.name) for each in installed}
+    here = {canonicalize_name(distribution.name) for distribution in installed}
     locked = versions_here(TORCH["cpu"], SERVICE, VERIFY, DEV).keys() | set(models)
     assert here - locked <= NOT_LOCKED
 
@@ -174,11 +178,12 @@ def test_the_package_depends_on_what_the_requirements_pin_and_on_nothing_else() 
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     named = [project["dependencies"], *project["optional-dependencies"].values()]
     ranges = {
-        canonicalize_name(each.name): each.specifier for each in map(Requirement, chain(*named))
+        canonicalize_name(requirement.name): requirement.specifier
+        for requirement in map(Requirement, chain(*named))
     }
     pins = {
-        canonicalize_name(each.name): next(iter(each.specifier)).version
-        for each in asked_for("requirements-cpu.txt") + asked_for("requirements/verify.txt")
+        canonicalize_name(requirement.name): next(iter(requirement.specifier)).version
+        for requirement in asked_for("requirements-cpu.txt") + asked_for("requirements/verify.txt")
     }
     assert ranges.keys() - NOT_PINNED == pins.keys()
     assert all(ranges[name].contains(version) for name, version in pins.items())
@@ -191,7 +196,10 @@ def test_the_package_is_built_by_what_is_locked() -> None:
 
 def test_the_two_requirements_files_are_the_same_but_for_the_build_of_torch() -> None:
     cpu, gpu = (
-        {each.name: str(each.specifier) for each in asked_for(f"requirements-{name}.txt")}
+        {
+            requirement.name: str(requirement.specifier)
+            for requirement in asked_for(f"requirements-{name}.txt")
+        }
         for name in ("cpu", "gpu")
     )
     assert cpu.pop("torch").removesuffix("+cpu") == gpu.pop("torch")
@@ -205,7 +213,11 @@ def test_the_two_requirements_files_are_the_same_but_for_the_build_of_torch() ->
 def test_the_requirements_for_a_cpu_never_install_cuda(platform: str, build: str) -> None:
     lines = text_of("requirements-cpu.txt").splitlines()
     builds = [Requirement(line) for line in lines if line.startswith("torch==")]
-    (torch,) = [each for each in builds if each.marker.evaluate({"sys_platform": platform})]
+    (torch,) = [
+        requirement
+        for requirement in builds
+        if requirement.marker.evaluate({"sys_platform": platform})
+    ]
     assert str(torch.specifier) == f"=={versions_here(TORCH['cpu'])['torch']}{build}"
     options = [line for line in lines if line.startswith("-")]
     assert options == [PYTORCH_INDEX.replace("--index-url", "--extra-index-url")]

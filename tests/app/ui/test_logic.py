@@ -111,8 +111,8 @@ def test_formats_with_fewer_bits_become_the_numbers_that_they_stand_for(call) ->
     code = f"import({vectors!r}).then(({{maxSim}}) => {code})"
     tensors = {"float16": half, "ubinary": np.packbits(signs > 0, axis=1)}
     halves, found = (
-        call("core/embeddings.js", code, safetensors({"dense": each}, {"output_dtype": dtype}))
-        for dtype, each in tensors.items()
+        call("core/embeddings.js", code, safetensors({"dense": tensor}, {"output_dtype": dtype}))
+        for dtype, tensor in tensors.items()
     )
     assert halves["values"] == half[0].tolist()
     assert (halves["scales"], halves["bytes"]) == (None, half.nbytes)
@@ -178,7 +178,7 @@ def test_max_sim_is_the_mean_of_the_best_similarities(call, kind: str, rows: int
     )
     wanted = query @ (passage * scales[:, None]).T
     assert found[0] == pytest.approx(wanted.max(axis=1).mean(), rel=1e-5)
-    assert [each["column"] for each in found[1]] == wanted.argmax(axis=1).tolist()
+    assert [match["column"] for match in found[1]] == wanted.argmax(axis=1).tolist()
     cosine = query[0] @ passage[0] / np.linalg.norm(query[0]) / np.linalg.norm(passage[0])
     assert found[2] == pytest.approx(cosine, rel=1e-5)
 
@@ -246,7 +246,7 @@ def test_passages_are_named_by_letters(call) -> None:
 READ = """(async () => {
   const files = given[0].map(([name, text]) => new File([text], name));
   const taken = [];
-  const take = (each) => taken.push(each) < given[1];
+  const take = (text) => taken.push(text) < given[1];
   const { signal } = new AbortController();
   const told = await m.readFiles(m.chosenFiles(files), take, () => {}, signal);
   return [told, taken];
@@ -257,7 +257,7 @@ def test_files_are_read_in_order_until_there_is_enough(call) -> None:
     names = ["c.txt", f"{'n' * 10_000}.md", "b.txt", "README"]
     told, taken = call("search/files.js", READ, [[name, "text"] for name in names], 3)
     assert told == "Skipped 1 of 4 files: 1 after the last passage that fits."
-    assert [each["title"] for each in taken[:2]] == ["README", "b.txt"]
+    assert [text["title"] for text in taken[:2]] == ["README", "b.txt"]
     told, _ = call("search/files.js", READ, [["x.txt", "nul\0"], ["y.txt", "\ufffe"]], 9)
     assert told == "Skipped 1 of 2 files: 1 not in UTF-8."
 
@@ -284,8 +284,8 @@ def test_tokens_are_laid_over_the_text_by_code_points(call) -> None:
     spans = [(0, 1, 10), (2, 3, 11), (2, 3, 12), (4, 8, 13), (8, 9, 14)]
     tokens = [{"id": 1, "text": "<s>", "special": True, "start": None, "stop": None}]
     tokens += [
-        {"id": each, "text": text[start:stop], "special": False, "start": start, "stop": stop}
-        for start, stop, each in spans
+        {"id": token, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+        for start, stop, token in spans
     ]
     pieces = call("core/tokens.js", "m.piecesOf(...given)", text, tokens)
     assert "".join(piece["text"] for piece in pieces) == text
@@ -420,7 +420,7 @@ def exposition(step: int) -> str:
 def points_of(call, readings: list[tuple[int, int]]) -> list[dict[str, float | None]]:
     """The points of readings of the metrics: seconds of the clock, and of uptime."""
     given = [[exposition(uptime), {"uptime_seconds": uptime}, at * 1000] for at, uptime in readings]
-    code = "((h) => (given[0].forEach((each) => h.add(...each)), h.points))(new m.History())"
+    code = "((h) => (given[0].forEach((point) => h.add(...point)), h.points))(new m.History())"
     return call("service/history.js", code, given)
 
 

@@ -75,9 +75,11 @@ def test_digests_and_ids_change_with_every_option_and_field() -> None:
     recipes = [RECIPE, Recipe("b", ("model",), (512, 64)), Recipe("texts", ("other",), (512, 64))]
     changes = [{}, {"source": "b"}, {"key": "1"}, {"metadata": {"year": 1}}]
     documents = [document(**change) for change in changes]
-    pairs = [(each, RECIPE) for each in documents] + [(document(), each) for each in recipes[1:]]
+    pairs = [(changed, RECIPE) for changed in documents] + [
+        (document(), recipe) for recipe in recipes[1:]
+    ]
     assert len({document_digest(*pair) for pair in pairs}) == len(pairs)
-    assert len({chunk_ids(each, ["t"], recipe)[0] for each, recipe in pairs}) == len(pairs)
+    assert len({chunk_ids(changed, ["t"], recipe)[0] for changed, recipe in pairs}) == len(pairs)
     # The chunk length changes only the digests of documents.
     shorter = Recipe("texts", ("model",), (256, 64))
     assert document_digest(document(), RECIPE) != document_digest(document(), shorter)
