@@ -43,7 +43,7 @@ class WorkRoute(APIRoute):
 
     @property
     def schemas(self) -> tuple[type[RequestModel], ...]:
-        """The schemas of the body: one, or those of a union, of which the first is the default."""
+        """The schemas of the body: one, or the members of a union, the default first."""
         body = get_type_hints(self.endpoint)["body"]
         return get_args(body) or (body,)
 

@@ -157,7 +157,7 @@ class Engine:
         request = EmbedRequest(cleaned, Outputs(dense, sparse, colbert), client=client, **values)
         result = await self._engine.embed(request)
         embeddings = result.embeddings
-        weights = [text.sparse for text in embeddings if text.sparse is not None]
+        weights = [e.sparse for e in embeddings if e.sparse is not None]
         return Vectors(
             dense=np.stack([e.dense for e in embeddings if e.dense is not None]) if dense else None,
             sparse_indices=[vector.indices for vector in weights] if sparse else None,

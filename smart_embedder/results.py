@@ -97,7 +97,7 @@ def _copy_to_block(arrays: Sequence[Any]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A text with `original_tokens`, of which `model` read only `max_tokens`.
+    """A text that was cut: `model` read `max_tokens` of its `original_tokens` tokens.
 
     `field` is `sentences`, `query` or `passages`, and `index` the position in the list, 0 for a
     query. The text was cut from `side`. Unless `exact`, `original_tokens` is a lower bound.

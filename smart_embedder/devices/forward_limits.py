@@ -25,7 +25,7 @@ _CLOCK_TOLERANCE = 0.01
 _CHECK_INTERVAL = 1.0
 # Seconds; the event loop cannot wait for less.
 _CLOCK_RESOLUTION = 1e-7
-# A token budget that was halved is restored in so many steps.
+# After a token budget was halved, each forward that fits adds a hundredth of the full budget.
 _RECOVERY_STEPS = 100
 
 

@@ -28,9 +28,9 @@ from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
 from smart_embedder.tokens import TokenizedText
 from smart_embedder.vector_space import VECTORS
 
-# More bytes are copied off the event loop; so many take a millisecond.
+# Copying this many bytes takes a millisecond; more are copied off the event loop.
 _LARGE_BYTES = 2**22
-# More characters are hashed off the event loop; so many take a tenth of a millisecond.
+# Hashing this many characters takes 0.1 milliseconds; more are hashed off the event loop.
 _LARGE_CHARACTERS = 100_000
 # The Python objects of an entry and of its key.
 _OVERHEAD_BYTES = 1200

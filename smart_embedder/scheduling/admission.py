@@ -29,7 +29,7 @@ _TIMES_FREE = 3
 Result = TypeVar("Result")
 
 _MAX_THREADS = 8
-# A tokenizer takes about a second for so many characters.
+# A tokenizer takes about a second for this many characters.
 _HUGE_CHARACTERS = 1_000_000
 # The number of characters into which NFKC expands these; it expands others to at most seven.
 _EXPANSIONS = {"\ufdfa": 18, "\ufdfb": 8}

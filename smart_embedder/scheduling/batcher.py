@@ -201,7 +201,7 @@ class TreePath(NamedTuple):
 
 
 def form_batch(jobs: Mapping[Job, TreePath], limits_of: LimitsOf, max_lead: float) -> Batch:
-    """Form the next batch from `jobs`, of which at least one must be waiting; change nothing.
+    """Form the next batch from `jobs`, at least one of which must be waiting; change nothing.
 
     A node may be ahead of a node that was passed over by at most `max_lead`.
     """

@@ -103,7 +103,7 @@ _RETRY_AFTER = 30
 _LAYOUT = "batch"
 # Names in the report of the start: the proof of replaced parts, and the two that can compute them.
 _PARTS, _BACKEND, TRANSFORMERS = "modules", "backend", "transformers"
-# All layers together may differ by so many times the tolerance of one operation.
+# All layers together may differ by this many times the tolerance of one operation.
 _ROUNDING_FACTOR = 4
 # The tolerance of one product in 8 bits.
 _INT8_TOLERANCE = 3e-2

@@ -19,7 +19,7 @@ from pathlib import Path
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import EngineSettings
 
-# Bytes per read. More are no faster, and so many stay in the processor's cache to be rounded.
+# Bytes per read. Larger reads are no faster, and these stay in the processor's cache for rounding.
 AT_ONCE = 2**22
 # The most bytes of a file that is read as a whole. The largest are tokenizers, of some 30 MB.
 _LARGEST = 2**29

@@ -112,7 +112,7 @@ def encodable_name(name: str) -> str:
 
 
 def input_bytes(path: Path) -> int:
-    """Return the size of all files that `read_documents` reads; raises `SourceError` as it does."""
+    """Return the total size of the files; raises the `SourceError` of `read_documents`."""
     total = 0
     for file in _files(path, Skipped()):
         with suppress(OSError):
