@@ -1,9 +1,11 @@
 """`embed_stream`: the vectors of `embed`, text by text, also after failures."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from smart_embedder_client import Client, SmartEmbedderError, StreamedText
@@ -126,6 +128,18 @@ def test_stream_reads_texts_as_needed(server) -> None:
         assert taken <= 50 + OPEN_PAGES * 1024
         records.close()
     server.wait_for_metric("embedding_active_requests", 0)
+
+
+def embed_while_closing(url: str) -> None:
+    """Embed with a client that is closed before its connection is opened."""
+    http = httpx.Client(event_hooks={"request": [lambda _: http.close()]})
+    with Client(url, http=http) as client:
+        client.embed(["river"])
+
+
+def test_connection_that_opens_while_the_client_closes_is_closed(server) -> None:
+    embed_while_closing(server.url)
+    gc.collect()  # A socket that is still open would be a ResourceWarning.
 
 
 def test_synchronous_stream_ignores_a_running_event_loop(server) -> None:

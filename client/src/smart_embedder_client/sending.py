@@ -51,6 +51,9 @@ class ThreadHttp:
     async def close(self, response: httpx.Response) -> None:
         """Release the connection of a response."""
         response.close()
+        if self.client.is_closed and (stream := response.extensions.get("network_stream")):
+            # It was opened while another thread closed the pool, which does not know it.
+            stream.close()
 
     async def sleep(self, seconds: float) -> None:
         """Pause before a retry."""
