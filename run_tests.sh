@@ -44,8 +44,6 @@ missing_programs() {
     || echo "qemu-user is not installed: the tests of the kernels for ARM are skipped."
   command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
     || echo "chromium is not installed: the tests of the page at /ui are skipped."
-  [[ -d .venv-cluster ]] \
-    || echo "scripts/check_cluster.sh --install was not run: the tests on a Ray cluster are skipped."
   command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
     || echo "wine is not installed: the tests that run start_server.bat are skipped."
 }

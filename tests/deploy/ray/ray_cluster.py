@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 BIN = REPOSITORY / ".venv-cluster" / "bin"
 # Ray replaces 127.0.0.1 by the machine's public address.
 NODE = "127.0.0.2"
-LIMIT = 120.0
+LIMIT = 600.0
 _REPLICA = "ray::ServeReplica:smart-embedder:SmartEmbedder"
 _WORKER = "ray::MapWorker(MapBatches(BlockEmbedder))"
 

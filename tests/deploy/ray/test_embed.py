@@ -23,7 +23,7 @@ from tests.support.server import REPOSITORY
 from tests.support.waiting import wait_until
 
 # Several waits of up to LIMIT each.
-pytestmark = pytest.mark.timeout(5 * LIMIT)
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(5 * LIMIT)]
 
 ROWS = 1500
 # About 20 rows.
@@ -94,7 +94,6 @@ def write_jsonl(path: Path) -> Path:
     return path
 
 
-@pytest.mark.cluster
 def test_job_is_resumed_after_kills_and_lost_workers(
     cluster: RayCluster, tiny_m3: Path, tmp_path: Path, embedder: M3Embedder
 ) -> None:
@@ -128,7 +127,6 @@ def test_job_is_resumed_after_kills_and_lost_workers(
     assert "0 rows embedded" in job.finish(log)
 
 
-@pytest.mark.cluster
 def test_parquet_to_qdrant_is_resumed_with_the_same_points(
     cluster: RayCluster, tiny_m3: Path, tmp_path: Path
 ) -> None:
@@ -165,7 +163,6 @@ def test_invalid_line_is_an_error_of_its_row(
     assert errors["in.jsonl:14"].startswith("the line is no JSON: ")
 
 
-@pytest.mark.cluster
 def test_missing_model_is_reported_in_one_sentence(cluster: RayCluster, tmp_path: Path) -> None:
     source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
     process = EmbedJob(cluster, tmp_path / "nowhere", tmp_path, str(source)).start(log)
@@ -194,7 +191,6 @@ def nothing(*_: object) -> None:
     """Change nothing but the settings."""
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("change", "settings", "message"),
     [
@@ -219,7 +215,6 @@ def test_folder_of_another_job_is_refused(
     assert stopped in log.read_text()
 
 
-@pytest.mark.cluster
 def test_texts_are_read_as_documents(cluster: RayCluster, tiny_qwen: Path, tmp_path: Path) -> None:
     vectors = []
     for name, texts, prompt in (

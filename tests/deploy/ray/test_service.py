@@ -14,7 +14,7 @@ from tests.deploy.ray.ray_cluster import LIMIT, RayCluster, ask, serving
 from tests.support.waiting import running, wait_until
 
 # Several waits of up to LIMIT each.
-pytestmark = pytest.mark.timeout(5 * LIMIT)
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(5 * LIMIT)]
 
 CLIENTS = 8
 
@@ -94,7 +94,6 @@ def test_two_replicas_serve_the_whole_service(cluster: RayCluster, service: str)
         assert named.json()["request_id"] == "mine"
 
 
-@pytest.mark.cluster
 def test_killed_replica_does_not_affect_requests_of_others(
     cluster: RayCluster, service: str
 ) -> None:
@@ -114,7 +113,6 @@ def test_killed_replica_does_not_affect_requests_of_others(
     assert first.pid not in cluster.replicas()
 
 
-@pytest.mark.cluster
 def test_hanging_replica_is_replaced(cluster: RayCluster, service: str) -> None:
     wait_for_two(cluster)
     hangs = next(iter(cluster.replicas().values()))
@@ -123,7 +121,6 @@ def test_hanging_replica_is_replaced(cluster: RayCluster, service: str) -> None:
     two_that_answer(cluster, service)
 
 
-@pytest.mark.cluster
 def test_autoscaling_loses_no_request(cluster: RayCluster, service: str) -> None:
     with Load(service, "trickle", clients=1).running() as trickle:
         with Load(service, "heavy", clients=32).running() as heavy:
