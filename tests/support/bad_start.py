@@ -6,7 +6,7 @@ from tempfile import TemporaryFile
 
 from tests.support.server import start_process
 
-LIMIT = 120
+LIMIT = 500
 
 
 def run_until_exit(

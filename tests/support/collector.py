@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.support.answering_http import Handler, serving, url_of
 
-WAIT_LIMIT = 120.0
+WAIT_LIMIT = 500.0
 
 
 class Collector:

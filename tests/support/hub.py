@@ -13,7 +13,7 @@ from tests.support.answering_http import Handler, serving, url_of
 
 MODEL = "example/m3"
 _COMMIT = "a" * 40
-_LIMIT = 120
+_LIMIT = 500
 
 
 class Hub(ThreadingHTTPServer):

@@ -16,7 +16,7 @@ from tests.support.server import free_port
 PROGRAM = shutil.which("prometheus")
 PROMTOOL = shutil.which("promtool")
 DEPLOYED = Path(__file__).resolve().parents[2] / "deploy" / "prometheus"
-WAIT_LIMIT = 60.0
+WAIT_LIMIT = 500.0
 
 needs_prometheus = pytest.mark.skipif(
     PROGRAM is None or PROMTOOL is None,

@@ -17,7 +17,7 @@ from tests.support.server import REPOSITORY, free_port
 from tests.support.waiting import wait_until
 
 NAME = "embed.example.com"
-LIMIT = 60
+LIMIT = 500
 _GUIDE = (REPOSITORY / "docs" / "network.md").read_text(encoding="utf-8")
 _FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"))
 _CADDYFILE = REPOSITORY / "deploy" / "caddy" / "Caddyfile"
