@@ -217,7 +217,7 @@ def render_rerank(
     """Render the response to a rerank request, by falling score; the fields `about` follow."""
 
     def rank_passages() -> Iterator[dict[str, Any]]:
-        for index, score in rank_by_score(result.scores):
+        for index, score in ranked_scores(result):
             passage = text_as_json(passages[index])
             item: dict[str, Any] = {"index": index, "passage": passage, "score": score}
             if result.parts is not None:
@@ -228,14 +228,9 @@ def render_rerank(
     return render_object({"results": render_list(rank_passages())} | about | report(result))
 
 
-def rank_by_score(scores: list[float]) -> list[tuple[int, np.float32]]:
-    """Sort the indices of passages and their scores, the best first.
-
-    The scores are sorted as float32, as the client sees them, so that scores that look equal keep
-    the order of the request.
-    """
-    rounded = np.array(scores, dtype=np.float32)
-    return [(index, rounded[index]) for index in np.argsort(-rounded, kind="stable").tolist()]
+def ranked_scores(result: RerankResult) -> list[tuple[int, np.float32]]:
+    """Return the indices of passages and their scores for the response, the best first."""
+    return [(index, np.float32(result.scores[index])) for index in result.ranking]
 
 
 def report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:

@@ -231,7 +231,7 @@ async def rerank(
 ) -> RerankResult:
     """Check and score the passages of the request's `field`.
 
-    With `normalize`, scores of late interaction go through a sigmoid, which keeps their order. The
+    With `normalize`, scores of late interaction go through a sigmoid; their ranking stays. The
     engine normalizes the scores of rerankers.
     """
     check_passages(request.query, request.passages, field, call.service.settings)

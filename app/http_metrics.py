@@ -382,7 +382,7 @@ def describe_server(settings: Settings, models: LoadedModels) -> dict[str, str]:
     if models.late_interaction:
         lengths["bge_rerank_max_length"] = models.embedder.max_length
     elif models.reranker is not None:
-        kind = "bge" if models.reranker.scores_are_logits else "qwen"
+        kind = "qwen" if models.reranker.always_normalizes else "bge"
         lengths[f"{kind}_rerank_max_length"] = models.reranker.max_length
     return {
         "model": public_name(settings.embedding_model),

@@ -117,14 +117,16 @@ class Embedder(Model, Protocol):
 
 
 class Reranker(Model, Protocol):
-    """A model whose results are scores.
+    """A model whose results are logits, by which passages are ranked.
 
-    `reads_instruction` is True if it reads an instruction, and `scores_are_logits` if the sigmoid
-    of a score is a probability.
+    The sigmoid of a logit divided by `temperature` is the probability that a passage is relevant.
+    With `always_normalizes`, it is the score of every request. `reads_instruction` is True if the
+    model reads an instruction.
     """
 
     reads_instruction: bool
-    scores_are_logits: bool
+    always_normalizes: bool
+    temperature: float
 
     def tokenize_pairs(
         self,

@@ -163,16 +163,26 @@ class PartScores:
 class RerankResult:
     """The result of `EngineCore.rerank`: a score for each passage, in order.
 
-    With late interaction, `parts` has the scores by kind of vectors of each passage. `replaced` is
-    as in `EmbeddingResult`.
+    `ranking` are the passages' indices, the best first; see `rank`. With late interaction, `parts`
+    has the scores by kind of vectors of each passage. `replaced` is as in `EmbeddingResult`.
     """
 
     scores: list[float]
+    ranking: list[int]
     parts: list[PartScores] | None
     truncations: list[Truncation]
     tokens: int
     timings: Timings
     replaced: tuple[str, ...] = ()
+
+
+def rank(raw_scores: list[float]) -> list[int]:
+    """Return the indices of raw scores, the highest first; equal ones keep their order.
+
+    Every ranking is made here, before a sigmoid or a narrower number format makes scores equal.
+    """
+    order: list[int] = np.argsort(-np.asarray(raw_scores, np.float64), kind="stable").tolist()
+    return order
 
 
 def sigmoid(logits: list[float]) -> list[float]:

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from app.answers import (
-    rank_by_score,
+    ranked_scores,
     render_list,
     render_object,
     text_as_json,
@@ -187,7 +187,7 @@ async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
     )
     result = await rerank(call, request, model, "documents")
     name = "" if model is None else model.name
-    ranked = rank_by_score(result.scores)[: limit or None]
+    ranked = ranked_scores(result)[: limit or None]
     render = partial(_render_ranking, body, ranked, result, name, call.context.request_id)
     return await call.render(render)
 

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from app import handler
 from app.answers import (
-    rank_by_score,
+    ranked_scores,
     render_items,
     render_list,
     text_as_json,
@@ -132,7 +132,7 @@ async def rerank_texts(body: RerankTextsRequest, call: handler.Call) -> Response
     result = await handler.rerank(call, request, _reranker_of(call), "texts")
 
     def ranks() -> Iterator[dict[str, Any]]:
-        for index, score in rank_by_score(result.scores):
+        for index, score in ranked_scores(result):
             text = {"text": text_as_json(body.texts[index])} if body.return_text else {}
             yield {"index": index, "score": score} | text
 

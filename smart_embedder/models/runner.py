@@ -4,8 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -138,11 +140,12 @@ class DeviceModel(ABC, Generic[Result]):
 
 
 class RerankingModel(DeviceModel[float]):
-    """Implements `DeviceModel.launch`: computes logits, and turns them into scores.
+    """Implements `DeviceModel.launch`: computes the logit of each pair.
 
     `_end` is the token of a sequence whose state the logits are computed from; None if several are.
     """
 
+    temperature = 1.0
     _end: End | None
 
     @abstractmethod
@@ -159,15 +162,15 @@ class RerankingModel(DeviceModel[float]):
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         """Compute `[N]` or `[N, labels]` float32, in packed order, from states `[T, hidden]`."""
 
-    @abstractmethod
-    def _scores(self, logits: FloatArray) -> list[float]:
-        """Compute the score of each row of logits."""
+    def _relevance(self, logits: FloatArray) -> npt.NDArray[np.floating[Any]]:
+        """Compute the logit of relevance, `[N]`, of each row of logits in a wide format."""
+        return logits
 
     @torch.inference_mode()
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[float | InferenceError]]:
-        """Implement `DeviceModel`: the score of each sequence."""
+        """Implement `DeviceModel`: the logit of each sequence."""
         del outputs
         packed = self._backbone.pack(sequences)
         logits = self._logits(*self._backbone.forward_of(packed, self._end))
@@ -175,9 +178,9 @@ class RerankingModel(DeviceModel[float]):
 
         def collect() -> list[float | InferenceError]:
             (rows,) = copies()
-            scores = self._scores(rows.values)
+            logits = self._relevance(rows.values).tolist()
             return [
-                scores[row] if rows.finite[row] else not_finite_error()
+                logits[row] if rows.finite[row] else not_finite_error()
                 for row in packed.unpack_order
             ]
 

@@ -21,6 +21,7 @@ from smart_embedder.results import (
     PartScores,
     RerankResult,
     TextEmbedding,
+    rank,
     sigmoid,
 )
 from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
@@ -106,11 +107,13 @@ class ScoringPipeline:
         request.answer.reserve(TOKEN_ID_BYTES * tokens, *_memory_error_texts(tokens))
         sequences = [pair.sequence for pair in pairs]
         job = self._job_factory(request)(model, sequences, Outputs())
-        scores = await self._admission.run(job)
-        if request.normalize and model.scores_are_logits:
-            scores = sigmoid(scores)
+        logits = await self._admission.run(job)
+        scores = logits
+        if request.normalize or model.always_normalizes:
+            scores = sigmoid([logit / model.temperature for logit in logits])
         timings = timings_of(started, tokenized=[stage], jobs=[job])
-        return RerankResult(scores, None, truncations, sum(map(len, sequences)), timings)
+        tokens = sum(map(len, sequences))
+        return RerankResult(scores, rank(logits), None, truncations, tokens, timings)
 
     async def _rerank_by_vectors(self, model: Embedder, request: RerankRequest) -> RerankResult:
         """Embed the query, then embed and score each passage in the device thread."""
@@ -154,7 +157,7 @@ class ScoringPipeline:
         parts = await self._admission.run(passages_job)
         scores = [fuse(weights, part) for part in parts]
         timings = timings_of(started, tokenized=[stage], jobs=[query_job, passages_job])
-        return RerankResult(scores, parts, truncations, tokens, timings)
+        return RerankResult(scores, rank(scores), parts, truncations, tokens, timings)
 
     def _job_factory(self, request: RerankRequest) -> "partial[Job]":
         """Return `Job` with the options of this request."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
@@ -19,7 +19,7 @@ from app.answers import (
     ChunkedResponse,
     EmbeddingAnswer,
     join_or_split_chunks,
-    rank_by_score,
+    ranked_scores,
     render_matrix,
     render_rerank,
     reserve_rendering_memory,
@@ -46,12 +46,10 @@ from smart_embedder.vectors import quantize
 MESSAGE, WHOLE = 262_144, 4 << 20
 
 
-@given(st.lists(st.floats(-5, 5, width=32), max_size=20))
-@example([0.25, 0.5, 0.5 + 1e-12, 0.75])  # Two of them are equal as float32.
-def test_rerank_sorts_by_score_and_keeps_the_order_of_equal_scores(scores) -> None:
-    ranked = rank_by_score(scores)
-    expected = sorted(enumerate(map(np.float32, scores)), key=lambda pair: -pair[1])
-    assert ranked == expected
+def test_rerank_responses_follow_the_ranking_of_the_result() -> None:
+    result = RerankResult([1.0, 1.0, 0.5], [1, 0, 2], None, [], 0, Timings(0, 0, 0, 0))
+    ranked = ranked_scores(result)
+    assert ranked == [(1, 1.0), (0, 1.0), (2, 0.5)]
     assert all(isinstance(score, np.float32) for _, score in ranked)
 
 
@@ -75,7 +73,7 @@ def test_no_response_renders_a_long_text_at_once(monkeypatch) -> None:
 
     monkeypatch.setattr(rendering, "orjson", Counted)
     passage = "\n" * 1_000_000
-    result = RerankResult([0.5], None, [], 0, Timings(0, 0, 0, 0))
+    result = RerankResult([0.5], [0], None, [], 0, Timings(0, 0, 0, 0))
     answer = orjson.loads(b"".join(render_rerank([passage], result, {"model_name": "model"})))
     assert answer["results"][0]["passage"] == passage
     assert 0 < max(written) <= 65_536
@@ -213,7 +211,7 @@ def test_sparse_vectors_are_an_object_or_two_lists_and_base64_has_the_bytes() ->
 def test_a_rerank_response_has_parts_timings_usage_and_warnings() -> None:
     parts = [PartScores(0.1, None, 0.3), PartScores(0.5, 0.25, None)]
     cut = [Truncation("passages", 1, "m", 8, 11)]
-    result = RerankResult([0.5, 0.25], parts, cut, 9, Timings(0.001, 0.02, 0.3, 0.4000006))
+    result = RerankResult([0.5, 0.25], [0, 1], parts, cut, 9, Timings(0.001, 0.02, 0.3, 0.4000006))
     answer = orjson.loads(b"".join(render_rerank(["a", "b"], result, {"model_name": "name"})))
     assert answer.pop("results") == [
         {"index": 0, "passage": "a", "score": 0.5,

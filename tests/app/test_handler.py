@@ -103,7 +103,7 @@ async def test_counts_and_stages_are_recorded_for_the_log_and_the_trace() -> Non
     context = RequestContext("an id", "/", None, "192.0.2.1")
     client.request.scope.update(scope_of(context, (b"priority", b"u=6")))
     stages = (Stage("queue", 1.0, 2.0), Stage("forward", 2.0, 3.0))
-    result = RerankResult([], [], [], 7, Timings(0.001, 0.02, 0.3, 4.0, stages))
+    result = RerankResult([], [], [], [], 7, Timings(0.001, 0.02, 0.3, 4.0, stages))
 
     async def work(models: LoadedModels, sent: RerankRequest) -> RerankResult:
         assert models is held

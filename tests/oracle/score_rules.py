@@ -38,6 +38,8 @@ class Scored:
     """The scores of passages, and the tokens that were read."""
 
     scores: list[float] = field(default_factory=list)
+    # The scores before a sigmoid, which decide the order.
+    raw: list[float] = field(default_factory=list)
     parts: list[Body] = field(default_factory=list)
     tokens: int = 0
     # The indices of passages that were cut.
@@ -64,6 +66,7 @@ def _score(
     for index, passage in enumerate(passages):
         logit, ids = served.reranker.logit(query, passage, options, instruction)
         is_raw = raw and isinstance(served.reranker, BgeReranker)
+        found.raw.append(logit)
         found.scores.append(logit if is_raw else sigmoid(logit))
         found.tokens += len(ids.read)
         if ids.original > ids.limit:
@@ -88,6 +91,7 @@ def _late(
     for index, passage in enumerate(passages):
         vectors = served.m3.vectors(passage, options)
         score, parts = fused(query_vectors, vectors, weights)
+        found.raw.append(score)
         found.scores.append(score if raw else sigmoid(score))
         found.parts.append({kind: np.asarray(part) for kind, part in parts.items()})
         found.tokens += len(vectors.ids.read)
@@ -97,7 +101,7 @@ def _late(
 
 
 def _order(found: Scored) -> list[int]:
-    return sorted(range(len(found.scores)), key=lambda index: -found.scores[index])
+    return sorted(range(len(found.scores)), key=lambda index: -found.raw[index])
 
 
 def _native_rerank(served: Served, question: Any) -> Body:

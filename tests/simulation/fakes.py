@@ -286,7 +286,8 @@ class FakeReranker(FakeModel):
     """A reranker that scores a pair by the numbers of both texts."""
 
     reads_instruction = False
-    scores_are_logits = False
+    always_normalizes = False
+    temperature = 1.0
 
     def tokenize_pairs(
         self,

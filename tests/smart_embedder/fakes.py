@@ -126,7 +126,8 @@ class FakeQwen(FakeM3):
 class FakeReranker(HeldDevice):
     """A reranker: the score of a passage is its length."""
 
-    scores_are_logits = True
+    always_normalizes = False
+    temperature = 1.0
     reads_instruction = False
     offset = 0.0
 

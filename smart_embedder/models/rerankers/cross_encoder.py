@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -86,7 +87,7 @@ class CrossEncoder(RerankingModel):
     relevant, whose sigmoid is the probability of that label.
     """
 
-    scores_are_logits = True
+    always_normalizes = False
     reads_instruction = False
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
@@ -190,13 +191,14 @@ class CrossEncoder(RerankingModel):
         pooled = self._pool(hidden, packed).to(hidden.dtype)
         return self._layers(pooled).float()  # type: ignore[no-any-return]
 
-    def _scores(self, logits: FloatArray) -> list[float]:
-        scores = torch.from_numpy(logits[:, self._ranking_label])
-        if len(self.labels) > 1:
-            # In PyTorch, because NumPy warns of numbers that are not finite.
-            others = torch.from_numpy(np.delete(logits, self._ranking_label, axis=1))
-            scores = scores - others.logsumexp(dim=1)
-        return scores.tolist()
+    def _relevance(self, logits: FloatArray) -> npt.NDArray[np.floating[Any]]:
+        if len(self.labels) == 1:
+            return logits[:, 0]
+        # In PyTorch, because NumPy warns of numbers that are not finite.
+        exact = torch.from_numpy(logits).double()
+        relevant = exact[:, self._ranking_label].clone()
+        exact[:, self._ranking_label] = -torch.inf
+        return (relevant - exact.logsumexp(dim=1)).numpy()
 
 
 def require_default_prompt(folder: Path, *supported: str) -> None:

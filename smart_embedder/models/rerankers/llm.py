@@ -31,7 +31,6 @@ from smart_embedder.models.rerankers.cross_encoder import require_default_prompt
 from smart_embedder.models.runner import OutputSpec, RerankingModel
 from smart_embedder.models.tokenizer import TextTokenizer, TruncatedTokens, cut_text
 from smart_embedder.requests import CUT_AT_END, TruncationOptions
-from smart_embedder.results import FloatArray
 from smart_embedder.tokens import JoinedIds, TokenizedPair
 from smart_embedder.vector_space import SCORE
 
@@ -58,7 +57,7 @@ class QwenReranker(RerankingModel):
     _output_specs: Mapping[str, OutputSpec] = {
         SCORE: OutputSpec("last", 1, steps="yes", reading=(PREFIX, SUFFIX, DEFAULT_INSTRUCTION))
     }
-    scores_are_logits = False
+    always_normalizes = True
     reads_instruction = True
 
     def __init__(
@@ -118,9 +117,6 @@ class QwenReranker(RerankingModel):
 
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         return self._yes_minus_no(last(hidden, packed)).squeeze(1)  # type: ignore[no-any-return]
-
-    def _scores(self, logits: FloatArray) -> list[float]:
-        return torch.sigmoid(torch.from_numpy(logits)).tolist()
 
 
 def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:

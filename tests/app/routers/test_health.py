@@ -204,8 +204,8 @@ class Judge(FakeReranker):
     max_length = 55
 
 
-class Logits(Judge):
-    scores_are_logits = False
+class Probabilities(Judge):
+    always_normalizes = True
 
 
 class Dense(FakeModel):
@@ -217,7 +217,7 @@ class Dense(FakeModel):
     [
         (None, None, ("100", "none", "none", "none")),
         (Dense(), Judge(), ("100", "77", "55", "none")),
-        (None, Logits(), ("100", "none", "none", "55")),
+        (None, Probabilities(), ("100", "none", "none", "55")),
         (None, "late-interaction", ("100", "none", "100", "none")),
     ],
 )

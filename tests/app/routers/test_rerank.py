@@ -1,12 +1,13 @@
 """POST /rerank: all kinds of rerankers, warnings, and invalid input."""
 
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
 
 from tests.app.conftest import answered, metric, serving
-from tests.support.checkpoints import corpus
+from tests.support.checkpoints import changed_weights, corpus
 
 NO_WEIGHT = {"dense": 0, "sparse": 0, "colbert": 0}
 PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
@@ -68,6 +69,27 @@ def test_a_cross_encoder_returns_logits_or_their_sigmoid(bge_client, tiny_rerank
     np.testing.assert_allclose(
         by_index(normal), 1 / (1 + np.exp(-np.array(by_index(raw)))), rtol=0, atol=1e-6
     )
+
+
+def test_every_dialect_ranks_by_raw_logits_whose_sigmoids_are_equal(
+    tiny_m3: Path, tiny_reranker: Path, tmp_path: Path
+) -> None:
+    folder = copytree(tiny_reranker, tmp_path / "sure")
+    with changed_weights(folder) as weights:
+        weights["classifier.out_proj.bias"] += 60
+    documents = {"query": "hybrid search", "documents": PASSAGES}
+    texts = {"query": "hybrid search", "texts": PASSAGES}
+    with serving(embedding_model=str(tiny_m3), reranker_model=str(folder)) as client:
+        raw = post(client, query="hybrid search", passages=PASSAGES)["results"]
+        native = post(client, query="hybrid search", passages=PASSAGES, normalize=True)["results"]
+        cohere = answered(client, "/v2/rerank", **documents, top_n=5)["results"]
+        tei = answered(client, "/rerank", **texts)
+    order = [item["index"] for item in raw]
+    assert order != sorted(order)
+    assert {item["score"] for item in native} == {1.0}
+    assert [item["index"] for item in native] == order
+    assert [item["index"] for item in cohere] == order[:5]
+    assert [item["index"] for item in tei] == order
 
 
 def test_qwen_returns_the_probability_of_yes_normalised_or_not(qwen_client) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from FlagEmbedding import BGEM3FlagModel
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.http_metrics import Metrics
 from smart_embedder.errors import (
@@ -23,7 +25,7 @@ from smart_embedder.requests import (
     Outputs,
     RerankRequest,
 )
-from smart_embedder.results import PartScores, SparseVector, TextEmbedding, sigmoid
+from smart_embedder.results import PartScores, SparseVector, TextEmbedding, rank, sigmoid
 from tests.smart_embedder.engines import busy, engine_for, engine_on_cpu, let_go, queued
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeReranker
 from tests.support.texts import varied_texts
@@ -33,7 +35,7 @@ async def test_scores_are_in_the_order_of_the_passages() -> None:
     reranker = FakeReranker()
     async with engine_for(reranker=reranker) as engine:
         result = await engine.rerank(RerankRequest("q", ["ccc", "a", "bb", ""]))
-    assert (result.scores, result.parts) == ([3, 1, 2, 0], None)
+    assert (result.scores, result.ranking, result.parts) == ([3, 1, 2, 0], [0, 2, 1, 3], None)
     assert reranker.batches == [[4, 2, 3, 1]]
 
 
@@ -43,11 +45,42 @@ async def test_normalize_applies_a_float32_sigmoid_to_logits_without_overflow() 
     async with engine_for(reranker=reranker) as engine:
         request = RerankRequest("q", ["", "aa", "a" * 99], normalize=True)
         scores = (await engine.rerank(request)).scores
-        reranker.scores_are_logits = False
-        assert (await engine.rerank(request)).scores == [-2, 0, 97]
-    exact = np.float32(1 / (1 + np.exp(-np.float64([-2, 0, 97]))))
-    assert scores == exact.tolist()
+        reranker.always_normalizes, reranker.temperature = True, 5.0
+        always = (await engine.rerank(replace(request, normalize=False))).scores
+    logits = np.float64([-2, 0, 97])
+    assert scores == np.float32(1 / (1 + np.exp(-logits))).tolist()
+    assert always == np.float32(1 / (1 + np.exp(-logits / 5))).tolist()
     assert sigmoid([-1e30, -50.0, 1e30]) == [0.0, np.float32(np.exp(-50.0)), 1.0]
+
+
+@given(st.lists(st.floats(-40, 40) | st.sampled_from([39.5, 39.5 + 2**-40]), max_size=50))
+def test_ranking_is_by_raw_scores_and_only_equal_ones_keep_their_order(raw: list[float]) -> None:
+    assert rank(raw) == sorted(range(len(raw)), key=lambda index: -raw[index])
+
+
+def test_ranking_of_a_million_saturated_logits_has_no_inversion() -> None:
+    random = np.random.default_rng(0)
+    near = random.uniform(-40, 40, 250_000)
+    logits = np.concatenate(
+        (np.float32(near), np.nextafter(np.float32(near), np.float32(np.inf)), near,
+         np.nextafter(near, np.inf), [40.0])
+    )  # fmt: skip
+    ranking = rank(logits.tolist())
+    assert (np.diff(logits[ranking]) <= 0).all()
+    scores = np.array(sigmoid(logits.tolist()), np.float32)[ranking]
+    assert (np.diff(scores) <= 0).all()
+    # Many differ as logits alone.
+    assert (scores == 1).sum() > 100_000
+
+
+async def test_ranking_is_that_of_logits_whose_sigmoids_are_equal() -> None:
+    reranker = FakeReranker()
+    reranker.offset = 60.0
+    async with engine_for(reranker=reranker) as engine:
+        request = RerankRequest("q", ["a", "ccc", "", "bb", "ddd"], normalize=True)
+        result = await engine.rerank(request)
+    assert set(result.scores) == {1.0}
+    assert result.ranking == [1, 4, 3, 0, 2]
 
 
 async def test_reranking_without_a_reranker_is_refused() -> None:
