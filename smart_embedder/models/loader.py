@@ -45,8 +45,8 @@ from smart_embedder.models.families.registry import (
     overflows_float16,
 )
 from smart_embedder.models.files import config
-from smart_embedder.models.files.digest import record_digests
 from smart_embedder.models.files.reading import refuse_changed_files, trim_heap
+from smart_embedder.models.files.record import record_reading
 from smart_embedder.models.files.weights import count_parameters
 from smart_embedder.models.heads import embedder as embedders
 from smart_embedder.models.heads.colbert import ColbertEmbedder, is_colbert
@@ -126,10 +126,11 @@ def load_embedder(
 ) -> embedders.EmbeddingModel:
     """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
     _warn_of_ignored_code(name, folder)
-    with record_digests(folder) as digests:
+    with record_reading(folder) as record:
         model = _make_embedder(name, folder, max_length, target, overrides)
+    record.require_all_read()
     model.prompts = {**model.prompts, **overrides.prompts}
-    model.set_vector_spaces(digests)
+    model.set_vector_spaces(record)
     return model
 
 
@@ -165,12 +166,13 @@ def load_reranker(
     """Load a reranker; a Qwen3 one has at most `max_qwen_pairs` pairs in a forward."""
     _warn_of_ignored_code(name, folder)
     model: CrossEncoder | QwenReranker
-    with record_digests(folder) as digests:
+    with record_reading(folder) as record:
         if is_qwen3(folder) and not is_classifier(folder):
             model = QwenReranker(name, folder, max_length, max_qwen_pairs, target)
         else:
             model = CrossEncoder(name, folder, max_length, target)
-    model.set_vector_spaces(digests)
+    record.require_all_read()
+    model.set_vector_spaces(record)
     return model
 
 

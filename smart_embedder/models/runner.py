@@ -16,7 +16,8 @@ from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start
 from smart_embedder.interface import ModelInfo
 from smart_embedder.kernels.packed_batch import End, PackedBatch
 from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.files.digest import WeightDigests, encode_short
+from smart_embedder.models.files.digest import encode_short
+from smart_embedder.models.files.record import ReadRecord
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import CUT_AT_END, Outputs, TruncationOptions
 from smart_embedder.results import FloatArray
@@ -82,12 +83,13 @@ class DeviceModel(ABC, Generic[Result]):
         if not self.reproducible:
             self.max_batch_sequences = 1
 
-    def set_vector_spaces(self, digests: WeightDigests) -> None:
+    def set_vector_spaces(self, record: ReadRecord) -> None:
         """Set the vector space of each kind from what was read while the model was loaded."""
         prefixes = tuple(spec.head for spec in self._output_specs.values() if spec.head)
         # Modules behind the transformer lie in folders of their own.
-        heads = {name for name in digests.tensors if "/" in name or name.startswith(prefixes)}
-        weights = digests.combine(digests.tensors.keys() - heads, self._backbone.configuration)
+        heads = {name for name in record.digests if "/" in name or name.startswith(prefixes)}
+        names = record.digests.keys() - heads
+        weights = record.combine_digests(names, self._backbone.configuration)
         spaces = {}
         for kind, spec in self._output_specs.items():
             reading = spec.reading or self._prompts_read
@@ -97,11 +99,11 @@ class DeviceModel(ABC, Generic[Result]):
                 weights=encode_short(weights, 12),
                 tokenizer=encode_short(self._tokenizer.digest, 8),
                 pooling=spec.pooling,
-                projection=encode_short(digests.combine(head, spec.steps), 8)
+                projection=encode_short(record.combine_digests(head, spec.steps), 8)
                 if head or spec.steps
                 else NONE,
                 normalisation=UNIT if spec.unit_length else RAW,
-                prompts=encode_short(digests.combine((), reading), 8) if reading else NONE,
+                prompts=encode_short(record.combine_digests((), reading), 8) if reading else NONE,
                 truncation=f"{self.max_length}end",
                 dimensions=str(spec.dimensions),
             )

@@ -77,6 +77,7 @@ from smart_embedder.models.families.module_parts import (
     replace_parts,
 )
 from smart_embedder.models.files.config import read_config, unusable_value
+from smart_embedder.models.files.record import current_record
 from smart_embedder.models.files.weights import StoredTensor, Weights
 from smart_embedder.models.tokenizer import TextTokenizer
 
@@ -262,6 +263,10 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
         output_loading_info=True,
         local_files_only=True,
     )
+    record = current_record()
+    if record is not None:
+        record.read_all_fields(folder / "config.json")
+        record.leave_out(loaded[0]._keys_to_ignore_on_load_unexpected or ())  # noqa: SLF001
     return loaded
 
 
@@ -273,7 +278,7 @@ def _named_tensors(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredT
     for stored_name, tensor in weights.tensors.items():
         name = stored_name.removeprefix(f"{prefix}.")
         is_hashed = "pooler" not in name and tensor.dtype.is_floating_point
-        yield stored_name, replace(tensor, name=name, digests=tensor.digests if is_hashed else None)
+        yield stored_name, replace(tensor, hashed_as=name if is_hashed else None)
 
 
 class ModuleTransformer(Transformer):

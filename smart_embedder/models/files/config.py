@@ -11,6 +11,7 @@ from typing import Any
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.files.reading import read_file
+from smart_embedder.models.files.record import current_record
 
 # A member of a demo model's config.json: a note for those who serve it.
 DEMO_KEY = "smart_embedder_demo"
@@ -60,7 +61,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise StartupError(f"{folder} is not a model: it holds no config.json")
-    return read_optional(path)
+    config, record = read_optional(path), current_record()
+    return config if record is None else record.watch(path, config)
 
 
 def read_optional(path: Path) -> dict[str, Any]:

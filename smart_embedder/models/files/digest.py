@@ -6,11 +6,6 @@ against checkpoints that were made to collide.
 """
 
 from base64 import b32encode
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,48 +16,6 @@ _BLOCK = 2**17
 # The most numbers that PyTorch converts without its thread pool. Its setting for the number of
 # threads would also apply to threads that start meanwhile.
 _CONVERTED_BY_ONE_THREAD = 2**15 - 1
-
-_recorded: ContextVar["WeightDigests | None"] = ContextVar("digests", default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class WeightDigests:
-    """The digests of the tensors that were read from the model in `folder`, by name.
-
-    The name of a tensor in a subfolder begins with the subfolder's name.
-    """
-
-    folder: Path
-    tensors: dict[str, bytes] = field(default_factory=dict)
-
-    def qualify(self, folder: Path, name: str) -> str:
-        """Return the name of a tensor of a file in `folder`."""
-        if folder == self.folder:
-            return name
-        # Resolved, because modules.json may have an absolute path.
-        below = folder.resolve().relative_to(self.folder.resolve())
-        return (below / name).as_posix()
-
-    def combine(self, names: Iterable[str], *others: object) -> bytes:
-        """Compute the digest of these tensors, and of the `repr` of `others`."""
-        lines = [f"{name!r} {self.tensors[name].hex()}" for name in sorted(names)]
-        return xxh3_128_digest("\n".join([*lines, *map(repr, others)]).encode())
-
-
-@contextmanager
-def record_digests(folder: Path) -> Iterator[WeightDigests]:
-    """Record the tensors that are found in the block, and read there or later."""
-    digests = WeightDigests(folder)
-    token = _recorded.set(digests)
-    try:
-        yield digests
-    finally:
-        _recorded.reset(token)
-
-
-def recorded_digests() -> WeightDigests | None:
-    """Return the digests of the enclosing `record_digests`, if there is one."""
-    return _recorded.get()
 
 
 class TensorDigest:

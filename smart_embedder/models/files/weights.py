@@ -22,13 +22,9 @@ from torch import Tensor, nn
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import make_linear, parameter_dict
 from smart_embedder.models.files.config import read_optional
-from smart_embedder.models.files.digest import (
-    TensorDigest,
-    WeightDigests,
-    copy_in_this_thread,
-    recorded_digests,
-)
+from smart_embedder.models.files.digest import TensorDigest, copy_in_this_thread
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
+from smart_embedder.models.files.record import ReadRecord, current_record
 
 _FILE_ERRORS = (
     OSError, EOFError, ValueError, LookupError, OverflowError, TypeError, AttributeError,
@@ -69,9 +65,10 @@ class _ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file, from the byte `start` on.
+    """A tensor in a file, from the byte `start` on, where it has this `name`.
 
-    Its digest is recorded in `digests`, under its `name`, when it is read.
+    When it is read, that is recorded in `record`, with its digest if it has a name to be
+    `hashed_as`.
     """
 
     file: ModelFile | _ReadFile
@@ -79,7 +76,8 @@ class StoredTensor:
     shape: torch.Size
     dtype: torch.dtype
     name: str = ""
-    digests: WeightDigests | None = None
+    record: ReadRecord | None = None
+    hashed_as: str | None = None
 
     def __getitem__(self, index: Any) -> Tensor:
         """Index it like a tensor, as transformers does; `...` reads all of it."""
@@ -89,7 +87,7 @@ class StoredTensor:
         """Read one row; the others are not read."""
         shape = self.shape[1:]
         start = self.start + index * math.prod(shape) * self.dtype.itemsize
-        row = replace(self, start=start, shape=shape, name=f"{self.name}[{index}]")
+        row = replace(self, start=start, shape=shape, hashed_as=f"{self.hashed_as}[{index}]")
         return row.read(self.dtype)
 
     def read(self, dtype: torch.dtype) -> Tensor:
@@ -98,7 +96,7 @@ class StoredTensor:
         rounds, flat = dtype is not self.dtype, tensor.view(-1)
         at_once = (_ROUNDED_AT_ONCE if rounds else AT_ONCE) // self.dtype.itemsize
         parts = range(0, len(flat), at_once)
-        digest = TensorDigest(self.shape)
+        digest = None if self.hashed_as is None else TensorDigest(self.shape)
 
         def read_every(step: int, number: int) -> None:
             """Read every `step`-th part, beginning with part `number`."""
@@ -109,7 +107,7 @@ class StoredTensor:
                 content = memoryview(stored.view(torch.uint8).numpy())  # type: ignore[arg-type]
                 self.file.read_into(content, self.start + first * self.dtype.itemsize)
                 with torch.inference_mode(tensor.is_inference()):
-                    if self.digests is not None:
+                    if digest is not None:
                         digest.add(first, stored)
                     if rounds:
                         copy_in_this_thread(part, stored)
@@ -121,9 +119,11 @@ class StoredTensor:
         else:
             with ThreadPoolExecutor(threads, "read-tensor") as pool:
                 list(pool.map(partial(read_every, threads), range(threads)))
-        if self.digests is not None:
-            name = self.digests.qualify(self.file.path.parent, self.name)
-            self.digests.tensors[name] = digest.finish()
+        if self.record is not None:
+            self.record.read_tensor(self.file.path, self.name)
+            if self.hashed_as is not None and digest is not None:
+                folder = self.file.path.parent
+                self.record.add_digest(folder, self.hashed_as, digest.finish())
         return tensor
 
 
@@ -202,14 +202,14 @@ class Weights:
             return torch.empty(shape, dtype=dtype, device=self.device)
         tensor = None if self.kept is None else self.kept.get((name, dtype))
         if tensor is None:
-            tensor = replace(stored, name=name).read(dtype).to(self.device)
+            tensor = replace(stored, hashed_as=name).read(dtype).to(self.device)
             if self.kept is not None:
                 self.kept[name, dtype] = tensor
         return tensor
 
     def row(self, name: str, index: int, *shape: int) -> Tensor:
         """Read one row of the tensor of that shape, as in the file; the others are not read."""
-        return replace(self._find(name, *shape), name=name).row(index)
+        return replace(self._find(name, *shape), hashed_as=name).row(index)
 
     def linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True
@@ -280,8 +280,7 @@ def _require_supported(folder: Path) -> None:
 
 def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
     for path in _find_weight_files(folder):
-        list_tensors = _list_safetensors if path.suffix == ".safetensors" else _list_pytorch_file
-        for stored_name, tensor in list_tensors(path):
+        for stored_name, tensor in _list_tensors(path):
             # Checkpoints from TensorFlow have other names for the parameters of norms.
             name = stored_name.replace("LayerNorm.gamma", "LayerNorm.weight")
             yield name.replace("LayerNorm.beta", "LayerNorm.bias"), tensor
@@ -303,6 +302,15 @@ def count_parameters(folder: Path) -> int:
     with suppress(StartupError):
         return sum(math.prod(tensor.shape) for tensor in Weights.read(folder).tensors.values())
     return 0
+
+
+def _list_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors of a file by name, and record that they were found."""
+    list_file = _list_safetensors if path.suffix == ".safetensors" else _list_pytorch_file
+    for name, tensor in list_file(path):
+        if tensor.record is not None:
+            tensor.record.find_tensor(path, name, tensor.shape)
+        yield name, tensor
 
 
 def _list_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -329,7 +337,7 @@ def _list_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         if end > file.size:
             raise ValueError(f"{path.name} ends before its tensor {name} does")
         end_of_last = end
-        yield name, StoredTensor(file, start, shape, dtype, name, recorded_digests())
+        yield name, StoredTensor(file, start, shape, dtype, name, current_record())
     if end_of_last != file.size:
         raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
@@ -353,11 +361,11 @@ def _locate_tensor(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
     if not tensor.is_meta:
         numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
         read = _ReadFile(file.path, memoryview(numbers))  # type: ignore[arg-type]
-        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, recorded_digests())
+        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, current_record())
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
-        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, recorded_digests())
+        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, current_record())
     # Read the region that holds a tensor with gaps, and copy the tensor out of it.
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)
@@ -369,7 +377,7 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
     if not path.is_file():
         raise StartupError(f"the head {path.name} is missing in {path.parent}")
     try:
-        state = dict(_list_pytorch_file(path))
+        state = dict(_list_tensors(path))
         weight, bias = state["weight"], state["bias"]
         if out_features is None:
             out_features = weight.shape[0]
@@ -381,7 +389,7 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
             f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
             f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
         )
-    named = (replace(tensor, name=f"{path.stem}.{tensor.name}") for tensor in (weight, bias))
+    named = (replace(tensor, hashed_as=f"{path.stem}.{tensor.name}") for tensor in (weight, bias))
     return make_linear(*(tensor.read(tensor.dtype) for tensor in named))
 
 

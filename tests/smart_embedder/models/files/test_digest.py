@@ -16,7 +16,8 @@ from transformers import BertConfig, BertModel
 from smart_embedder.kernels.backend import torch_backend
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.bert import EncoderConfig
-from smart_embedder.models.files.digest import TensorDigest, WeightDigests, encode_short
+from smart_embedder.models.files.digest import TensorDigest, encode_short
+from smart_embedder.models.files.record import ReadRecord
 from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.vector_space import VectorSpace
 from tests.support.checkpoints import changed_json, changed_weights
@@ -269,16 +270,16 @@ def test_vector_space_id_is_stable_between_versions() -> None:
 
 def test_tensor_digest_is_stable_between_versions() -> None:
     """If this fails, every stored collection would seem to be of another space."""
-    digests = WeightDigests(Path("model"))
+    record = ReadRecord(Path("model"))
     for name, numbers in {
         "embeddings.weight": torch.arange(300_000, dtype=torch.float32).view(3, -1) / 7,
         "2_Dense/linear.weight": torch.arange(-8, 8).bfloat16(),
     }.items():
         digest = TensorDigest(numbers.shape)
         digest.add(0, numbers.view(-1))
-        digests.tensors[name] = digest.finish()
+        record.digests[name] = digest.finish()
     config = EncoderConfig(100, 64, 96, 2, 4, 514, 1, "gelu", 1e-5, 1)
-    assert encode_short(digests.combine(digests.tensors, config), 12) == "ia7mlb2zwzaz"
+    assert encode_short(record.combine_digests(record.digests, config), 12) == "ia7mlb2zwzaz"
 
 
 def test_vector_space_is_the_same_with_absolute_module_paths(
