@@ -23,7 +23,7 @@ WIDTH = 64
 TEXTS = ["hybrid search", "", "vector", " ".join(corpus(4)), "...", " ".join(corpus(40)), "Query"]
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _VOCABULARY = 700
-_SIZES = {
+SIZES = {
     "vocab_size": _VOCABULARY,
     "hidden_size": WIDTH,
     "num_hidden_layers": 2,
@@ -32,7 +32,7 @@ _SIZES = {
     "max_position_embeddings": 258,
     "pad_token_id": 0,
 }
-_GROUPED = _SIZES | {"num_key_value_heads": 2}
+GROUPED = SIZES | {"num_key_value_heads": 2}
 _MODERNBERT = {
     "local_attention": 16,
     "global_attn_every_n_layers": 2,
@@ -52,33 +52,33 @@ _T5 |= {"num_layers": 2, "num_heads": 4}
 _DISTILBERT = {"vocab_size": _VOCABULARY, "dim": WIDTH, "n_layers": 2, "n_heads": 4}
 _DISTILBERT |= {"hidden_dim": 96, "max_position_embeddings": 258}
 # A window beyond every text of the trial at startup.
-_MISTRAL = _GROUPED | {"max_position_embeddings": 3000, "sliding_window": 1000}
+_MISTRAL = GROUPED | {"max_position_embeddings": 3000, "sliding_window": 1000}
 _MOBILEBERT = {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32}
 
 # The configuration and model class of transformers, sizes, and the layout of batches.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], str]] = {
-    "modernbert": ("ModernBert", "Model", _SIZES | _MODERNBERT, "packed"),
-    "embedding-gemma": ("Gemma3Text", "Model", _GROUPED | _EMBEDDING_GEMMA, "packed"),
-    "qwen2-bidirectional": ("Qwen2", "Model", _GROUPED | {"is_causal": False}, "packed"),
-    "qwen2-causal": ("Qwen2", "Model", _GROUPED, "packed"),
+    "modernbert": ("ModernBert", "Model", SIZES | _MODERNBERT, "packed"),
+    "embedding-gemma": ("Gemma3Text", "Model", GROUPED | _EMBEDDING_GEMMA, "packed"),
+    "qwen2-bidirectional": ("Qwen2", "Model", GROUPED | {"is_causal": False}, "packed"),
+    "qwen2-causal": ("Qwen2", "Model", GROUPED, "packed"),
     "qwen3-bidirectional": (
-        "Qwen3", "Model", _GROUPED | {"is_causal": False, "head_dim": 16}, "packed",
+        "Qwen3", "Model", GROUPED | {"is_causal": False, "head_dim": 16}, "packed",
     ),
-    "mpnet": ("MPNet", "Model", _SIZES | {"pad_token_id": 1}, "padded"),
+    "mpnet": ("MPNet", "Model", SIZES | {"pad_token_id": 1}, "padded"),
     "distilbert": ("DistilBert", "Model", _DISTILBERT, "packed"),
-    "nomic-bert": ("NomicBert", "Model", _SIZES, "packed"),
-    "gte": ("Gte", "Model", _SIZES, "packed"),
-    "eurobert": ("EuroBert", "Model", _SIZES, "packed"),
-    "electra": ("Electra", "Model", _SIZES, "packed"),
-    "camembert": ("Camembert", "Model", _SIZES | {"pad_token_id": 1}, "own"),
+    "nomic-bert": ("NomicBert", "Model", SIZES, "packed"),
+    "gte": ("Gte", "Model", SIZES, "packed"),
+    "eurobert": ("EuroBert", "Model", SIZES, "packed"),
+    "electra": ("Electra", "Model", SIZES, "packed"),
+    "camembert": ("Camembert", "Model", SIZES | {"pad_token_id": 1}, "own"),
     "t5": ("T5", "EncoderModel", _T5, "padded"),
     "mistral": ("Mistral", "Model", _MISTRAL, "packed"),
-    "convbert": ("ConvBert", "Model", _SIZES | {"embedding_size": WIDTH}, "one_length"),
-    "fnet": ("FNet", "Model", _SIZES | {"type_vocab_size": 2}, "one_length"),
-    "mobilebert": ("MobileBert", "Model", _SIZES | _MOBILEBERT, "one_length"),
-    "nystromformer": ("Nystromformer", "Model", _SIZES, "one_length"),
-    "bert": ("Bert", "Model", _SIZES, "own"),
-    "roberta": ("Roberta", "Model", _SIZES | {"pad_token_id": 1}, "own"),
+    "convbert": ("ConvBert", "Model", SIZES | {"embedding_size": WIDTH}, "one_length"),
+    "fnet": ("FNet", "Model", SIZES | {"type_vocab_size": 2}, "one_length"),
+    "mobilebert": ("MobileBert", "Model", SIZES | _MOBILEBERT, "one_length"),
+    "nystromformer": ("Nystromformer", "Model", SIZES, "one_length"),
+    "bert": ("Bert", "Model", SIZES, "own"),
+    "roberta": ("Roberta", "Model", SIZES | {"pad_token_id": 1}, "own"),
 }  # fmt: skip
 
 

@@ -7,8 +7,10 @@ never run.
 
 import inspect
 import math
+import re
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -18,10 +20,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import structlog
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.overrides import TorchFunctionMode
@@ -81,16 +82,15 @@ from smart_embedder.models.files.record import current_record
 from smart_embedder.models.files.weights import StoredTensor, Weights
 from smart_embedder.models.tokenizer import TextTokenizer
 
+log = structlog.get_logger(__name__)
+
 # The most parameters of a module, relative to the stored numbers: it may also have an unused
 # pooler, and tables that it computes.
 _MAX_PARAMETERS = 1.5
+# The names of tensors for other inputs than texts.
+_OTHER_INPUTS = r"(vision|visual|image|audio|sound|speech|video|multi_modal|mm_projector)"
 # The most layers of a model whose layers share their tensors.
 _MAX_LAYERS = 100
-# The errors that transformers raises for files that it cannot use.
-LOADING_ERRORS = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
-    IndexError, SafetensorError, StrictDataclassError,
-)  # fmt: skip
 # The layouts of the texts of a batch, the fastest first.
 PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
 _PACKED = "smart_embedder_packed"
@@ -140,6 +140,19 @@ def load_by_transformers(
 
     Raises `StartupError` if transformers cannot load it.
     """
+    try:
+        return _load(folder, target, read_tokenizer)
+    except StartupError:
+        raise
+    except Exception as error:
+        raise StartupError(
+            f"transformers cannot compute the model in {folder}: {_one_line(error)}"
+        ) from error
+
+
+def _load(
+    folder: Path, target: Target, read_tokenizer: Callable[[int], TextTokenizer]
+) -> tuple[Backbone, TextTokenizer]:
     module = _load_module(folder, target)
     count, positions = _find_positions(module)
     tokenizer = read_tokenizer(count)
@@ -156,7 +169,7 @@ def load_by_transformers(
     backbone = Backbone(
         transformer,
         target,
-        hidden_size=int(module.config.hidden_size),
+        hidden_size=trial.hidden_size,
         max_length=count,
         parameters=parameters,
         positions=positions,
@@ -194,8 +207,10 @@ def _load_module(folder: Path, target: Target) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module, report = _from_pretrained(folder, target)
-    except LOADING_ERRORS as error:
-        reason = " ".join((str(error) or type(error).__name__).split())
+    except StartupError:
+        raise
+    except Exception as error:
+        reason = _one_line(error)
         raise StartupError(f"transformers cannot load the model in {folder}: {reason}") from error
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
     if missing:
@@ -223,10 +238,6 @@ def _require_supported(folder: Path) -> None:
             f"{transformers.__version__} does not know"
         )
     require_positions(folder, config)
-    if not config.keys().isdisjoint(("vision_config", "image_size", "audio_config")):
-        raise StartupError(
-            f"{folder} holds a model of type {model_type}, which reads images or sound"
-        )
 
 
 def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
@@ -234,8 +245,8 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
 
     Raises `StartupError` for impossible sizes, before memory is allocated for them.
     """
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     weights = Weights.read(folder)
+    config = _read_text_part(folder)
     weights.require_numbers()
     for key, value in config.to_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -246,6 +257,10 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     with torch.device("meta"):
         described = (AutoModelForTextEncoding if encodes else AutoModel).from_config(config)
+    if "input_ids" not in inspect.signature(described.forward).parameters:
+        raise StartupError(
+            f"{folder} holds a model of type {config.model_type}, which reads no texts"
+        )
     # transformers would allocate missing tensors, however large they are.
     needed = sum(parameter.numel() for parameter in described.parameters())
     stored = sum(math.prod(tensor.shape) for tensor in weights.tensors.values())
@@ -258,27 +273,61 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
         None,
         config=config,
-        state_dict=dict(_named_tensors(weights, described.base_model_prefix)),
+        state_dict=dict(_named_tensors(weights, described)),
         dtype=torch.float32 if target.quantized else target.dtype,
         output_loading_info=True,
         local_files_only=True,
     )
-    record = current_record()
-    if record is not None:
+    if (record := current_record()) is not None:
         record.read_all_fields(folder / "config.json")
         record.leave_out(loaded[0]._keys_to_ignore_on_load_unexpected or ())  # noqa: SLF001
     return loaded
 
 
-def _named_tensors(weights: Weights, prefix: str) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors by their stored names; their contents are hashed under the module's names.
+def _read_text_part(folder: Path) -> Any:
+    """Read the configuration, or that of the text part of a model that also reads other inputs."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    text = getattr(config, "text_config", None)
+    if text is None:
+        return config
+    if hasattr(config, "logit_scale_init_value"):
+        raise StartupError(
+            f"{folder} holds a model of type {config.model_type}, which projects texts and images "
+            "into one space; such projections are not supported"
+        )
+    log.warning(
+        "only_texts_read",
+        model=folder.name,
+        detail=f"a model of type {config.model_type} also reads other inputs than texts: its text "
+        "part is served, and pictures and sound are not read",
+    )
+    if (record := current_record()) is not None:
+        record.leave_out([_OTHER_INPUTS])
+    return text
+
+
+def _named_tensors(weights: Weights, described: Any) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors of the described part; their contents are hashed under its names.
 
     The hash leaves out the pooler, which is not computed, and whole numbers.
     """
+    names, base = set(described.state_dict()), f"{described.base_model_prefix}."
+    # How often each prefix stands before a name of the part.
+    prefixes = Counter(
+        stored_name[:start]
+        for stored_name in weights.tensors
+        for start in (0, *(dot.end() for dot in re.finditer(r"\.", stored_name)))
+        if stored_name[start:] in names
+    )
+    prefix = max(prefixes, key=prefixes.__getitem__, default="")
+    # transformers knows its own prefix, and renames tensors of older versions by it.
+    prefix = "" if prefix == base else prefix
     for stored_name, tensor in weights.tensors.items():
-        name = stored_name.removeprefix(f"{prefix}.")
-        is_hashed = "pooler" not in name and tensor.dtype.is_floating_point
-        yield stored_name, replace(tensor, hashed_as=name if is_hashed else None)
+        if stored_name.startswith(prefix):
+            kept_name = stored_name.removeprefix(prefix)
+            name = kept_name.removeprefix(base)
+            is_hashed = "pooler" not in name and tensor.dtype.is_floating_point
+            yield kept_name, replace(tensor, hashed_as=name if is_hashed else None)
 
 
 class ModuleTransformer(Transformer):
@@ -302,7 +351,7 @@ class ModuleTransformer(Transformer):
         self._padding = (default or 0) if padding is None else padding
         self.bytes_per_pair = 0.0
         self.rounds_up = layout == PACKED
-        self.window = getattr(module.config, "sliding_window", None)
+        self.window = _read_option(module.config, "sliding_window")
         # If the kernel has no window, the texts are divided by their lengths, and a captured graph
         # would use those of its own batch for all others.
         self.capturable = attend is not None and (self.window is None or has_window(attend))
@@ -376,7 +425,7 @@ class _Trial:
         self._folder = folder
         self.module = module
         self._target = target
-        window = getattr(module.config, "sliding_window", None) or 0
+        window = _read_option(module.config, "sliding_window") or 0
         lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
         random = np.random.default_rng(0)
         texts = [random.integers(*_TRIAL_IDS, min(length, count)) for length in sorted(lengths)]
@@ -398,10 +447,12 @@ class _Trial:
         own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
         try:
             self._expected = ModuleTransformer(module, ALONE)(self._texts)
-        except (*LOADING_ERRORS, AssertionError) as error:
+        except Exception as error:
             raise StartupError(
-                f"{self._described} cannot compute a text that is alone in its batch: {error}"
+                f"{self._described} cannot compute a text that is alone in its batch: "
+                f"{_one_line(error)}"
             ) from error
+        self.hidden_size = self._expected.shape[1]
         if not self._expected.cpu().isfinite().any():
             raise never_finite_error(f"in {self._folder}")
         refused: list[Proof] = []
@@ -469,10 +520,10 @@ class _Trial:
                 for parameter in self.module.parameters():
                     parameter.data = parameter.data.to(target.dtype)
                 transformer(packed if transformer.layout == PACKED else self._pack([joined]))
-        except LOADING_ERRORS as error:
-            reason = " ".join(str(error).split())
+        except Exception as error:
             raise StartupError(
-                f"{self._described} is not computed in 8 bits: {reason}; set DTYPE to auto"
+                f"{self._described} is not computed in 8 bits: {_one_line(error)}; set DTYPE to "
+                "auto"
             ) from error
         proof = self._prove_replaced_parts(target)
         if not proof.holds:
@@ -520,21 +571,35 @@ class _Trial:
         return try_path("forward", layout, compute_beside_others, kept, tolerance)
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join((str(error) or type(error).__name__).split())
+
+
 def _use_packed_attention(module: Any) -> None:
     """Let a module compute packed attention."""
     AttentionInterface.register(_PACKED, attend_packed)
     module.set_attn_implementation(_PACKED)
 
 
+def _read_option(holder: Any, name: str) -> Any:
+    """Return a value of a configuration, or None if there is none, or one for each layer."""
+    try:
+        return getattr(holder, name, None)
+    except RuntimeError:
+        return None
+
+
 def _read_shapes(module: Any) -> Shapes:
-    config = module.config
-    heads, width = getattr(config, "num_attention_heads", 1), config.hidden_size
+    """Return sizes for the proof of operations; options with a value for each layer have none."""
+    read = partial(_read_option, module.config)
+    width, heads = module.config.hidden_size, read("num_attention_heads") or 1
+    inner_width = read("intermediate_size")
     return Shapes(
         width,
-        getattr(config, "intermediate_size", None) or width,
+        inner_width if isinstance(inner_width, int) else width,
         heads,
-        getattr(config, "num_key_value_heads", None) or heads,
-        getattr(config, "head_dim", None) or width // heads,
+        read("num_key_value_heads") or heads,
+        read("head_dim") or width // heads,
         bias=False,
         causal=any(getattr(part, "is_causal", False) for part in module.modules()),
     )
@@ -547,7 +612,7 @@ def _lower_limits(module: Any) -> Iterator[None]:
     The limits are attention windows, and the number of tokens above which rotary positions change
     (`longrope`). Modules read them at each call, and compute a low limit as they do the real one.
     """
-    window = getattr(module.config, "sliding_window", None) or 0
+    window = _read_option(module.config, "sliding_window") or 0
     # All windows are lowered by the same number: some families' attentions add one to it.
     reduction = max(0, window - _WIDEST_TRIAL)
     parts = list(module.modules())
@@ -555,7 +620,7 @@ def _lower_limits(module: Any) -> Iterator[None]:
     with ExitStack() as restore:
         for holder in {id(holder): holder for holder in (*parts, *configs)}.values():
             for name in _WINDOWS:
-                value = getattr(holder, name, None)
+                value = _read_option(holder, name)
                 if isinstance(value, int) and value > _WIDEST_TRIAL:
                     narrowed = value - reduction if name == "sliding_window" else 0
                     restore.callback(setattr, holder, name, value)
