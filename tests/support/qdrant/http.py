@@ -131,7 +131,11 @@ class QdrantHttp:
     def scroll(self, name: str, body: bytes) -> Any:
         request = q.ScrollRequest.model_validate_json(body)
         found, offset = self.client.scroll(
-            name, request.filter, request.limit or 10, offset=request.offset
+            name,
+            request.filter,
+            request.limit or 10,
+            offset=request.offset,
+            with_vectors=bool(request.with_vector),
         )
         return {"points": found, "next_page_offset": offset}
 
