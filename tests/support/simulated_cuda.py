@@ -1,11 +1,11 @@
 """A CUDA device without a GPU, which checks launches, copies and synchronisations.
 
 Its tensors are PyTorch's fake tensors, with shape, dtype and device but no numbers. Mixing devices
-and reading a number raise by themselves. Errors that a real device shows only sometimes, or only by
-its slowness, raise `CudaMisuseError` at once: a copy from or to memory that is not pinned, a
-synchronisation within a forward, a stream that reads what another has not written yet. Results on
-the host are NaN until their event is waited for, and then `ARRIVED`. The device is cuda:0, always
-with its number.
+and reading a number raise by themselves. `CudaMisuseError` is raised for what a real device shows
+only sometimes, or only by its slowness: a copy from or to memory that is not pinned, a
+synchronisation within a forward, a copy that does not wait for the kernels before it. The host gets
+the number of the copy as its value, 1 for the first, and NaN until the event after it is waited
+for. The device is cuda:0, always with its number.
 """
 
 from collections import Counter
@@ -18,7 +18,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from smart_embedder.hardware import transfer
@@ -27,14 +26,6 @@ from smart_embedder.kernels import target as choose
 from smart_embedder.models import cuda_graphs
 from smart_embedder.models.families import registry as load
 from tests.support.fake_device import crosses, fake_tensors, is_composite, leaves
-from tests.support.simulated_streams import (
-    ARRIVED,
-    Arrival,
-    CudaMisuseError,
-    Event,
-    Graph,
-    Stream,
-)
 
 MEMORY = 80 * 2**30
 # Operators that launch nothing: they allocate memory, or reinterpret it. Views are known anyway.
@@ -44,6 +35,42 @@ _FREE = {
 }
 
 
+class CudaMisuseError(AssertionError):
+    """An error, or a slow operation, that would happen on a real device."""
+
+
+class Stream:
+    """Knows how many launches it has waited for."""
+
+    def __init__(self, cuda: "SimulatedCuda") -> None:
+        self.device = torch.device("cuda:0")
+        self._cuda = cuda
+        self.waited_for = 0
+
+    def wait_stream(self, _: "Stream") -> None:
+        self.waited_for = self._cuda.launches.total()
+
+
+class Graph:
+    """A capture launches nothing, and a replay is one launch."""
+
+    def __init__(self, cuda: "SimulatedCuda") -> None:
+        self._cuda = cuda
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        if self._cuda.current is self._cuda.main:
+            raise CudaMisuseError("a capture needs a stream of its own")
+        if capture_error_mode != "thread_local":
+            raise CudaMisuseError("a capture would fail when another thread waits for results")
+        self._cuda.capturing = True
+
+    def capture_end(self) -> None:
+        self._cuda.capturing = False
+
+    def replay(self) -> None:
+        self._cuda.launches["graph"] += 1
+
+
 class SimulatedCuda(TorchDispatchMode):
     """Counts launches on the device; within `forward` the host must not wait for the device."""
 
@@ -51,16 +78,13 @@ class SimulatedCuda(TorchDispatchMode):
         super().__init__()
         self.launches: Counter[str] = Counter()
         self.pinned_blocks = 0
-        self.bytes_to_host = 0
-        self.main = self.current = Stream()
-        self.strict = False
-        self._written: dict[int, tuple[Stream, int]] = {}
+        self.copies = 0
+        self.main = self.current = Stream(self)
+        self.strict = self.capturing = False
+        # By the address of their storage, which stays alive, so that no address is used twice.
         self._pinned: dict[int, Tensor] = {}
-        self._not_recorded: dict[int, tuple[Stream, int]] = {}
-        self._under_way: list[Arrival] = []
-        # Keeps storages alive, so that no address is used twice.
-        self._storages: dict[int, StorageWeakRef] = {}
-        self.capturing: Graph | None = None
+        self._not_recorded: dict[int, Tensor] = {}
+        self._under_way: list[tuple[Tensor, int]] = []
 
     @contextmanager
     def forward(self) -> Iterator[Counter[str]]:
@@ -72,7 +96,7 @@ class SimulatedCuda(TorchDispatchMode):
         finally:
             self.strict = False
         within.update(self.launches - before)
-        if not all(self.main.has_seen(*reader) for reader in self._not_recorded.values()):
+        if self._not_recorded:
             raise CudaMisuseError("memory may be reused while another stream still reads it")
 
     # Replacements of functions in torch.cuda and of methods of tensors.
@@ -81,9 +105,8 @@ class SimulatedCuda(TorchDispatchMode):
         self._pinned[_storage(tensor)] = tensor
         return tensor
 
-    def record_stream(self, tensor: Tensor, stream: Stream) -> None:
-        if self._not_recorded.get(_storage(tensor), (None, 0))[0] is stream:
-            del self._not_recorded[_storage(tensor)]
+    def record_stream(self, tensor: Tensor, _: Stream) -> None:
+        self._not_recorded.pop(_storage(tensor), None)
 
     @contextmanager
     def stream(self, stream: Stream | None) -> Iterator[None]:
@@ -97,6 +120,14 @@ class SimulatedCuda(TorchDispatchMode):
         if self.strict or self.capturing:
             raise CudaMisuseError("the host waited for the device")
 
+    def let_copies_arrive(self) -> None:
+        """Give the host the values of the copies that are under way."""
+        # Another thread allocated the targets in inference mode.
+        with _disable_current_modes(), torch.inference_mode():
+            for target, number in self._under_way:
+                target.fill_(number)
+        self._under_way.clear()
+
     def run(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
         """Implement `smart_embedder.kernels.cuda.CudaKernels`."""
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
@@ -104,7 +135,7 @@ class SimulatedCuda(TorchDispatchMode):
             raise CudaMisuseError(f"{name} needs contiguous tensors on the device")
         if blocks < 1 or not 0 < threads <= 1024:
             raise CudaMisuseError(f"{name} cannot have {blocks} blocks of {threads} threads")
-        self._note(name, tensors, tensors)
+        self._launch(name)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -114,95 +145,55 @@ class SimulatedCuda(TorchDispatchMode):
         if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        tensors = [argument for argument in given if isinstance(argument, Tensor)]
         source = crosses(func, args, kwargs)
         if source is not None:
             return self._copy(func, args, kwargs, source)
         result = func(*args, **kwargs)
-        self._launch(func, kwargs, tensors, result)
+        name = func._schema.name.removeprefix("aten::").removeprefix("prim::")
+        on_device = any(_is_on_device(value) for value in (*given, *leaves(result)))
+        if on_device and not func.is_view and name not in _FREE:
+            if name == "segment_reduce" and not kwargs.get("unsafe"):
+                raise CudaMisuseError("lengths are read back from the device (unsafe=False)")
+            self._launch(name)
         return result
 
-    def _launch(self, func, kwargs, tensors, result) -> None:
-        results = [value for value in leaves(result) if isinstance(value, Tensor)]
-        if not any(tensor.device.type == "cuda" for tensor in (*tensors, *results)):
-            return
-        name = func._schema.name.removeprefix("aten::").removeprefix("prim::")
-        if func.is_view or name in _FREE:
-            return
-        if name == "segment_reduce" and not kwargs.get("unsafe"):
-            raise CudaMisuseError("lengths are read back from the device (unsafe=False)")
-        self._note(name, tensors, results)
-
-    def _note(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
-        if self.capturing is not None:
-            self.capturing.captured.append((read, written))
-            return
-        for tensor in read:
-            self._read(tensor)
-        self.launches[name] += 1
-        self.current.time += 1
-        for tensor in written:
-            if tensor.device.type == "cuda":
-                self._write(tensor)
-
-    def _write(self, tensor: Tensor) -> None:
-        key = _storage(tensor)
-        self._storages[key] = StorageWeakRef(tensor.untyped_storage())
-        self._written[key] = self.current, self.current.time
-
-    def _read(self, tensor: Tensor) -> None:
-        """Check that the streams order this read after the write."""
-        if tensor.device.type == "cuda" and (writer := self._written.get(_storage(tensor))):
-            if not self.current.has_seen(*writer):
-                raise CudaMisuseError("a stream reads what another has not written yet")
-            if writer[0] is not self.current:
-                self._not_recorded[_storage(tensor)] = self.current, self.current.time + 1
+    def _launch(self, name: str) -> None:
+        self.launches[name] += not self.capturing
 
     def _copy(self, func, args, kwargs, source: Tensor) -> Tensor:
         """Copy between host and device."""
         to_device = source.device.type == "cpu"
         target = args[0] if func is torch.ops.aten.copy_.default else None
         waits = not (kwargs.get("non_blocking") or (target is not None and args[2:] == (True,)))
-        if not to_device and target is None:
+        if target is None:
             # PyTorch allocates pinned memory for the result of a copy that does not wait.
-            dtype = kwargs.get("dtype") or source.dtype
+            where = kwargs["device"] if to_device else "cpu"
+            pin = {} if to_device else {"pin_memory": not waits}
             with self:
-                target = torch.empty(source.shape, dtype=dtype, pin_memory=not waits)
-        pinned = _storage(source if to_device else target) in self._pinned
-        if not waits and not pinned:
+                dtype = kwargs.get("dtype") or source.dtype
+                target = torch.empty(source.shape, dtype=dtype, device=where, **pin)
+        if not waits and _storage(source if to_device else target) not in self._pinned:
             raise CudaMisuseError("a copy that nothing waits for needs pinned memory on the host")
         if waits and self.strict:
             raise CudaMisuseError("a copy waited for the device")
-        if self.capturing is not None:
+        if self.capturing:
             raise CudaMisuseError("a graph would copy the same from the host again and again")
-        if to_device:
-            return self._to_device(source, target, kwargs)
-        self._read(source)
-        return self._to_host(source, target, waits=waits)
-
-    def _to_device(self, source: Tensor, target: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
-        if target is None:
-            dtype = kwargs.get("dtype") or source.dtype
-            target = torch.empty(source.shape, dtype=dtype, device=kwargs["device"])
-        self._write(target)
-        return target
+        return target if to_device else self._to_host(source, target, waits=waits)
 
     def _to_host(self, source: Tensor, target: Tensor, *, waits: bool) -> Tensor:
-        with _disable_current_modes():
-            target.fill_(ARRIVED if waits else torch.nan)
-        if waits:
-            return target
-        if source.dtype is not target.dtype or source.shape != target.shape:
+        if self.current is not self.main:
+            if self.current.waited_for < self.launches.total():
+                raise CudaMisuseError("a stream reads what another has not written yet")
+            self._not_recorded[_storage(source)] = source
+        if not waits and (source.dtype is not target.dtype or source.shape != target.shape):
             raise CudaMisuseError("a copy that converts or expands launches a kernel first")
-        self._under_way = [copy for copy in self._under_way if not copy.done]
-        if any(copy.overlaps(target) for copy in self._under_way):
-            raise CudaMisuseError(
-                "pinned memory is written to that an earlier copy still writes to"
-            )
-        self.bytes_to_host += target.nbytes
-        arrival = Arrival(target)
-        self.current.copies.append(arrival)
-        self._under_way.append(arrival)
+        self.copies += 1
+        self._under_way.append((target, self.copies))
+        if waits:
+            self.let_copies_arrive()
+        else:
+            with _disable_current_modes():
+                target.fill_(torch.nan)
         return target
 
     def _on_the_host(self, func, args, kwargs) -> Any:
@@ -212,6 +203,22 @@ class SimulatedCuda(TorchDispatchMode):
             result = func(*args, **({**kwargs, "pin_memory": False} if pinned else kwargs))
         self.pinned_blocks += pinned
         return self.pin_memory(result) if pinned else result
+
+
+class Event:
+    """Lets copies arrive when it is waited for."""
+
+    def __init__(self, cuda: SimulatedCuda) -> None:
+        self._cuda = cuda
+        self._recorded = False
+
+    def record(self, _: Stream) -> None:
+        self._recorded = True
+
+    def synchronize(self) -> None:
+        if not self._recorded:
+            raise CudaMisuseError("an event was waited for that was never recorded")
+        self._cuda.let_copies_arrive()
 
 
 def _of_shapes(actual: Tensor, expected: Tensor) -> float:
@@ -229,6 +236,10 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_cuda(argument: Any) -> bool:
     return isinstance(argument, torch.device) and argument.type == "cuda"
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "cuda"
 
 
 def _storage(tensor: Tensor) -> int:
@@ -261,10 +272,10 @@ def simulated_cuda(
         "synchronize": cuda.synchronize,
         "current_stream": lambda *_: cuda.current,
         "stream": cuda.stream,
-        "Stream": Stream,
+        "Stream": lambda *_, **__: Stream(cuda),
         "CUDAGraph": lambda: Graph(cuda),
         "graph_pool_handle": lambda: (0, 1),
-        "Event": Event,
+        "Event": lambda **_: Event(cuda),
     }
     with ExitStack() as stack:
         for cached in (transfer.buffers_and_stream, cuda_graphs._capture_stream):

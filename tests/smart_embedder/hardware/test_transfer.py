@@ -9,7 +9,6 @@ import torch
 from smart_embedder.hardware import transfer
 from smart_embedder.hardware.transfer import DeviceRows, HostRows, start_copies
 from tests.support.simulated_cuda import simulated_cuda
-from tests.support.simulated_streams import ARRIVED
 
 
 @pytest.mark.parametrize(
@@ -35,32 +34,28 @@ def test_copies_keep_order_and_mark_rows_that_are_not_finite(rows, finite) -> No
 
 
 def test_copies_from_a_gpu_reuse_pinned_buffers() -> None:
-    """Two batches are in flight; a copy that overwrites an unread buffer would make it NaN."""
+    """Two batches are in flight, and no copy overwrites another."""
     rows = [torch.empty(3, 5, dtype=torch.float16), torch.empty(7), torch.empty(2, 2, 9)]
     kept: list[HostRows] = []
     with simulated_cuda() as cuda:
         on_device = [DeviceRows.of(tensor.to("cuda:0")) for tensor in rows]
-        sizes = sum(result.values.nbytes + result.check.nbytes for result in on_device)
         for _ in range(3):
-            before, blocks = cuda.bytes_to_host, cuda.pinned_blocks
+            blocks = cuda.pinned_blocks
             with cuda.forward():
                 in_flight = [start_copies(on_device, tokens=10_000) for _ in range(2)]
-            assert cuda.bytes_to_host - before == 2 * sizes
             for collect in in_flight:
                 kept += collect()
         # The first batches allocated the buffers, the others reused them.
         assert cuda.pinned_blocks == blocks
-        start_copies(on_device, tokens=10_000)
-    for copied, tensor in zip(kept, rows * 6, strict=True):
+        assert cuda.copies == 2 * len(kept)
+    for number, (copied, tensor) in enumerate(zip(kept, rows * 6, strict=True)):
         assert copied.values.shape == tensor.shape
         assert copied.values.dtype == np.float32
-        assert (copied.values == ARRIVED).all()
+        assert (copied.values == 2 * number + 1).all()
         assert copied.finite.shape == tensor.shape[: max(1, tensor.dim() - 1)]
 
 
-def test_take_buffer_reuses_large_enough_buffers(
-    monkeypatch,
-) -> None:
+def test_take_buffer_reuses_large_enough_buffers(monkeypatch) -> None:
     make = torch.empty
     monkeypatch.setattr(torch, "empty", lambda size, **_: make(size, dtype=torch.uint8))
     with simulated_cuda():
@@ -87,16 +82,3 @@ def test_copies_of_a_short_forward_poll_and_others_sleep(monkeypatch, tokens, sl
         )
         start_copies([DeviceRows.of(torch.rand(3).to("cuda:0"))], tokens)()
     assert events == [{"blocking": sleeps}]
-
-
-def test_copies_in_a_buffer_are_aligned() -> None:
-    """The simulated device raises an error if two copies overlap."""
-    tensors = [torch.rand(3), torch.rand(2, 16), torch.rand(1).half(), torch.rand(64).bfloat16()]
-    with simulated_cuda() as cuda:
-        collect = start_copies(
-            [DeviceRows.of(tensor.to("cuda:0")) for tensor in tensors], tokens=64
-        )
-        starts = [copy.target.data_ptr() for copy in cuda._under_way]
-        assert len(starts) == 2 * len(tensors)
-        assert {start % 64 for start in starts} == {0}
-        collect()

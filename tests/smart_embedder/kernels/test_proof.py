@@ -79,7 +79,7 @@ def backends() -> Iterator[tuple[Backend, torch.device, torch.dtype]]:
 @pytest.mark.parametrize(("backend", "device", "dtype"), list(backends()))
 @pytest.mark.parametrize("shapes", [M3, QWEN, ODD])
 def test_proof_holds_for_every_path_of_this_machine(shapes: Shapes, backend, device, dtype) -> None:
-    operations = DECODER if shapes.causal else GPU_ENCODER
+    operations = (*(DECODER if shapes.causal else GPU_ENCODER), "float8_rows")
     if device == CPU and cpu_has_int8():
         operations = (*operations, *INT8_OPERATIONS)
     tried = Target(device, dtype, backend)
