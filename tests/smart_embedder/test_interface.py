@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 
 from smart_embedder.errors import InvalidRequestError
-from smart_embedder.interface import MemoryUsage, ModelAbilities, ModelInfo
+from smart_embedder.interface import MemoryUsage, ModelAbilities
 from smart_embedder.requests import UNLIMITED, AnswerMemory, Outputs
 from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
 
@@ -35,14 +35,6 @@ def test_the_kinds_of_a_dense_model_and_an_embedder_together() -> None:
     both = replace(alone, dense=dense, reranker=reranker)
     assert both.dense_model is dense
     assert both.kinds == Outputs(dense=True, sparse=True)
-
-
-def test_the_dtype_of_a_model_is_its_own_or_that_of_its_device() -> None:
-    models = loaded(FakeModel())
-    infos = (ModelInfo("other", "float16", {}),)
-    assert replace(models, infos=infos).get_dtype(models.embedder) == "float32"
-    infos = (ModelInfo("fake", "int8", {}),)
-    assert replace(models, infos=infos).get_dtype(models.embedder) == "int8"
 
 
 def test_memory_is_summed_over_all_devices_that_report_it() -> None:
@@ -77,8 +69,3 @@ def test_abilities_of_an_embedder() -> None:
     assert ModelAbilities.of(model, "embed").input_types == ("document",)
     model.reads_input_type = True
     assert ModelAbilities.of(model, "embed").input_types == ("query", "document")
-
-
-def test_abilities_of_a_reranker() -> None:
-    abilities = ModelAbilities.of(FakeReranker(), "rerank")
-    assert (abilities.kinds, abilities.input_types) == (("scores",), ())

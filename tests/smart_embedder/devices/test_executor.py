@@ -94,19 +94,6 @@ async def test_the_seconds_left_of_a_gpu_are_those_of_the_batch_that_ends_first(
 
 
 @in_skipped_time
-async def test_jobs_that_arrive_within_the_batch_wait_share_a_batch() -> None:
-    async with VirtualDevice(1.0, batch_wait=0.5).running() as device:
-        jobs = [device.put(2)]
-        await asyncio.sleep(0.4)
-        jobs.append(device.put(3))
-        await asyncio.sleep(0.2)
-        jobs.append(device.put(4))
-        for job in jobs:
-            await job.result()
-        assert device.model.batches == [[2, 3], [4]]
-
-
-@in_skipped_time
 async def test_metrics_count_each_forward_and_each_queue_wait_once() -> None:
     async with VirtualDevice(2.0).running() as device:
         texts, pair = device.put(3, 3), device.put(4, purpose=Purpose.RERANKING)
@@ -305,19 +292,6 @@ async def test_a_forward_of_less_than_10_ms_is_not_preempted(expected_seconds, b
         device.put(7)
         await long.result()
         assert device.model.batches == batches
-
-
-@in_skipped_time
-async def test_preemption_of_a_failed_forward_does_not_count_for_its_halves() -> None:
-    async with preemptible().running() as device:
-        device.model.failures = [MemoryError()]
-        long = device.put(100, 100, client="a")
-        await asyncio.sleep(1)
-        device.thread.seconds = 2.0
-        assert await device.compute(7, client="b") == [0]
-        await long.result()
-        assert device.model.batches == [[100, 100], [7], [100], [100]]
-        assert long.inference_seconds == pytest.approx(2 + 2, abs=0.1)
 
 
 @in_skipped_time

@@ -10,7 +10,6 @@ from smart_embedder.devices.forward_limits import (
     ForwardLimit,
     OverdueAlarm,
     TokenBudget,
-    predict_seconds,
 )
 from smart_embedder.errors import InferenceTimeoutError
 from tests.smart_embedder.scheduling.jobs import batch_of, job
@@ -23,11 +22,6 @@ def test_an_unset_time_limit_is_five_times_the_predicted_seconds() -> None:
     assert limit.for_batch(batch_of(job(1024)), 0.01) == pytest.approx(5 * 10.24 * 1.5)
     assert ForwardLimit(None, 3.0).for_batch(batch_of(job(1024)), 0.0) == 3.0
     assert ForwardLimit(2.0, minimum=30.0).for_batch(batch_of(job(100)), 1.0) == 2.0, "as it is set"
-
-
-def test_predicted_seconds_include_the_attention_of_long_sequences() -> None:
-    short = sum(predict_seconds(batch_of(job(512)), 0.01) for _ in range(16))
-    assert predict_seconds(batch_of(job(8192)), 0.01) > 3 * short
 
 
 @pytest.mark.parametrize(

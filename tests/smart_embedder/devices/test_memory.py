@@ -210,21 +210,6 @@ async def test_a_load_continues_when_its_requests_time_out_or_leave() -> None:
     assert loader.loads == ["one"]
 
 
-async def test_models_that_do_not_fit_together_alternate(monkeypatch) -> None:
-    monkeypatch.setattr("smart_embedder.devices.memory._MIN_SERVICE_SECONDS", 0.0)
-    loader, served = FakeLoader(gigabytes=1), {"one": 0, "two": 0}
-
-    async def ask_until_both_were_served(name: str) -> None:
-        while min(served.values()) < 40 or loader.loads.count(name) < 3:
-            assert await vector(engine, "a", name) == A + 1
-            served[name] += 1
-
-    async with engine_with(loader, *entries("one", "two")) as engine:
-        names = ("one", "two") * 3
-        await asyncio.gather(*(ask_until_both_were_served(name) for name in names))
-        assert [status(engine, name).requests for name in served] == [0, 0]
-
-
 async def lease_until_refused(engine: EngineCore) -> None:
     while True:
         async with engine.lease("one", seconds=0):
@@ -288,20 +273,6 @@ async def test_only_unused_models_are_unloaded_and_no_more_than_needed() -> None
         with pytest.raises(ModelTooLargeError, match="at most 5.0 GB can be freed"):
             await vector(engine, "a", "first")
         assert states(engine, *names) == ["ready", "ready", "failed", "unloaded", "ready"]
-
-
-async def test_a_cancelled_batch_keeps_its_model_loaded_until_it_has_ended() -> None:
-    loader = FakeLoader(gigabytes=1)
-    async with engine_with(loader, *entries("one", "two")) as engine:
-        running = await busy(engine, loader, "one")
-        running.cancel()
-        await asyncio.wait({running})
-        del running  # Its traceback references the model.
-        other = asyncio.create_task(vector(engine, "a", "two"))
-        await asyncio.sleep(0.3)
-        assert states(engine, "one", "two") == ["ready", "loading"]
-        let_go(loader.alive["one"])
-        assert await other == A + 1
 
 
 async def test_a_load_waits_for_the_memory_of_a_request_that_has_just_ended() -> None:

@@ -360,10 +360,3 @@ async def test_no_waiting_job_fails_while_one_of_two_devices_is_stuck() -> None:
         await others.result()
         assert len(first.batches + second.batches) == 21
         assert pool.stuck_seconds > 0
-
-
-@in_skipped_time
-async def test_a_pool_without_devices_can_be_closed() -> None:
-    await VirtualPool().close(1)
-    assert not VirtualPool().all_failed
-    assert VirtualPool().estimate_retry_after(Purpose.EMBEDDING) == 1

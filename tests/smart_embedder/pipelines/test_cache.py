@@ -119,16 +119,6 @@ async def test_a_cached_text_does_not_wait_for_the_queue() -> None:
         await waits
 
 
-async def test_long_texts_are_cached() -> None:
-    texts = [f"{i} " + "a" * 60_000 for i in range(3)]
-    model = FakeM3()
-    async with cached_engine(model) as engine:
-        assert without_timings(await engine.embed(request(texts))) == without_timings(
-            await engine.embed(request(texts))
-        )
-    assert sum(map(len, model.batches)) == len(texts)
-
-
 TEXTS = st.lists(st.sampled_from(["", "a", "bb", "ccc", "dddd", LONG]), min_size=1, max_size=6)
 OPTIONS = st.sampled_from([{}, UNCUT, FROM_LEFT])
 
@@ -146,15 +136,6 @@ async def test_results_and_errors_equal_those_of_an_engine_without_cache(waves) 
         for wave in waves:
             found = await asyncio.gather(*(outcome(engine, *call) for call in wave))
             assert found == [await outcome(uncached, *call) for call in wave]
-
-
-async def test_another_model_of_the_same_name_has_other_entries() -> None:
-    model = FakeM3()
-    async with cached_engine(model) as engine:
-        await engine.embed(request(["ab"]))
-        model.spaces = {"dense": VectorSpace("dense", *8 * ["other"])}
-        await engine.embed(request(["ab"]))
-    assert model.batches == [[2], [2]]
 
 
 def test_an_entry_is_a_read_only_copy_with_the_same_bits() -> None:

@@ -142,23 +142,6 @@ def test_the_vectors_of_all_models_are_reserved_together_or_refused_with_advice(
     assert found == [(0, 3), (1, 4), (0, 5), (1, 6)]
 
 
-async def test_a_prompt_counts_for_each_text_when_a_thread_is_chosen(monkeypatch) -> None:
-    """A long prompt makes a huge request of many short texts."""
-    model = FakeModel()
-    async with engine_for(model) as engine:
-        threads, calls = engine._tokenizer_threads, []
-        run = threads.run
-
-        async def record_run(call, texts, client):
-            calls.append((texts, client))
-            return await run(call, texts, client)
-
-        monkeypatch.setattr(threads, "run", record_run)
-        model.default_prompt = "p: "
-        await engine.embed(EmbedRequest(["a", "b"], client="me"))
-    assert calls == [(["a", "b", "p: ", "p: "], "me")]
-
-
 async def test_a_job_has_the_client_and_the_class_of_its_request() -> None:
     model = FakeModel()
     async with engine_for(model, reranker=FakeReranker()) as engine:

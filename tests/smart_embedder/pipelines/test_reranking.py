@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from app.http_metrics import Metrics
 from smart_embedder.errors import (
     EmptyInputError,
-    InferenceTimeoutError,
     InvalidRequestError,
     RerankerDisabledError,
 )
@@ -26,7 +25,7 @@ from smart_embedder.requests import (
     RerankRequest,
 )
 from smart_embedder.results import PartScores, SparseVector, TextEmbedding, rank, sigmoid
-from tests.smart_embedder.engines import busy, engine_for, engine_on_cpu, let_go, queued
+from tests.smart_embedder.engines import busy, engine_for, engine_on_cpu, queued
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeReranker
 from tests.support.texts import varied_texts
 
@@ -87,22 +86,6 @@ async def test_reranking_without_a_reranker_is_refused() -> None:
     async with engine_for() as engine:
         with pytest.raises(RerankerDisabledError, match="RERANKER_MODEL is none"):
             await engine.rerank(RerankRequest("q", ["a"]))
-
-
-async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> None:
-    model = FakeM3()
-    async with engine_for(model, late_interaction=True, rerank_gpu_timeout=0.4) as engine:
-        model.held = True
-        request = asyncio.create_task(engine.rerank(RerankRequest("q", ["a", "b"])))
-        for _ in range(2):  # Each of the two forwards takes 0.3 seconds.
-            begun = asyncio.create_task(asyncio.to_thread(model.entered.acquire))
-            await asyncio.wait({request, begun}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({request}, timeout=0.3)
-            model.gate.release()
-        with pytest.raises(InferenceTimeoutError, match="longer than 0.4 seconds"):
-            await request
-        let_go(model)
-        model.entered.release()
 
 
 async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> None:

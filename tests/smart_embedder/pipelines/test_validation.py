@@ -1,8 +1,6 @@
 """Validation: unknown kinds, options without effect, prompts and truncation."""
 
-import asyncio
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from smart_embedder.requests import (
 from smart_embedder.results import Truncation
 from smart_embedder.settings import MAX_PROMPT_CHARACTERS
 from smart_embedder.tokens import TokenizedPair, TokenizedText
-from tests.smart_embedder.engines import engine_for, hold, let_go, queued
+from tests.smart_embedder.engines import engine_for
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeReranker
 
 LEFT = TruncationOptions(side="left")
@@ -210,39 +208,6 @@ async def test_token_strings_belong_to_sparse_weights_and_colbert_rows() -> None
         result = await engine.embed(EmbedRequest(["ab"], SPARSE, return_tokens=True))
     (strings,) = result.token_strings
     assert (strings.sparse, strings.colbert) == (["a", "b"], None)
-
-
-_FIELDS = ("truncation", "input_type", "dimensions", "return_tokens")
-OPTIONS = [
-    dict(zip(_FIELDS, values, strict=True))
-    for values in product(
-        (TruncationOptions(), LEFT), (None, "query", "document"), (None, 2), (False, True)
-    )
-]
-
-
-async def test_requests_with_different_options_in_one_batch_get_bit_identical_results() -> None:
-    texts = [f"text {i} " + "abcdefgh" * (i * 5) for i in range(6)]
-    dense = FakeQwen()
-    async with engine_for(FakeM3(), dense=dense, max_batch_tokens=100_000) as engine:
-        alone = [await engine.embed(EmbedRequest(texts, ALL, **options)) for options in OPTIONS]
-        dense.batches.clear()
-        held = await hold(engine, dense)
-        together = [
-            asyncio.create_task(engine.embed(EmbedRequest(texts, ALL, **options)))
-            for options in OPTIONS
-        ]
-        await queued(engine, sum(result.tokens for result in alone))
-        let_go(dense)
-        results = await asyncio.gather(*together)
-        await held
-    assert list(map(len, dense.batches)) == [1, len(texts) * len(OPTIONS)]
-    for expected, result in zip(alone, results, strict=True):
-        assert (expected.truncations, expected.tokens) == (result.truncations, result.tokens)
-        assert expected.token_strings == result.token_strings
-        for left, right in zip(expected.embeddings, result.embeddings, strict=True):
-            for array, other in zip(left.arrays, right.arrays, strict=True):
-                assert array is other is None or array.tobytes() == other.tobytes()
 
 
 async def test_without_truncate_a_passage_that_is_too_long_is_refused() -> None:

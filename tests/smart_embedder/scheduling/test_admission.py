@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from app.http_metrics import Metrics
-from smart_embedder.errors import DrainingError, InferenceError
+from smart_embedder.errors import InferenceError
 from smart_embedder.interrupts import GivenUpError, stop_if_given_up
 from smart_embedder.results import Stage
 from smart_embedder.scheduling.admission import Abortable, Admission, TokenizerThreads
@@ -140,58 +140,6 @@ def threads() -> Iterator[TokenizerThreads]:
     made = TokenizerThreads(1)
     yield made
     made.close()
-
-
-class BlockedCall:
-    """A call that blocks until its `gate` is set."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.gate = threading.Event()
-
-    def __call__(self) -> None:
-        self.entered.set()
-        self.gate.wait()
-
-
-async def block_thread(
-    threads: TokenizerThreads, client: str
-) -> tuple[BlockedCall, "asyncio.Task[None]"]:
-    call = BlockedCall()
-    task = asyncio.create_task(threads.run(call, USUAL, client))
-    await asyncio.to_thread(call.entered.wait)
-    return call, task
-
-
-async def test_abort_fails_current_and_later_scopes() -> None:
-    accepted, reached = Abortable(), []
-
-    async def work() -> None:
-        async with accepted.scope():
-            reached.append(1)
-            await asyncio.Event().wait()
-
-    tasks = [asyncio.create_task(work()) for _ in range(3)]
-    await asyncio.sleep(0)
-    for _ in range(2):
-        accepted.abort()
-    for awaitable in (*tasks, work()):
-        with pytest.raises(DrainingError, match="stopped before"):
-            await awaitable
-    assert len(reached) == 3
-
-
-async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client(threads) -> None:
-    order: list[str] = []
-    call, first = await block_thread(threads, "alice")
-    waiting = [
-        asyncio.create_task(threads.run(lambda c=client: order.append(c), USUAL, client))
-        for client in ["alice"] * 5 + ["bob"]
-    ]
-    await asyncio.sleep(0)
-    call.gate.set()
-    await asyncio.gather(first, *waiting)
-    assert order == ["bob"] + ["alice"] * 5
 
 
 @pytest.mark.parametrize(

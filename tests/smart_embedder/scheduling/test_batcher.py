@@ -1,14 +1,11 @@
 """Forming batches by budget, fairness and order, and handing their results to jobs."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smart_embedder.errors import InferenceError
-from smart_embedder.requests import Outputs
 from smart_embedder.results import TextEmbedding
 from smart_embedder.scheduling.batcher import (
     BULK_WEIGHT,
@@ -21,7 +18,7 @@ from smart_embedder.scheduling.batcher import (
 )
 from smart_embedder.scheduling.job import Job
 from tests.smart_embedder.fakes import FakeModel
-from tests.smart_embedder.scheduling.jobs import MODEL, OTHER, batch_of, job
+from tests.smart_embedder.scheduling.jobs import OTHER, batch_of, job
 
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
@@ -163,76 +160,7 @@ def test_a_step_takes_as_many_sequences_as_fit_into_a_64th_of_the_budget(
     assert [count.get(job, 0) for job in jobs] == expected
 
 
-class CountingList(list):
-    """A list that counts how often it is indexed."""
-
-    reads = 0
-
-    def __getitem__(self, index):
-        self.reads += 1
-        return super().__getitem__(index)
-
-
-def test_thousands_of_short_sequences_are_taken_in_few_steps() -> None:
-    sequences = CountingList([np.zeros(1, np.int64)] * 6400)
-    many = Job(MODEL, sequences, Outputs(dense=True))
-    form_batch(paths([many]), lambda _: BatchLimits(6400), 6400)
-    assert sequences.reads <= 3 * 64
-
-
-@given(st.permutations("abc"), st.integers(1, 6), st.integers(1, 6))
-def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences) -> None:
-    models = {name: FakeModel() for name in "abc"}
-    limits = {
-        models["a"]: BatchLimits(tokens),
-        models["b"]: BatchLimits(99, max_sequences=sequences),
-        models["c"]: BatchLimits(99),
-    }
-    jobs = [job(*[1] * 8, model=models[name]) for name in order]
-    batch = form_batch(paths(jobs), limits.__getitem__, 99)
-    assert batch.model is models[order[0]]
-    assert batch.tokens == {"a": tokens, "b": sequences, "c": 8}[order[0]]
-
-
 # Results.
-
-
-async def test_each_job_gets_the_results_of_its_own_sequences() -> None:
-    first, second = job(1, 2, 3), job(4, 5)
-    whole = batch_of((first, 1, 3), (second, 0, 2))
-    assert [len(ids) for ids in whole.sequences] == [2, 3, 4, 5]
-    whole.complete(["b", "c", "d", "e"], 2.0)
-    assert await second.result() == ["d", "e"]
-    assert not first.resolved
-    batch_of((first, 0, 1)).complete(["a"], 1.0)
-    assert await first.result() == ["a", "b", "c"]
-    assert (first.inference_seconds, second.inference_seconds) == (3, 2)
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
-def test_halves_hold_every_sequence_once_and_differ_by_at_most_one(counts):
-    jobs = [job(*range(1, count + 1)) for count in counts]
-    whole = batch_of(*jobs)
-    first, second = whole.split_in_half()
-    assert len(second.sequences) - len(first.sequences) in {0, 1}
-    indices = [
-        (part.job, index)
-        for half in (first, second)
-        for part in half.slices
-        for index in range(part.start, part.stop)
-    ]
-    assert indices == [(job, index) for job in jobs for index in range(len(job.sequences))]
-    assert all(part.count for half in (first, second) for part in half.slices)
-
-
-def test_cancelled_jobs_are_dropped_and_the_others_fail_together() -> None:
-    here, gone = job(1), job(1)
-    whole = replace(batch_of(gone, here), handed_over=True)
-    gone.cancel()
-    assert [part.job for part in whole.drop_resolved().slices] == [here]
-    assert whole.drop_resolved().handed_over
-    whole.fail(InferenceError("no"))
-    assert here.resolved
 
 
 class SharedResults(FakeModel):

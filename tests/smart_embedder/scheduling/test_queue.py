@@ -19,8 +19,6 @@ from tests.smart_embedder.fakes import FakeModel
 from tests.smart_embedder.scheduling.jobs import MODEL, OTHER, batch_of, job, queue_of, take
 from tests.support.skipped_time import run_ready
 
-LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
-
 
 def serves(*models: FakeModel) -> Callable[[FakeModel], bool]:
     return lambda model: model in models
@@ -31,26 +29,6 @@ def jobs_of(batch: Batch) -> list[Job]:
 
 
 # Shares of jobs over time.
-
-
-@given(st.lists(st.tuples(LENGTHS, st.booleans()), min_size=1, max_size=6), st.integers(1, 60))
-def test_every_sequence_is_taken_exactly_once_and_in_order_whatever_its_class(
-    requests, budget
-) -> None:
-    jobs = [job(*lengths, bulk=bulk) for lengths, bulk in requests]
-    queue, indices = queue_of(*jobs), {job: list[int]() for job in jobs}
-    while (batch := queue.take(lambda _: BatchLimits(budget))) is not None:
-        for part in batch.slices:
-            indices[part.job] += range(part.start, part.stop)
-    assert list(indices.values()) == [list(range(len(job.sequences))) for job in jobs]
-
-
-def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> None:
-    queue = queue_of(*(job(*[4] * 500) for _ in range(3)))
-    for _ in range(50):
-        take(queue)
-    queue.put(newcomer := job(4))
-    assert newcomer in jobs_of(take(queue))
 
 
 def test_bulk_gets_a_fifth_of_the_device_while_interactive_work_waits() -> None:
@@ -93,23 +71,6 @@ def test_a_client_with_one_request_at_a_time_is_always_in_the_next_batch() -> No
         take(queue, 512)
         assert not bob.waiting
         queue.put(job(*[20] * 64, client="alice"))
-
-
-def test_spare_capacity_that_a_client_used_does_not_make_it_wait_later() -> None:
-    """Alice's requests use the rest of the batches that hold all of Bob's; then Carol sends a lot.
-
-    Bob always has a request that waits.
-    """
-    queue = queue_of(job(10, client="bob"))
-    for _ in range(200):
-        queue.put(job(*[100] * 9, client="alice"))
-        queue.put(job(10, client="bob"))
-        take(queue, 1000)
-    queue.put(job(*[100] * 3000, client="carol"))
-    queue.put(last := job(*[100] * 9, client="alice"))
-    for _ in range(4):
-        take(queue, 1000)
-    assert not last.waiting
 
 
 @settings(max_examples=40)
@@ -163,20 +124,6 @@ def test_counts_of_clients_are_kept_while_they_wait_and_dropped_afterwards() -> 
 
 
 # Waiting tokens.
-
-
-def test_waiting_tokens_follow_put_take_hand_over_and_cancel() -> None:
-    first, second = job(4, 4, 4), job(5)
-    queue = queue_of(first, second)
-    assert (queue.waiting_tokens, queue.jobs) == (17, [first, second])
-    batch = take(queue, 8)
-    assert queue.waiting_tokens == 17 - batch.tokens
-    queue.hand_over(batch)
-    assert queue.waiting_tokens == 17
-    first.cancel()
-    assert (queue.waiting_tokens, queue.jobs) == (5 + batch.tokens, [second])
-    second.cancel()
-    assert queue.jobs == []
 
 
 @pytest.mark.parametrize(
