@@ -149,8 +149,8 @@ def look_for(name: str, steps: int) -> dict[str, int | str]:
     """Plant a fault and simulate until a law is broken; return the law, the seed and the steps."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
-        ignored = shutil.ignore_patterns("*.so", "__pycache__", "ui", "csrc")
-        for part in ("app", "smart_embedder", "tests/simulation"):
+        ignored = shutil.ignore_patterns("*.so", "__pycache__", "csrc")
+        for part in ("smart_embedder", "tests/simulation"):
             shutil.copytree(ROOT / part, tree / part, ignore=ignored)
         (tree / "scripts").mkdir()
         shutil.copy(ROOT / "scripts/simulate.py", tree / "scripts")

@@ -1,41 +1,26 @@
-"""The clients: their requests, when they leave, and how slowly they read.
+"""The clients: their requests, and when they leave.
 
-A request takes the path of the service without HTTP: the middleware that counts it, the handler's
-time limit, lease and check for disconnects, the memory budget, and the engine.
+A request leases its models and calls the engine, as the service does, within REQUEST_TIMEOUT.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
 
-from app.catalogue import Role, ServedModel
-from app.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
-from app.error_responses import status_of
-from app.errors import ClientGoneError
-from app.handler import Call, cancel_on_disconnect, time_limit
-from app.http_metrics import REASON_OF, Metrics
-from app.middleware.limits import HeldMemory, MemoryBudget
-from app.middleware.request_metrics import MeasureRequests, _outcome
-from app.service import Service
-from app.settings import Settings
 from smart_embedder.core import EngineCore
 from smart_embedder.errors import (
     LONGEST_RETRY_AFTER,
     DrainingError,
     InferenceError,
-    InferenceTimeoutError,
     QueueFullError,
     SmartEmbedderError,
 )
-from smart_embedder.interface import LoadedModels
+from smart_embedder.interface import SHARE_FOR_LOADING, LoadedModels
 from smart_embedder.pipelines.reranking import fuse, score
 from smart_embedder.requests import (
     DENSE,
@@ -51,12 +36,6 @@ from tests.simulation.auditor import OWNER, Auditor, RequestBook
 from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
 from tests.simulation.virtual_time import Moments, VirtualLoop
 
-_ANSWER_BYTES, _BODY_BYTES = 2**20, 2**14
-
-
-def _served(model: str | None) -> ServedModel | None:
-    return None if model is None else ServedModel(Role.EMBEDDER, (model,))
-
 
 @dataclass(eq=False)
 class World:
@@ -64,26 +43,16 @@ class World:
 
     loop: VirtualLoop
     random: Random
-    settings: Settings
     engine: EngineCore
-    metrics: Metrics
     auditor: Auditor
-    budget: MemoryBudget
     texts: list[str]
-    names: list[str]
     moments: Moments
+    request_timeout: float
+    shutdown_timeout: float
     tally: dict[str, int] = field(default_factory=dict)
     requests: int = 0
     draining_since: float | None = None
     in_work: dict[str, set[RequestBook]] = field(default_factory=dict)
-    measured: MeasureRequests = field(init=False)
-
-    def __post_init__(self) -> None:
-        endpoints = NATIVE_EMBEDDINGS, RERANK
-        self.measured = MeasureRequests(_answer, self.metrics, endpoints)
-
-    def count(self, what: str) -> None:
-        self.tally[what] = self.tally.get(what, 0) + 1
 
 
 @dataclass(eq=False)
@@ -100,29 +69,22 @@ class Client:
         *,
         model: str | None = None,
         leaves_after: float | None = None,
-        reads_for: float = 0.0,
         truncate: bool = True,
-        kinds: Outputs | None = None,
-        answer_bytes: int = _ANSWER_BYTES,
+        kinds: Outputs = DENSE,
     ) -> str:
-        kinds = kinds or DENSE
-        engine = self.world.engine
-
-        async def work(call: Call) -> None:
-            leased = await call.lease(_served(model))
-            async with self._uses(leased):
-                how = TruncationOptions(truncate=truncate)
-                request = EmbedRequest(texts, kinds, truncation=how)
-                result = await call.run(
-                    engine.embedding.embed,
-                    request,
-                    _served(model),
-                    self.world.metrics.sentences,
-                    sentences=len(texts),
+        async def work(book: RequestBook) -> None:
+            async with self._lease(model) as leased:
+                request = EmbedRequest(
+                    texts,
+                    kinds,
+                    truncation=TruncationOptions(truncate=truncate),
+                    client=self.name,
+                    is_bulk=book.is_bulk,
                 )
+                result = await self.world.engine.embedding.embed(leased, request)
                 self._check_vectors(texts, kinds, result, leased)
 
-        return await self._request(Purpose.EMBEDDING, work, leaves_after, reads_for, answer_bytes)
+        return await self._request(Purpose.EMBEDDING, work, leaves_after)
 
     async def rerank(
         self,
@@ -132,136 +94,101 @@ class Client:
         model: str | None = None,
         leaves_after: float | None = None,
     ) -> str:
-        engine = self.world.engine
-
-        async def work(call: Call) -> None:
-            leased = await call.lease(_served(model))
-            async with self._uses(leased):
-                request = RerankRequest(query, passages)
-                result = await call.run(
-                    engine.scoring.rerank,
-                    request,
-                    _served(model),
-                    self.world.metrics.pairs,
-                    passages=len(passages),
-                )
+        async def work(book: RequestBook) -> None:
+            async with self._lease(model) as leased:
+                request = RerankRequest(query, passages, client=self.name, is_bulk=book.is_bulk)
+                result = await self.world.engine.scoring.rerank(leased, request)
                 expected = expected_scores(leased, query, passages)
                 if result.scores != expected:
                     self.world.auditor.fail("own", f"scores {result.scores}, not {expected}")
 
         return await self._request(Purpose.RERANKING, work, leaves_after)
 
-    def _is_bulk(self) -> bool:
-        return self.world.random.random() < self.bulk_share
-
     @asynccontextmanager
-    async def _uses(self, leased: LoadedModels) -> AsyncIterator[None]:
-        """Report the lease of a model that may be unloaded to the auditor, in the block."""
-        if leased == self.world.engine.loaded():
-            yield
-            return
-        default = self.world.engine.loaded()
-        model = leased.embedder if leased.reranker in {None, default.reranker} else leased.reranker
-        self.world.auditor.leases(model)
-        try:
-            yield
-        finally:
-            self.world.auditor.releases(model)
+    async def _lease(self, name: str | None) -> AsyncIterator[LoadedModels]:
+        """Lease models, and report a model that may be unloaded to the auditor."""
+        engine, auditor = self.world.engine, self.world.auditor
+        seconds = SHARE_FOR_LOADING * self.world.request_timeout
+        async with engine.lease(name, seconds) as leased:
+            if name is None:
+                yield leased
+                return
+            default = engine.loaded()
+            is_embedder = leased.reranker in {None, default.reranker}
+            model = leased.embedder if is_embedder else leased.reranker
+            auditor.leases(model)
+            try:
+                yield leased
+            finally:
+                auditor.releases(model)
 
     async def _request(
         self,
         purpose: Purpose,
-        work: Callable[[Call], Coroutine[Any, Any, None]],
-        leaves_after: float | None = None,
-        reads_for: float = 0.0,
-        answer_bytes: int = _ANSWER_BYTES,
+        work: Callable[[RequestBook], Coroutine[Any, Any, None]],
+        leaves_after: float | None,
     ) -> str:
-        """Send a request; returns the code of its error, or `success`."""
-        world = self.world
-        loop, settings = world.loop, world.settings
+        """Send a request; returns the code of its error, or `success`, `timeout` or `left`."""
+        world, loop = self.world, self.world.loop
         world.requests += 1
-        endpoint = NATIVE_EMBEDDINGS if purpose is Purpose.EMBEDDING else RERANK
-        context = RequestContext(str(world.requests), endpoint.path, endpoint, self.name)
-        book = RequestBook(world.requests, context.client, purpose, loop.now, self._is_bulk())
-        OWNER.set(book)
-        answer = HeldMemory(world.budget, self.name, answer_bytes)
-        context.answer = answer
-        leaves = None if leaves_after is None else world.moments.rounded(leaves_after)
-        turns = world.random.randint(0, 12) if world.moments.are_common else 0
-        gone = _Departure(loop, leaves, turns)
-        headers = [(b"priority", b"u=7")] if book.is_bulk else []
-        request = Request({**_scope(context), "headers": headers}, gone.receive)
-        service = cast(Service, SimpleNamespace(settings=settings, engine=world.engine))
-        outcome = "success"
+        is_bulk = world.random.random() < self.bulk_share
+        book = RequestBook(world.requests, self.name, purpose, loop.now, is_bulk)
         others = world.in_work.setdefault(self.name, set())
         for concurrent in others | {book}:
             concurrent.is_only &= not others
         others.add(book)
-
-        async def answered() -> None:
-            nonlocal outcome
-            try:
-                answer.add_body(_BODY_BYTES)
-                async with AsyncExitStack() as leases:
-                    deadline = loop.time() + settings.request_timeout
-                    call = Call(request, service, leases, deadline=deadline)
-                    async with time_limit(settings.request_timeout):
-                        await cancel_on_disconnect(request, work(call))
-                    context.status = 200
-            except SmartEmbedderError as error:
-                outcome = context.error_code = error.code
-                context.error_status = status_of(error)
-                self._check_error(error, book)
-
+        OWNER.set(book)
+        task = loop.create_task(work(book))
+        leaver = None
+        if leaves_after is not None:
+            leaver = loop.create_task(self._leave(task, world.moments.rounded(leaves_after)))
+        outcome = "success"
         try:
-            await world.measured(_scope(context, answered), _nothing, _nowhere)
-            if loop.now > book.began + settings.request_timeout + 1e-3:
-                world.auditor.fail("once", f"a request takes {loop.now - book.began:.3f} s")
-            self._count(book, context, outcome)
-            if outcome == "success" and reads_for:
-                await asyncio.sleep(reads_for)
+            async with asyncio.timeout(world.request_timeout):
+                await task
+        except TimeoutError:
+            outcome = "timeout"
+        except asyncio.CancelledError:
+            if leaver is None:
+                raise
+            outcome = "left"
+        except SmartEmbedderError as error:
+            outcome = error.code
+            self._check_error(error, book)
         finally:
             book.ended = True
             others.discard(book)
-            answer.release()
-            gone.forget()
+            if leaver is not None:
+                leaver.cancel()
+        if loop.now > book.began + world.request_timeout + 1e-3:
+            world.auditor.fail("once", f"a request takes {loop.now - book.began:.3f} s")
+        key = f"{purpose.name} {outcome}"
+        world.tally[key] = world.tally.get(key, 0) + 1
         return outcome
 
-    def _count(self, book: RequestBook, context: RequestContext, outcome: str) -> None:
-        """Count the outcome, to compare it with the metrics at the end."""
-        world, prefix = self.world, book.purpose.name
-        if outcome in REASON_OF:
-            world.count(f"{prefix} {REASON_OF[outcome]}")
-        elif outcome == ClientGoneError.code:
-            world.count("abandoned")
-        else:
-            world.count(f"{prefix} {_outcome(context.error_status or context.status)}")
+    async def _leave(self, task: "asyncio.Task[None]", seconds: float) -> None:
+        """Cancel a request after some seconds and, at common moments, iterations of the loop."""
+        await asyncio.sleep(seconds)
+        common = self.world.moments.are_common
+        for _ in range(self.world.random.randint(0, 12) if common else 0):
+            await asyncio.sleep(0)
+        task.cancel()
 
-    def _check_error(
-        self,
-        error: SmartEmbedderError,
-        book: RequestBook | None = None,
-    ) -> None:
+    def _check_error(self, error: SmartEmbedderError, book: RequestBook) -> None:
         auditor, world = self.world.auditor, self.world
         retry = error.retry_after
         if retry is not None and not 1 <= retry <= LONGEST_RETRY_AFTER:
             auditor.fail("retry", f"{error.code} says Retry-After: {retry}")
         if isinstance(error, QueueFullError) and retry is None:
             auditor.fail("retry", "a full queue says no Retry-After")
-        if book is None:
-            return
-        age = world.loop.now - book.began
         failed = [job_book for job_book in book.jobs if job_book.job._error is not None]
         if type(error) is InferenceError and not failed:
             auditor.fail("own", "a request fails by a forward that it had no part in")
-        if isinstance(error, DrainingError) and world.draining_since is not None:
-            began = max(book.began, world.draining_since)
-            is_early = age > 0 and book.began < world.draining_since
-            if is_early and world.loop.now < began + world.settings.shutdown_timeout - 1e-3:
+        draining_since = world.draining_since
+        if isinstance(error, DrainingError) and draining_since is not None:
+            is_early = book.began < min(draining_since, world.loop.now)
+            if is_early and world.loop.now < draining_since + world.shutdown_timeout - 1e-3:
                 auditor.fail("drain", "an accepted request is refused before the time is over")
-        is_late = isinstance(error, InferenceTimeoutError) and "REQUEST_TIMEOUT" in str(error)
-        if is_late and age < world.settings.request_timeout - 1e-3:
-            auditor.fail("deadline", f"a request is cut off after {age:.3f} s")
 
     def _check_vectors(
         self,
@@ -305,43 +232,3 @@ def _equal(got: TextEmbedding, expected: TextEmbedding) -> bool:
     if got.sparse is None or expected.sparse is None:
         return got.sparse is expected.sparse
     return np.array_equal(got.sparse.indices, expected.sparse.indices)
-
-
-class _Departure:
-    """The connection of a client that leaves after some seconds and loop iterations, or stays."""
-
-    def __init__(self, loop: VirtualLoop, seconds: float | None, turns: int) -> None:
-        self._turns = turns
-        self._left = loop.create_future()
-        self._timer = None if seconds is None else loop.call_later(seconds, self._leave)
-
-    def _leave(self) -> None:
-        if not self._left.done():
-            self._left.set_result(None)
-
-    async def receive(self) -> Message:
-        await asyncio.shield(self._left)
-        for _ in range(self._turns):
-            await asyncio.sleep(0)
-        return {"type": "http.disconnect"}
-
-    def forget(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._left.cancel()
-
-
-def _scope(context: RequestContext, app: Callable[[], Awaitable[None]] | None = None) -> Scope:
-    return {"type": "http", "state": {"context": context}, "app": app}
-
-
-async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
-    await scope["app"]()
-
-
-async def _nothing() -> Message:
-    return {"type": "http.request"}
-
-
-async def _nowhere(message: Message) -> None:
-    return None
