@@ -10,38 +10,10 @@ from app.settings import Settings, load_settings
 from smart_embedder.errors import StartupError
 from smart_embedder.settings import (
     EngineSettings,
-    ModelEntry,
     allowed_in,
     public_name,
-    shown,
 )
 from tests.support.no_settings import empty_environment  # noqa: F401 - used by each test
-
-DEFAULTS = {
-    "host": "127.0.0.1", "port": 8000,
-    "embedding_model": "BAAI/bge-m3", "dense_embedding_model": None, "dense_model": "BAAI/bge-m3",
-    "reranker_model": "BAAI/bge-reranker-v2-m3", "model_revision": None,
-    "dense_model_revision": None, "reranker_model_revision": None, "hf_hub_offline": False,
-    "device": "auto", "dtype": "auto", "attention": "auto",
-    "max_input_length": 8192, "embed_max_length": 8192, "qwen_embed_max_length": 32768,
-    "bge_rerank_max_length": 8192, "qwen_rerank_max_length": 32768, "qwen_rerank_batch_size": 16,
-    "max_batch_tokens": "auto", "max_requests_in_batch": None, "max_batch_sequences": None,
-    "batch_wait_ms": 0, "tokenizer_threads": "auto",
-    "max_queue_size": 200, "rerank_max_queue": 32, "request_timeout": 90, "rerank_gpu_timeout": 60,
-    "gpu_process_timeout": None, "shutdown_timeout": 30, "max_sentences_per_request": 1024,
-    "max_rerank_passages": 1024, "max_body_bytes": 16_777_216,
-    "api_token": None, "api_tokens_file": None, "protect_metrics": False,
-    "rate_limit_requests_per_minute": 3600, "rate_limit_burst_size": 120,
-    "embedding_cache_bytes": 0,
-    "trusted_proxies": None, "cors_origins": None,
-    "log_format": "console", "log_level": "info",
-    "otlp_endpoint": None,
-}  # fmt: skip
-
-
-def test_defaults_of_all_settings() -> None:
-    settings = Settings()
-    assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -136,41 +108,6 @@ def test_the_allowed_values_of_a_setting(name: str, text: str) -> None:
     assert allowed_in(Settings.model_fields[name]).startswith(text)
 
 
-def test_the_allowed_values_of_fields_in_the_models_file() -> None:
-    fields = ModelEntry.model_fields
-    names = ("task", "dtype", "revision", "pinned")
-    assert [allowed_in(fields[name]) for name in names] == [
-        "embed or rerank",
-        "auto, float16, bfloat16, float32, int8 or float8",
-        "a branch, tag or commit, in quotes",
-        "true or false",
-    ]
-    assert allowed_in(fields["location"]) == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "is_shown"),
-    [
-        ("PORT", "eighty", True),
-        ("API_TOKEN", "x", False),
-        ("EMBEDDING_MODEL", "user:key@hub/m3", False),
-        ("EMBEDDING_MODEL", "own/m3?x", True),
-        ("EMBEDDING_MODEL", "https://hub.example/m3", False),
-        ("CORS_ORIGINS", "https://app.example.com:port", True),
-        ("OTLP_ENDPOINT", "collector:4318", True),
-        ("OTLP_ENDPOINT", "collector:4318/key", False),
-        ("OTLP_ENDPOINT", "ftp://collector.example/", True),
-        ("QUERY_PROMPT", "a/b", True),
-    ],
-)
-def test_a_value_is_shown_unless_it_may_contain_a_password_or_a_key(
-    name: str, value: str, is_shown: bool
-) -> None:
-    assert shown(value, Settings.model_fields[name.lower()]) == (
-        value if is_shown else "**********"
-    )
-
-
 def test_engine_settings_ignore_the_environment(monkeypatch, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float64\n")
     monkeypatch.setenv("MAX_QUEUE_SIZE", "none")
@@ -212,7 +149,7 @@ WRONG_ONES = {
     "MODEL_ALIASES": ["small=,large=BAAI/bge-m3"],
     "DEVICE": ["gpu", "cuda:x", "cuda:0,cpu", "cpu:0,cuda:0", "cpu,cpu:0"],
     "TRUSTED_PROXIES": ["10.0.0.1/8", "10.0.0.256"],
-    "CORS_ORIGINS": ["null"],
+    "CORS_ORIGINS": ["null", "https:", "https://a.example:port"],
     "OTLP_ENDPOINT": ["collector:4318", "http://", "http://collector:port", "grpc://a:4317"],
 }
 
@@ -284,16 +221,6 @@ def test_values_at_their_limits_are_accepted(
         ("QUERY_PROMPT", "a" * 4097, "QUERY_PROMPT=aaa.* is not allowed: a text of at most 4,096"),
         # Of several the wrong one is named.
         ("TRUSTED_PROXIES", "10.0.0.1,any", "TRUSTED_PROXIES=any is not allowed: addresses and"),
-        *(
-            ("CORS_ORIGINS", f"https://a.example,{wrong}", r"CORS_ORIGINS=\S+ is not .*: origins")
-            for wrong in (
-                "https://a.example/page",
-                "https://user@a.example",
-                "https://a.example:port",
-                "null",
-                "https:",
-            )
-        ),
     ],
 )
 def test_invalid_texts_and_lists_are_refused(monkeypatch, name, value, message) -> None:
@@ -307,35 +234,32 @@ def test_aliases_can_be_a_dictionary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "value"),
+    ("name", "value"),
     [
-        *(
-            (["OTLP_ENDPOINT"], address)
-            for address in (
-                *("http://user:hush@collector:4318", "http://collector:4318?token=hush"),
-                *("collector:4318/hush", "http://collector:4318#hush", "http://a:4318/ hush"),
-            )
-        ),
-        (["EMBEDDING_MODEL"], "https://user:hush@hub.example/m3"),
-        (["EMBEDDING_MODEL"], "user:hush@hub.example/m3"),
-        (["DENSE_EMBEDDING_MODEL"], "https://hub.example/m3?token=hush"),
-        (["RERANKER_MODEL"], "https://hub.example/hush/m3"),
-        (["PORT"], "http://:hush@localhost"),
+        ("OTLP_ENDPOINT", "http://user:hush@collector:4318"),
+        ("OTLP_ENDPOINT", "http://collector:4318?token=hush"),
+        ("OTLP_ENDPOINT", "collector:4318/hush"),
+        ("OTLP_ENDPOINT", "http://collector:4318#hush"),
+        ("OTLP_ENDPOINT", "http://a:4318/ hush"),
+        ("EMBEDDING_MODEL", "https://user:hush@hub.example/m3"),
+        ("EMBEDDING_MODEL", "user:hush@hub.example/m3"),
+        ("RERANKER_MODEL", "https://hub.example/hush/m3"),
+        ("CORS_ORIGINS", "https://a.example/hush"),
+        ("CORS_ORIGINS", "https://user:hush@a.example"),
+        ("PORT", "http://:hush@localhost"),
     ],
 )
 def test_an_address_with_a_password_or_key_is_refused_and_hidden(
-    monkeypatch, names: list[str], value: str
+    monkeypatch, name: str, value: str
 ) -> None:
-    for name in names:
-        monkeypatch.setenv(name, value)
-        with pytest.raises(StartupError) as caught:
-            load_settings()
-        monkeypatch.delenv(name)
-        assert str(caught.value).startswith(f"{name}=********** is not allowed: ")
-        values: dict[str, Any] = {name.lower(): value}
-        with pytest.raises(ValueError, match=name.lower()) as raised:
-            Settings(**values)
-        assert "hush" not in f"{caught.value} {raised.value}"
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert str(caught.value).startswith(f"{name}=********** is not allowed: ")
+    values: dict[str, Any] = {name.lower(): value}
+    with pytest.raises(ValueError, match=name.lower()) as raised:
+        Settings(**values)
+    assert "hush" not in f"{caught.value} {raised.value}"
 
 
 # Public names of models.

@@ -127,7 +127,6 @@ def pool_by_mean(folder: Path) -> None:
 OTHER_WEIGHTS = dict.fromkeys(("dense", "sparse", "colbert"), "weights")
 # Changes of a model of bge-m3's kind, and the part that differs in the id of each kind.
 M3_MISTAKES: dict[str, tuple[Change, dict[str, str]]] = {
-    "another revision": (change_tensors(lambda tensor: tensor * 1.001), OTHER_WEIGHTS),
     "a byte of a weight": (flip_a_byte, OTHER_WEIGHTS),
     "layers in another order": (change_tensors(rename=swap_layers), OTHER_WEIGHTS),
     "an epsilon": (change_json("config.json", layer_norm_eps=1e-3), OTHER_WEIGHTS),

@@ -53,16 +53,6 @@ def test_bge_m3_vectors_equal_flagembedding(
     assert_equals_reference(embedder, reference, varied_texts(50))
 
 
-def test_vectors_are_not_overwritten_by_a_later_batch(embedder: M3Embedder) -> None:
-    texts = varied_texts(24)
-    ours = embed(embedder, texts)
-    before = [(result.dense.copy(), result.colbert.copy()) for result in ours]
-    embed(embedder, texts[::-1])
-    for embedding, (dense, colbert) in zip(ours, before, strict=True):
-        np.testing.assert_array_equal(embedding.dense, dense)
-        np.testing.assert_array_equal(embedding.colbert, colbert)
-
-
 @pytest.mark.parametrize("head", ["sparse_linear.pt", "colbert_linear.pt"])
 def test_bge_m3_without_one_of_its_heads_is_refused(
     head: str, tiny_m3: Path, tmp_path: Path, float32_target: Target
