@@ -20,7 +20,7 @@ from smart_embedder.errors import (
     QueueFullError,
     SmartEmbedderError,
 )
-from smart_embedder.interface import SHARE_FOR_LOADING, LoadedModels
+from smart_embedder.interface import SHARE_FOR_LOADING, LoadedModels, Model
 from smart_embedder.pipelines.reranking import fuse, score
 from smart_embedder.requests import (
     DENSE,
@@ -113,9 +113,9 @@ class Client:
             if name is None:
                 yield leased
                 return
-            default = engine.loaded()
-            is_embedder = leased.reranker in {None, default.reranker}
-            model = leased.embedder if is_embedder else leased.reranker
+            model: Model = leased.embedder
+            if leased.reranker is not None and leased.reranker != engine.loaded().reranker:
+                model = leased.reranker
             auditor.leases(model)
             try:
                 yield leased
