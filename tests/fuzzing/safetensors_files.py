@@ -9,16 +9,12 @@ import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from smart_embedder_client import limits
 from smart_embedder_client import safetensors as client_format
 from smart_embedder_client.errors import MALFORMED
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.files.weights import Weights, count_parameters
 from tests.fuzzing.inputs import Target, check_sentence, linear, outcome, read_input, seeds_of
-
-_TEXTS = [(7, "the river"), ("b", "")]
-_OPTIONS = {"return_colbert": True}
 
 
 def file_of(tensors: dict[str, torch.Tensor], members: object = None) -> bytes:
@@ -129,9 +125,8 @@ def answer_seeds() -> Iterator[bytes]:
 def check_answer(data: bytes) -> None:
     """Compare the arrays of the Python client with those of the package."""
     _, content = read_input(data)
-    most = limits.of_vectors([text for _, text in _TEXTS], _OPTIONS)
     with linear(content, calls_per_byte=60):
-        read, refused = outcome(lambda: client_format.read(content, most), *MALFORMED)
+        read, refused = outcome(lambda: client_format.read(content), *MALFORMED)
     if refused is None:
         expected = read_plainly(content)
         assert expected is not None, "the package refuses it"

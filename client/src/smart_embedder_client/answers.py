@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-from smart_embedder_client import limits, safetensors
+from smart_embedder_client import safetensors
 from smart_embedder_client.errors import (
     MALFORMED,
     UNEXPECTED_ANSWER,
@@ -271,8 +271,7 @@ def read_embeddings(
     """Parse the vectors of `texts`; raise `SmartEmbedderError` if the response does not fit."""
     safetensors.check_media_type(response)
     try:
-        response_limits = limits.of_vectors(texts, options)
-        tensors, metadata = safetensors.read(response.content, response_limits)
+        tensors, metadata = safetensors.read(response.content)
         check_tensors(tensors, options, len(texts), metadata["output_dtype"])
         embeddings = Embeddings(
             **split_by_text(tensors),
@@ -395,12 +394,12 @@ def _shift_warning(warning: dict[str, Any], start: int) -> dict[str, Any]:
 
 
 def read_ranking(
-    response: httpx.Response, query: str, passages: Sequence[str], options: Mapping[str, Any]
+    response: httpx.Response, passages: Sequence[str], options: Mapping[str, Any]
 ) -> Ranking:
     """Parse the ranked `passages`; raise `SmartEmbedderError` if the response does not fit."""
     check_status(response)
     try:
-        body = limits.load_json(response.content, limits.of_ranking(query, passages))
+        body = response.json()
         results = _check_list(body["results"], len(passages))
         indices = [result["index"] for result in results]
         if sorted(indices) != list(range(len(passages))) or not all(
@@ -440,8 +439,7 @@ def read_tokenized(response: httpx.Response, texts: Sequence[str]) -> list[Token
     """Parse the tokens of each text; raise `SmartEmbedderError` if the response does not fit."""
     check_status(response)
     try:
-        body = limits.load_json(response.content, limits.of_tokens(texts))
-        rows = zip(_check_list(body, len(texts)), texts, strict=True)
+        rows = zip(_check_list(response.json(), len(texts)), texts, strict=True)
         return [_read_tokenized_text(tokens, text) for tokens, text in rows]
     except MALFORMED as error:
         raise unexpected_answer(response, f"the tokens cannot be read: {error!r}") from error

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
-from smart_embedder_client import limits, safetensors
+from smart_embedder_client import safetensors
 from smart_embedder_client.answers import (
     Embeddings,
     Health,
@@ -28,7 +28,6 @@ from smart_embedder_client.errors import (
     UNREACHABLE,
     SmartEmbedderError,
 )
-from smart_embedder_client.limits import Limits
 
 _BUSY = (429, 503)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
@@ -43,7 +42,7 @@ _MAX_TEXTS, _MAX_BYTES = 1024, 524_288
 # A response of the service has at most 36 MiB. With a vector for each token, a byte of text makes
 # about a thousand bytes of it, and MUVERA adds 40 KiB for each text.
 _MAX_TOKEN_VECTOR_BYTES, _MAX_MUVERA_TEXTS = 16_384, 64
-# Compression saves little on vectors, and hides the size of a response.
+# Compression saves little on vectors.
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}
 Result = TypeVar("Result")
 
@@ -79,11 +78,10 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
-    """One request, the limits of its response, and the function that parses it."""
+    """One request, and the function that parses its response."""
 
     method: str
     path: str
-    limits: Limits
     read: Callable[[httpx.Response], Result]
     body: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -97,10 +95,9 @@ def embed_calls(
     fields, headers = split_vector_space(options)
     headers |= {"Accept": safetensors.MEDIA_TYPE} | _priority_header(priority)
     for part in _split_texts(_check_texts(texts), options):
-        response_limits = limits.of_vectors(part, options)
         read = partial(read_embeddings, texts=part, options=options)
         body = {"sentences": part, **fields}
-        yield len(part), Call("POST", "/embeddings/", response_limits, read, body, headers)
+        yield len(part), Call("POST", "/embeddings/", read, body, headers)
 
 
 def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,12 +151,11 @@ def rerank_call(
     """Build the request that ranks `passages`."""
     passages = _check_texts(passages)
     (query,) = _check_texts([query])
-    read = partial(read_ranking, query=query, passages=passages, options=options)
+    read = partial(read_ranking, passages=passages, options=options)
     fields, headers = split_vector_space(options)
     body = {"query": query, "passages": passages, **fields}
-    response_limits = limits.of_ranking(query, passages)
     headers |= _priority_header(priority)
-    return Call("POST", "/rerank", response_limits, read, body, headers)
+    return Call("POST", "/rerank", read, body, headers)
 
 
 def tokenize_call(texts: Sequence[str], model: str | None) -> Call[list[Tokenized]]:
@@ -167,12 +163,12 @@ def tokenize_call(texts: Sequence[str], model: str | None) -> Call[list[Tokenize
     texts = _check_texts(texts)
     path = "/tokenize" if model is None else f"/models/{quote(model, errors='replace')}/tokenize"
     body = {"inputs": texts, "add_special_tokens": False}
-    return Call("POST", path, limits.of_tokens(texts), partial(read_tokenized, texts=texts), body)
+    return Call("POST", path, partial(read_tokenized, texts=texts), body)
 
 
 def health_call() -> Call[Health]:
     """Build the request for the state of the service."""
-    return Call("GET", "/health", limits.SMALL, read_health)
+    return Call("GET", "/health", read_health)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from typing import Any
 
 import httpx
 
-from smart_embedder_client.limits import SMALL, load_json
-
 # Raised when a response of an unexpected shape is parsed.
 MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 # Codes of the client.
@@ -95,7 +93,7 @@ def _error(response: httpx.Response, detail: str, code: str) -> SmartEmbedderErr
 def json_object(response: httpx.Response) -> dict[str, Any]:
     """Return the JSON object of a response; an empty one if it has none."""
     try:
-        body = load_json(response.content, SMALL)
+        body = response.json()
     except MALFORMED:
         return {}
     return body if isinstance(body, dict) else {}

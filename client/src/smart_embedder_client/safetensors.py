@@ -1,5 +1,6 @@
 """Parse the safetensors format without copies: a length, a JSON header, and the tensors' bytes."""
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from smart_embedder_client.errors import check_status, unexpected_answer
-from smart_embedder_client.limits import Limits, load_json
 
 Array = npt.NDArray[Any]
 
@@ -38,14 +38,14 @@ def check_media_type(response: httpx.Response) -> None:
         raise unexpected_answer(response, f"the answer is {media_type} and not safetensors")
 
 
-def read(content: bytes, limits: Limits) -> tuple[dict[str, Array], dict[str, Any]]:
+def read(content: bytes) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return the tensors, as read-only views of `content`, and the service's metadata.
 
     bfloat16, which numpy lacks, becomes float32 with the same values. Raises one of `MALFORMED`
     unless each byte of the data belongs to exactly one tensor.
     """
-    start, header = _read_header(content, limits)
-    metadata = load_json(header.pop(_METADATA)[METADATA_KEY], limits)
+    start, header = _read_header(content)
+    metadata = json.loads(header.pop(_METADATA)[METADATA_KEY])
     if not isinstance(metadata, dict):
         raise TypeError("the metadata are no JSON object")
     data = np.frombuffer(content, np.uint8)[start:]
@@ -54,12 +54,12 @@ def read(content: bytes, limits: Limits) -> tuple[dict[str, Array], dict[str, An
     return {name: _read_tensor(data, entry) for name, entry in header.items()}, metadata
 
 
-def _read_header(content: bytes, limits: Limits) -> tuple[int, dict[str, Any]]:
+def _read_header(content: bytes) -> tuple[int, dict[str, Any]]:
     """Return the start of the data, and the header's entries."""
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     if len(content) < max(start, _LENGTH_BYTES):
         raise ValueError(f"a header of {start} bytes in a file of {len(content)}")
-    header = load_json(content[_LENGTH_BYTES:start], limits)
+    header = json.loads(content[_LENGTH_BYTES:start])
     if not isinstance(header, dict):
         raise TypeError("the header is no JSON object")
     return start, header

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Callable,
     Coroutine,
     Generator,
@@ -25,8 +24,7 @@ import httpx
 
 from smart_embedder_client.answers import Embeddings, join_embeddings
 from smart_embedder_client.calls import Call, Result, Retries, Service, embed_calls
-from smart_embedder_client.errors import SmartEmbedderError, transport_errors, unexpected_answer
-from smart_embedder_client.limits import SMALL, Limits
+from smart_embedder_client.errors import SmartEmbedderError, transport_errors
 
 # While one page of a stream is computed, the others wait in the service.
 OPEN_PAGES = 3
@@ -40,20 +38,12 @@ class ThreadHttp:
     threads: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, OPEN_PAGES))
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, and return the response without its body."""
-        return self.client.send(request, stream=True)
-
-    async def read(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        for chunk in response.iter_raw():
-            yield chunk
-
-    async def close(self, response: httpx.Response) -> None:
-        """Release the connection of a response."""
-        response.close()
+        """Send a request, and return the response."""
+        response = self.client.send(request)
         if self.client.is_closed and (stream := response.extensions.get("network_stream")):
             # It was opened while another thread closed the pool, which does not know it.
             stream.close()
+        return response
 
     async def sleep(self, seconds: float) -> None:
         """Pause before a retry."""
@@ -80,16 +70,8 @@ class AsyncioHttp:
     client: httpx.AsyncClient
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """Send a request, and return the response without its body."""
-        return await self.client.send(request, stream=True)
-
-    def read(self, response: httpx.Response) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        return response.aiter_raw()
-
-    async def close(self, response: httpx.Response) -> None:
-        """Release the connection of a response."""
-        await response.aclose()
+        """Send a request, and return the response."""
+        return await self.client.send(request)
 
     async def sleep(self, seconds: float) -> None:
         """Pause before a retry."""
@@ -145,36 +127,6 @@ def iterate(records: AsyncGenerator[Result]) -> Generator[Result]:
         run(records.aclose())
 
 
-async def read_chunks(http: Http, response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives, or whole if a hook of the caller has read it already.
-
-    Raises `SmartEmbedderError` if it is compressed: the client asks for no compression, which hides
-    the size of a body.
-    """
-    encoding = response.headers.get("content-encoding", "identity")
-    if encoding.strip().lower() != "identity":
-        raise unexpected_answer(response, f"the answer is compressed ({encoding})")
-    if response.is_stream_consumed:
-        yield response.content
-        return
-    async for chunk in http.read(response):
-        yield chunk
-
-
-async def read_body(http: Http, response: httpx.Response, limits: Limits) -> httpx.Response:
-    """Return the response with its body; raise `SmartEmbedderError` if that is too long."""
-    # Error responses are small, whatever was requested.
-    max_bytes = (limits if response.status_code == httpx.codes.OK else SMALL).bytes
-    content = bytearray()
-    async for chunk in read_chunks(http, response):
-        content += chunk
-        if len(content) > max_bytes:
-            problem = f"the answer has more than the {max_bytes} bytes that it may have"
-            raise unexpected_answer(response, problem)
-    status, headers, request = response.status_code, response.headers, response.request
-    return httpx.Response(status, headers=headers, content=bytes(content), request=request)
-
-
 @dataclass(frozen=True, slots=True)
 class Sender:
     """Sends requests to one service."""
@@ -212,8 +164,4 @@ class Sender:
         request = self.http.client.build_request(**self.service.request(call))
         with transport_errors(self.http.client, self.service.url):
             response = await self.http.send(request)
-            try:
-                complete = await read_body(self.http, response, call.limits)
-            finally:
-                await self.http.close(response)
-        return call.read(complete)
+        return call.read(response)
