@@ -17,7 +17,6 @@ from starlette.requests import Request
 from app import answers as rendering
 from app.answers import (
     ChunkedResponse,
-    EmbeddingAnswer,
     join_or_split_chunks,
     ranked_scores,
     render_matrix,
@@ -32,7 +31,6 @@ from app.answers import (
 from app.handler import LARGE_ANSWER_BYTES
 from smart_embedder.requests import AnswerMemory, EmbedRequest, Outputs
 from smart_embedder.results import (
-    EmbeddingResult,
     PartScores,
     RerankResult,
     SparseVector,
@@ -58,25 +56,6 @@ def test_a_long_text_is_rendered_in_parts_with_the_same_json(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rendering, "_CHARACTERS_PER_PART", 3)
         assert orjson.dumps({"text": text_as_json(text)}) == orjson.dumps({"text": text})
-
-
-def test_no_response_renders_a_long_text_at_once(monkeypatch) -> None:
-    written = []
-
-    class Counted:
-        Fragment = orjson.Fragment
-
-        @staticmethod
-        def dumps(value: object, **options: object) -> bytes:
-            written.append(len(value) if isinstance(value, str) else 0)
-            return orjson.dumps(value, **options)
-
-    monkeypatch.setattr(rendering, "orjson", Counted)
-    passage = "\n" * 1_000_000
-    result = RerankResult([0.5], [0], None, [], 0, Timings(0, 0, 0, 0))
-    answer = orjson.loads(b"".join(render_rerank([passage], result, {"model_name": "model"})))
-    assert answer["results"][0]["passage"] == passage
-    assert 0 < max(written) <= 65_536
 
 
 # Messages.
@@ -362,14 +341,3 @@ def test_only_dense_and_colbert_vectors_are_quantized(dtype) -> None:
     assert vectors.nbytes == values + 6 * 8
     none = vectors_of(TextEmbedding(), replace(request, muvera="document"))
     assert (none.dense, none.sparse, none.colbert, none.muvera, none.nbytes) == (None,) * 4 + (0,)
-
-
-def test_an_embedding_response_has_its_texts_in_order_and_its_models() -> None:
-    timings = Timings(tokenize=0, queue=0, inference=0, total=0)
-    strings = [TokenStrings(["a"], None), TokenStrings(["b"], None)]
-    result = EmbeddingResult([embedding_of(1), embedding_of(2)], [], 3, timings, strings)
-    request = EmbedRequest(["x", "y"], ALL, output_dtype="int8")
-    answer = EmbeddingAnswer(request, result, {"model_name": "d"})
-    assert [len(row.colbert.values) for row in answer.vectors()] == [1, 2]
-    assert [row.tokens for row in answer.vectors()] == strings
-    assert {"model_name": "d", "output_dtype": "int8"}.items() <= answer.report().items()

@@ -125,15 +125,6 @@ async def test_the_rest_of_a_body_after_its_response_has_ten_seconds() -> None:
 
 
 @in_skipped_time
-async def test_requests_are_answered_in_order_whatever_their_bodies() -> None:
-    client, sizes = Client(), [0, 200_000, 3, 70_000, 0, 0, 65_536, 1]
-    await client.send(b"".join(POST % (1, size) + b"a" * size for size in sizes))
-    await run_ready(100)
-    assert [len(body) for body in client.app.bodies] == sizes
-    assert client.statuses == [200] * len(sizes)
-
-
-@in_skipped_time
 async def test_pipelined_requests_are_limited() -> None:
     client = Client(held=True)
     await client.send(b"".join(GET % number for number in range(1000)))

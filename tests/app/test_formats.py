@@ -3,7 +3,6 @@
 import base64
 import gc
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from smart_embedder.results import (
     Timings,
     TokenStrings,
 )
-from tests.app.conftest import answered, metric, serving
 from tests.support.formats import (
     JSON,
     SAFETENSORS,
@@ -27,7 +25,6 @@ from tests.support.formats import (
     assert_arrays,
     decode,
 )
-from tests.support.texts import varied_texts
 
 
 def answer_to(
@@ -109,24 +106,6 @@ def test_the_response_has_the_preferred_format_and_errors_are_json(client) -> No
         assert (answer.status_code, answer.headers["content-type"]) == (status, expected)
 
 
-def test_post_processing_of_a_text_does_not_depend_on_other_texts(client) -> None:
-    options = {"output_dtype": "int8", "colbert_pool_factor": 2, "muvera": "document"}
-    headers = {"Accept": SAFETENSORS}
-
-    def last(*sentences: str) -> Item:
-        body = {"sentences": sentences} | options
-        return decode(SAFETENSORS, client.post("/embeddings/", json=body, headers=headers).content)[
-            0
-        ][-1]
-
-    alone = last("hybrid search")
-    for beside in (["music"], ["music", "", "search " * 40, *varied_texts(3)]):
-        together = last(*beside, "hybrid search")
-        for name in ("dense", "colbert"):
-            np.testing.assert_allclose(np.int16(together[name]), np.int16(alone[name]), atol=1)
-        np.testing.assert_allclose(together["muvera"], alone["muvera"], atol=1e-5)
-
-
 def test_rendered_chunks_outlive_the_result() -> None:
     request = EmbedRequest([], Outputs(dense=True, colbert=True), output_dtype="float16")
     answer = answer_to([127] * 4, request)
@@ -137,38 +116,3 @@ def test_rendered_chunks_outlive_the_result() -> None:
     junk = [np.full((127, 64), place, np.float16) for place in range(16)]
     assert b"".join(pieces) == expected
     del junk
-
-
-VARIANTS = [
-    {},
-    {"return_colbert": False, "sparse_as_indices": True},
-    {"return_dense": False, "return_tokens": True},
-    {"truncation_side": "left"},
-    {"output_dtype": "int8", "return_sparse": False},
-    {"output_dtype": "ubinary", "muvera": "document", "return_tokens": True},
-    {"return_colbert": False, "muvera": "query", "return_tokens": True},
-    {"output_dtype": "uint8", "colbert_pool_factor": 2, "muvera": "document"},
-]
-
-
-def test_cached_and_computed_responses_are_equal(tiny_m3: Path) -> None:
-    def ask(options: Item) -> Item:
-        texts = [f"{options} {text}" for text in (*varied_texts(6), "search " * 100, "")]
-        response: Item = answered(client, "/embeddings/", sentences=texts, **options)
-        assert {warning["code"] for warning in response["warnings"]} == {"input_truncated"}
-        del response["processing_time_ms"]
-        return response
-
-    settings = {"embedding_model": str(tiny_m3), "bge_embed_max_length": 60}
-    with serving(**settings) as client:
-        expected = list(map(ask, VARIANTS))
-    with serving(**settings, embedding_cache_bytes=2**28) as client:
-        computed = list(map(ask, VARIANTS))
-        tokens = metric(client, "embedder_tokens_processed_total", model="tiny-m3")
-        found = list(map(ask, VARIANTS))
-        assert metric(client, "embedder_tokens_processed_total", model="tiny-m3") == tokens
-        assert 0 < metric(client, "embedder_cache_bytes") <= 2**28
-    times = [answer.pop("timings_ms") for answer in (*found, *computed, *expected)]
-    is_found = [timings["inference"] == timings["tokenize"] == 0 for timings in times]
-    assert is_found == [True] * len(found) + [False] * 2 * len(found)
-    assert found == computed == expected

@@ -3,35 +3,27 @@
 import asyncio
 import threading
 from contextlib import AsyncExitStack
-from typing import Annotated, Any, ClassVar
 
 import pytest
 from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
 from starlette import datastructures, requests
-from starlette.responses import JSONResponse, Response
 
-from app import main
-from app.context import Dialect, Endpoint, ErrorFacts, RequestContext
+from app.context import RequestContext
 from app.errors import ClientGoneError
 from app.handler import (
     LARGE_ANSWER_BYTES,
     Call,
     cancel_on_disconnect,
-    embed,
-    find_embedder,
     time_limit,
 )
 from app.headers import is_bulk
 from app.main import create_app
-from app.routing import Router
-from app.schemas import ForeignRequest
 from app.settings import Settings
 from smart_embedder.errors import InferenceTimeoutError, StartupError, UnavailableError
 from smart_embedder.interface import LoadedModels
-from smart_embedder.requests import EmbedRequest, Outputs, RerankRequest
+from smart_embedder.requests import RerankRequest
 from smart_embedder.results import RerankResult, Stage, Timings
 from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
 from tests.smart_embedder.further_models import FakeLoader, entries
@@ -263,72 +255,6 @@ def with_priority(*lines: bytes) -> Request:
 @given(st.lists(st.binary(max_size=30), max_size=3))
 def test_no_priority_header_raises(lines) -> None:
     assert is_bulk(with_priority(*lines)) in {True, False}
-
-
-def error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    return {"oops": error.message}
-
-
-OLLAMA = Dialect("Ollama", error_body, {"unauthorized": 418, "invalid_request": 400})
-
-
-class OllamaRequest(ForeignRequest):
-    """Texts to embed."""
-
-    dialect, endpoint = OLLAMA, Endpoint("/ollama/embed")
-    example: ClassVar = {"ollama_input": ["a"]}
-
-    ollama_input: list[str]
-    size: Annotated[int, Field(ge=1)] = 1
-
-
-class OllamaAnswer(BaseModel):
-    """Vectors."""
-
-    embeddings: list[list[float]]
-
-
-router = Router(OLLAMA, groups=[{"name": "Ollama"}], below=("/ollama/",), tags=["Ollama"])
-health_router = Router(OLLAMA, is_public=True)
-
-
-@router.work("/ollama/embed", OllamaAnswer, summary="Embed texts")
-async def ollama_embed(body: OllamaRequest, call: Call) -> Response:
-    request = EmbedRequest(body.ollama_input, Outputs(dense=True))
-    result = await embed(call, request, field="ollama_input", model=find_embedder(call))
-    return JSONResponse(
-        {"embeddings": [embedding.dense.tolist() for embedding in result.embeddings]}
-    )
-
-
-@health_router.get_and_head("/ollama/up", summary="Is it up?")
-async def ollama_up() -> Response:
-    return Response()
-
-
-async def test_a_new_dialect_only_needs_an_entry_in_the_list_of_routers(monkeypatch) -> None:
-    monkeypatch.setattr(main, "ROUTERS", (*main.ROUTERS, router, health_router))
-    good, path = {"ollama_input": ["a", "b"]}, "/ollama/embed"
-    async with served(loaded(FakeModel()), api_token="secret") as (service, client):
-        token = {"Authorization": "Bearer secret"}
-        answered = await client.post(path, json=good, headers=token)
-        assert len(answered.json()["embeddings"]) == 2
-        wrong = await client.post(path, json=good | {"size": 0}, headers=token)
-        assert (wrong.status_code, list(wrong.json())) == (400, ["oops"])
-        refused = await client.post(path, json=good)
-        assert (refused.status_code, list(refused.json())) == (418, ["oops"])
-        for method, status in (("GET", 200), ("HEAD", 200), ("POST", 405)):
-            assert (await client.request(method, "/ollama/up")).status_code == status
-        nowhere = await client.get("/ollama/nowhere", headers=token)
-        assert (nowhere.status_code, list(nowhere.json())) == (404, ["oops"])
-        labels = {"status": "success", "endpoint": path}
-        assert service.metrics.value("embedding_requests_total", **labels) == 1
-        description = (await client.get("/openapi.json")).json()
-    assert {"name": "Ollama"} in description["tags"]
-    assert [*description["paths"]["/ollama/up"]] == ["get"]
-    assert "security" not in description["paths"]["/ollama/up"]["get"]
-    operation = description["paths"][path]["post"]
-    assert (operation["tags"], operation["operationId"]) == (["Ollama"], "ollama_embed")
 
 
 async def test_on_a_shared_path_the_discriminator_decides_on_errors_and_metrics() -> None:

@@ -5,16 +5,11 @@ from functools import partial
 import pytest
 
 from app.http_metrics import (
-    REJECTION_REASONS,
-    STATUSES,
     Metrics,
 )
-from smart_embedder import __version__
 from smart_embedder.core import EngineCore
 from smart_embedder.settings import EngineSettings
 from tests.smart_embedder.fakes import FakeModel, loaded, loading
-
-EMBEDDING_ENDPOINTS = ("/embeddings/", "/v1/embeddings")
 
 
 @pytest.fixture
@@ -30,30 +25,6 @@ def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
         for sample in family.samples
         if sample.name == name
     }
-
-
-def test_every_label_has_a_series_at_zero_from_the_start(metrics) -> None:
-    endpoints = [metrics.rerank_endpoint(), metrics.tokenize_endpoint()]
-    endpoints += map(metrics.embedding_endpoint, EMBEDDING_ENDPOINTS)
-    for endpoint in endpoints:
-        assert {*endpoint.requests} == {*STATUSES}
-        assert {*endpoint.rejected} == {*REJECTION_REASONS}
-    for name, labels in {
-        "embedding_requests_total": {(s, e) for s in STATUSES for e in EMBEDDING_ENDPOINTS},
-        "rerank_requests_total": {(status,) for status in STATUSES},
-        "embedder_tokenize_requests_total": {(status,) for status in STATUSES},
-        "embedder_tokenize_requests_rejected_total": {(reason,) for reason in REJECTION_REASONS},
-        "embedding_requests_rejected_total": {(reason,) for reason in REJECTION_REASONS},
-        "rerank_requests_rejected_total": {(reason,) for reason in REJECTION_REASONS},
-        "embedding_request_duration_seconds_count": {
-            (endpoint,) for endpoint in EMBEDDING_ENDPOINTS
-        },
-        "embedder_cache_hits_total": {()},
-        "embedder_cache_misses_total": {()},
-        "embedder_abandoned_requests_total": {()},
-    }.items():
-        assert samples(metrics, name) == dict.fromkeys(labels, 0), name
-    assert samples(metrics, "embedder_build_info") == {(__version__,): 1}
 
 
 def test_two_services_in_one_process_have_separate_metrics(metrics) -> None:

@@ -1,9 +1,6 @@
 """The creation of the app, and the order of its start."""
 
 import asyncio
-import gc
-import signal
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -18,8 +15,6 @@ from fastapi import FastAPI
 from structlog.testing import capture_logs
 
 from app import main
-from app import server as process
-from app.__main__ import main as command
 from app.main import create_app
 from app.middleware.limits import BODY_SECONDS
 from app.settings import Settings
@@ -104,14 +99,6 @@ async def test_disabled_parts_are_not_installed(ui: bool) -> None:
     assert "TraceRequests" not in middleware_of()
 
 
-async def test_the_rate_limit_follows_the_settings() -> None:
-    limit = {"rate_limit_requests_per_minute": 1, "rate_limit_burst_size": 2, "api_token": None}
-    app = create_app(Settings(**limit))
-    async with client_of(app) as client:
-        answers = [await client.post("/rerank", json={}) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [422, 422, 429]
-
-
 @asynccontextmanager
 async def running() -> AsyncIterator[FastAPI]:
     """An app whose models are loaded."""
@@ -188,38 +175,3 @@ def test_the_module_creates_app_on_first_access() -> None:
 
 
 # The command `python -m app`.
-
-
-@pytest.fixture
-def kept_signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("kept_signals")
-@pytest.mark.parametrize("arguments", [["--help"], ["--port", "7", "-h"]])
-def test_help_does_not_import_the_service(arguments, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["app", *arguments])
-    monkeypatch.setattr(process, "run", None)
-    with pytest.raises(SystemExit) as ended:
-        command()
-    assert ended.value.code == 0
-    assert "--port" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [[], ["--port", "7"], ["unknown"]])
-@pytest.mark.usefixtures("kept_signals")
-def test_main_runs_the_server_with_its_arguments(arguments, monkeypatch) -> None:
-    """Garbage collection is delayed before the imports, and so before `run`."""
-    before, runs = gc.get_threshold(), []
-    monkeypatch.setattr(sys, "argv", ["app", *arguments])
-    monkeypatch.setattr(process, "run", lambda *call: runs.append((*call, gc.get_threshold())))
-    try:
-        command()
-    finally:
-        gc.set_threshold(*before)
-    ((create, passed, threshold),) = runs
-    assert (create, passed) == (create_app, arguments)
-    assert threshold[0] > before[0]

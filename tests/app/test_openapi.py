@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from starlette.responses import Response
 
-from app.dialects.openai import OpenAIError
-from app.handler import Call
 from app.main import create_app
 from app.openapi import _describe_limits
-from app.response_schemas import RerankResponse
-from app.routing import Router, WorkRoute
-from app.schemas import RerankBody
 from app.settings import Settings
 from smart_embedder.interface import LoadedModels
 from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
@@ -110,22 +104,6 @@ def test_only_native_lists_have_max_items(app) -> None:
         if about.get("maxItems") in {123, 45}
     }
     assert limits == {("EmbeddingRequest", "sentences"): 123, ("RerankBody", "passages"): 45}
-
-
-def test_work_documents_errors_in_the_shape_of_its_dialect() -> None:
-    """One response for all statuses, so that an operation does not fill ten screens of /docs."""
-    router = Router(error=OpenAIError)
-
-    @router.work("/rank", RerankResponse, summary="Rerank")
-    async def rank_texts(body: RerankBody, call: Call) -> Response:
-        raise NotImplementedError
-
-    (route,) = router.routes
-    assert isinstance(route, WorkRoute)
-    assert (route.summary, route.response_model) == ("Rerank", RerankResponse)
-    assert (route.unique_id, route.schemas) == ("rank_texts", (RerankBody,))
-    error = {"model": OpenAIError, "description": "An error"}
-    assert route.responses == {"default": error}
 
 
 @pytest.mark.parametrize("protected", [False, True])

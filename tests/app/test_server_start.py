@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import uvicorn
 from structlog.testing import capture_logs
 
 from app import server as process
@@ -22,13 +21,11 @@ from app.server import (
     _print_example,
     delay_garbage_collection,
     freeze_startup_objects,
-    load_settings_and_configure_logs,
     log_failure,
     log_memory,
     log_ready,
     run,
     serve,
-    stop_uvicorn,
 )
 from app.settings import Settings
 from smart_embedder.errors import StartupError
@@ -142,35 +139,6 @@ def kept_signals():
 
 
 @pytest.mark.parametrize(
-    ("outcome", "status"),
-    [(0, 0), (1, 1), (KeyboardInterrupt(), 0), (StartupError("no"), 1)],
-    ids=lambda case: type(case).__name__,
-)
-def test_the_exit_status_tells_whether_the_start_succeeded(
-    outcome, status, monkeypatch, ends, kept_signals, capsys
-) -> None:
-    def serve(settings: Settings, _create_app: object) -> int:
-        assert settings.port == 7
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    calls = []
-    monkeypatch.setattr(process, "serve", serve)
-    monkeypatch.setattr(process, "load_settings", lambda _: Settings(port=7, log_level="error"))
-    monkeypatch.setattr(process, "configure_logs", lambda *how, **_: calls.append(how))
-    monkeypatch.setattr(process, "require_port", lambda *where: calls.append(where))
-    monkeypatch.setattr(process, "delay_garbage_collection", lambda: calls.append("rarely"))
-    monkeypatch.setattr(process.threading, "active_count", lambda: 1)
-    with pytest.raises(Ended, match=f"^{status}$"):
-        run(None, ["--port", "7"])
-    assert calls == ["rarely", ("console", "error"), ("127.0.0.1", 7)]
-    printed = capsys.readouterr().err
-    assert printed == ("Smart Embedder cannot start: no\n" if status and outcome != 1 else "")
-    assert callable(signal.getsignal(signal.SIGTERM)), "process 1 of a container would ignore it"
-
-
-@pytest.mark.parametrize(
     ("settings", "warned"),
     [
         ({"host": "0.0.0.0"}, True),
@@ -237,55 +205,6 @@ class StartedServer:
 
     def run(self) -> None:
         self.when_running()
-
-
-@pytest.mark.parametrize(
-    ("case", "status", "events"),
-    [
-        ("ready", 0, ["Server ready to accept requests"]),
-        ("failed", 1, ["start_failed"]),
-        ("never started", 1, []),
-    ],
-)
-def test_a_failed_start_stops_the_server_and_is_logged_last(
-    case, status, events, monkeypatch, capsys
-) -> None:
-    servers, app_callbacks, frozen = [], {}, []
-
-    def make_server(*arguments: object) -> StartedServer:
-        servers.append(StartedServer(*arguments))
-        servers[0].started = case != "never started"
-        servers[0].when_running = when_running
-        return servers[0]
-
-    def create_app(_settings: Settings, **callbacks: object) -> str:
-        app_callbacks.update(callbacks)
-        return "app"
-
-    def when_running() -> None:
-        if case == "ready":
-            app_callbacks["on_ready"](loaded(FakeModel()))
-            assert not frozen
-            app_callbacks["on_settled"]()
-            assert frozen
-        elif case == "failed":
-            app_callbacks["on_failure"](StartupError("the folder is not there"))
-            assert servers[0].should_exit
-            assert log == []
-
-    monkeypatch.setattr(process, "DrainingServer", make_server)
-    monkeypatch.setattr(process, "freeze_startup_objects", lambda: frozen.append(True))
-    settings = Settings(log_format="json", shutdown_timeout=20, shutdown_delay=3)
-    with capture_logs() as log:
-        assert serve(settings, create_app) == status
-    assert [entry["event"] for entry in log] == events
-    config, drain, *limits = servers[0].arguments
-    assert limits == [20, 3]
-    assert drain is app_callbacks["drain"]
-    assert capsys.readouterr().out == "", "an example would be no JSON"
-    assert (config.app, config.timeout_keep_alive, config.access_log) == ("app", 75, False)
-    assert not config.server_header
-    assert not config.proxy_headers
 
 
 def test_a_port_taken_after_its_check_is_reported_in_the_same_words(monkeypatch) -> None:
@@ -362,16 +281,6 @@ def test_only_an_unexpected_error_of_the_start_has_a_traceback(
     assert [entry["exc_info"] for entry in log[:-1]] == [error] * unforeseen
 
 
-def test_a_misspelt_setting_in_the_environment_is_warned_of(monkeypatch, tmp_path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MAX_QUEU_SIZE", "3")
-    monkeypatch.setattr(process, "configure_logs", lambda *_, **__: None)
-    with capture_logs() as log:
-        load_settings_and_configure_logs()
-    (warning,) = [entry for entry in log if entry["name"] == "MAX_QUEU_SIZE"]
-    assert (warning["event"], warning["nearest"]) == ("unknown_setting", "MAX_QUEUE_SIZE")
-
-
 # `uvicorn app.main:app` serves the same service.
 
 
@@ -397,26 +306,6 @@ def test_uvicorn_serves_the_app_with_the_services_log(
     assert sum("POST" in line for line in server.lines) == 1
     (reranker,) = [line for line in lines if line["event"] == "Reranker ready."]
     assert (reranker["max_length"], reranker["max_pairs_in_forward"]) == (40960, 16)
-
-
-def test_a_failed_start_stops_uvicorn_and_no_other_server(monkeypatch) -> None:
-    registered, ended = [], []
-    monkeypatch.setattr(process.atexit, "register", lambda *call: registered.append(call))
-    monkeypatch.setattr(process.os, "_exit", ended.append)
-    error = StartupError("the folder is not there")
-    with capture_logs() as log:
-        stop_uvicorn(error)
-    assert [entry["event"] for entry in log] == ["start_failed"], "it goes on, and is unhealthy"
-    assert registered == []
-    server = uvicorn.Server(uvicorn.Config(lambda: None, log_config=None))
-    with server.capture_signals(), capture_logs() as log:
-        stop_uvicorn(error)
-    assert server.should_exit
-    assert log == [], "the reason is the last line"
-    ((call, *arguments),) = registered
-    with capture_logs() as log:
-        call(*arguments)
-    assert ([entry["event"] for entry in log], ended) == (["start_failed"], [1])
 
 
 SIGNALLED = """

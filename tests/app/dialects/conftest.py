@@ -8,7 +8,6 @@ import pytest
 from tests.app.conftest import answered, serving
 
 TOKEN = "dialects-secret"
-NO_TOKEN = {"Authorization": ""}
 ALIASES = "text-embedding-3-small=tiny-qwen,rerank-v3.5=TINY-reranker"
 
 

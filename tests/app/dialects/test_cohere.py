@@ -85,13 +85,6 @@ def test_top_n_limits_the_results_and_voyages_clients_find_data(full, body) -> N
         assert (scored(other), "data" in other) == (native_ranking(full)[:count], False)
 
 
-@pytest.mark.parametrize("extra", [{"truncate": "START"}, {"truncation_side": "left"}])
-def test_truncation_cuts_documents_at_the_requested_side(full, extra) -> None:
-    documents = ["bread " + "search " * 4, "search " * 4 + "bread"]
-    cut = rank(full, documents=documents, max_tokens_per_doc=4, **extra)
-    assert scored(cut) == native_ranking(full, passages=["search " * 4, "search " * 3 + "bread"])
-
-
 @pytest.mark.parametrize(
     ("body", "native_body"),
     [

@@ -54,13 +54,6 @@ def test_a_response_has_openais_fields_and_the_native_vectors_to_the_last_bit(
     np.testing.assert_array_equal(decoded, expected)
 
 
-def test_a_text_may_be_an_object_with_only_text_and_id(client) -> None:
-    objects = [{"text": text, "id": str(i)} for i, text in enumerate(TEXTS[:4])]
-    assert post(client, input=[*objects, *TEXTS[4:]]) == post(client, input=TEXTS)
-    refused = client.post("/v1/embeddings", json={"input": [{"text": "a", "image": "b"}]})
-    assert assert_error(refused, 400, "invalid_request")["param"] == "input"
-
-
 def test_2048_texts_are_allowed_whatever_the_limit_of_the_native_endpoint(full) -> None:
     texts = TEXTS[:4] * 512
     embedded = vectors(full, input=texts)
@@ -134,22 +127,13 @@ def test_fewer_bits_and_further_kinds_are_the_native_ones(client, dtype) -> None
         assert numbers.tolist() == expected["dense"]
 
 
-@pytest.mark.parametrize("field", ["encoding_format", "embedding_type"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_several_types_are_those_of_one_request_for_each_type(client, field, packed) -> None:
-    types = ["float", "base64", "int8", "uint8", "binary", "ubinary"]
-    other = {"embedding_type", "encoding_format"} - {field}
-    extra = dict.fromkeys(other, "base64") if packed else {}
-    answer = post(client, input=TEXTS, **{field: types}, **extra)["data"]
-    for type_ in types:
-        only = {"output_dtype": type_} if type_ not in {"float", "base64"} else {}
-        if packed or type_ == "base64":
-            only["encoding_format"] = "base64"
-        alone = post(client, input=TEXTS, **only)["data"]
-        for item, single in zip(answer, alone, strict=True):
-            assert list(item["embedding"]) == types
-            assert item["embedding"][type_] == single["embedding"]
-            assert single.get("scale") in {None, item["scale"]}
+def test_several_types_are_an_object_with_a_vector_of_each(client) -> None:
+    types = ["float", "int8"]
+    several = post(client, input=TEXTS, embedding_type=types)["data"]
+    int8 = post(client, input=TEXTS, output_dtype="int8")["data"]
+    for item, vector, alone in zip(several, vectors(client), int8, strict=True):
+        assert item["embedding"] == {"float": vector, "int8": alone["embedding"]}
+        assert item["scale"] == alone["scale"]
 
 
 @pytest.mark.parametrize(
@@ -171,11 +155,6 @@ def test_options_are_those_of_the_native_endpoint(full, options, native_options)
     assert vectors(full, input=texts, **options) == dense(full, texts, **native_options)
 
 
-def test_dimensions_cut_a_vector_that_is_not_normalised(full) -> None:
-    raw = vectors(full, normalize=False)
-    assert vectors(full, normalize=False, dimensions=32) == [vector[:32] for vector in raw]
-
-
 def test_truncation_of_a_long_text_is_reported_or_refused(client) -> None:
     body = {"input": ["short", "search " * 9000]}
     (warning,) = post(client, **body)["warnings"]
@@ -193,9 +172,7 @@ def test_truncation_of_a_long_text_is_reported_or_refused(client) -> None:
             for name in ("inputs", "texts", "sentences")
         ),
         ({"input": []}, "empty_input", None, "empty"),
-        ({"input": None}, "invalid_request", "input", "null"),
         ({"input": ["a", 1]}, "invalid_request", "input", "input"),
-        ({"input": [True]}, "invalid_request", "input", "input"),
         ({"input": [[1] * 200] * 300}, "invalid_request", None, "check_embedding_ctx_length=False"),
         ({"input": [[1], [2]]}, "invalid_request", "input", "check_embedding_ctx_length=False"),
         (

@@ -6,7 +6,7 @@ import pytest
 
 from tests.app.conftest import answered as post
 from tests.app.conftest import metric
-from tests.app.dialects.conftest import NO_TOKEN, dense, native
+from tests.app.dialects.conftest import dense, native
 from tests.support.checkpoints import corpus
 
 TEXTS = [*corpus(7, seed=3), "", "naïve 检索 search"]
@@ -134,19 +134,6 @@ def test_tokenize_limits_a_text_only_by_the_size_of_the_answer(client) -> None:
 def test_errors_have_teis_form(full, path, body, status, kind) -> None:
     assert_error(full.post(path, json=body), status, kind)
     assert post(full, "/embed", inputs="a")
-
-
-def test_only_health_needs_no_token_and_a_401_has_teis_form(full) -> None:
-    for path in ("/ping", "/models/tiny-m3/health", "/models/tiny-m3/ping"):
-        for method in ("GET", "HEAD"):
-            answer = full.request(method, path, headers=NO_TOKEN)
-            assert (answer.status_code, answer.content) == (200, b"")
-    for path in ("/info", "/models/tiny-m3/info", "/models/health/info"):
-        assert_error(full.get(path, headers=NO_TOKEN), 401, "Unauthorized")
-    for path in ("/embed", "/models/tiny-m3/embed", "/tokenize", "/models/ping"):
-        assert_error(full.post(path, headers=NO_TOKEN), 401, "Unauthorized")
-    refused = full.post("/", json={"inputs": "a"}, headers=NO_TOKEN)
-    assert (refused.status_code, refused.json()["error_type"]) == (401, "Unauthorized")
 
 
 def test_the_path_of_a_model_embeds_or_reranks(full) -> None:

@@ -6,7 +6,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 
-from tests.app.conftest import answered, metric, serving
+from tests.app.conftest import answered, serving
 from tests.support.checkpoints import changed_weights, corpus
 
 NO_WEIGHT = {"dense": 0, "sparse": 0, "colbert": 0}
@@ -92,22 +92,6 @@ def test_every_dialect_ranks_by_raw_logits_whose_sigmoids_are_equal(
     assert [item["index"] for item in tei] == order
 
 
-def test_qwen_returns_the_probability_of_yes_normalised_or_not(qwen_client) -> None:
-    forwards = "rerank_inference_duration_seconds_count"
-    before = metric(qwen_client, forwards)
-    raw = post(qwen_client, query="hybrid search", passages=PASSAGES)
-    # A forward holds four pairs.
-    assert metric(qwen_client, forwards) - before == 4
-    assert_sorted(raw, PASSAGES)
-    assert all(0 < score < 1 for score in by_index(raw))
-    normal = post(qwen_client, query="hybrid search", passages=PASSAGES, normalize=True)
-    assert by_index(normal) == pytest.approx(by_index(raw), abs=1e-6)
-    instructed = post(
-        qwen_client, query="hybrid search", passages=PASSAGES, instruction="Find bread"
-    )
-    assert by_index(instructed) != by_index(normal)
-
-
 @pytest.mark.parametrize(
     ("service", "option", "value", "is_used"),
     [
@@ -153,26 +137,6 @@ def test_a_response_has_dense_of_qwen_and_sparse_and_colbert_of_bge(
 
 
 @pytest.mark.parametrize(
-    ("kinds", "used"),
-    [
-        *((["dense"], [False, True]), (["sparse"], [True, False])),
-        *((["sparse", "colbert"], [True, False]), (["dense", "sparse"], [True, True])),
-    ],
-)
-def test_a_model_computes_only_the_requested_kinds(
-    qwen_client, tiny_m3, tiny_qwen, kinds, used
-) -> None:
-    def tokens() -> list[float]:
-        series, names = "embedder_tokens_processed_total", (tiny_m3.name, tiny_qwen.name)
-        return [metric(qwen_client, series, model=name) for name in names]
-
-    before = tokens()
-    options = {f"return_{kind}": kind in kinds for kind in ("dense", "sparse", "colbert")}
-    answered(qwen_client, "/embeddings/", sentences=["search"], **options)
-    assert [now > then for now, then in zip(tokens(), before, strict=True)] == used
-
-
-@pytest.mark.parametrize(
     ("body", "status", "code", "message"),
     [
         # More errors of fields: test_error_responses.py.
@@ -191,15 +155,6 @@ def test_invalid_input_is_an_error_with_a_reason(client, body, status, code, mes
     response = client.post("/rerank", json={"query": "a", "passages": ["a"]} | body)
     assert (response.status_code, response.json()["code"]) == (status, code)
     assert message in response.json()["detail"]
-
-
-def test_truncation_of_a_passage_of_megabytes_among_a_thousand(bge_client) -> None:
-    passages = [*corpus(1023, seed=11), "vector " * 750_000]
-    answer = post(bge_client, query="hybrid search", passages=passages)
-    assert_sorted(answer, passages)
-    (warning,) = answer["warnings"]
-    assert 2048 < warning["details"]["original_tokens"] <= 750_000
-    assert warning["details"]["lower_bound"] is True
 
 
 def test_without_a_reranker_it_is_503_and_the_error_names_the_setting(tiny_m3: Path) -> None:
