@@ -1,14 +1,12 @@
 """Comparisons of the engines in this environment, on a tiny checkpoint."""
 
 import json
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import comparison as comparing
-from benchmarks.adapters import Setting, batch_by_length
 from benchmarks.comparison import (
     CATALOGUE,
     OWN,
@@ -16,10 +14,8 @@ from benchmarks.comparison import (
     Outcome,
     Plan,
     compare,
-    create_environment,
 )
 from benchmarks.worker import EngineFailureError
-from benchmarks.workload import WORKLOADS, alternate
 from tests.support.checkpoints import plain_corpus
 
 
@@ -72,36 +68,3 @@ def test_an_interrupted_comparison_continues_with_the_missing_turns(plan: Plan) 
     compare(plan, [outcome])
     assert outcome.turns == len(outcome.rounds["documents"]) == 2
     assert (outcome.rounds.keys(), outcome.failure) == (plan.texts.keys(), "")
-
-
-def test_an_environment_is_created_once_for_each_version_of_its_requirements(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed = []
-    monkeypatch.setattr(comparing, "_install", lambda *arguments: installed.append(arguments))
-    python = create_environment("peers", tmp_path)
-    assert python.exists()
-    assert create_environment("peers", tmp_path) == python
-    (tmp_path / "peers" / "installed").write_text("of an older version")
-    create_environment("peers", tmp_path)
-    assert [requirements.name for _, requirements in installed] == ["peers.txt"] * 2
-    assert create_environment("own", tmp_path) == Path(sys.executable)
-
-
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_engine_has_a_setting_for_every_workload(workload: str) -> None:
-    facts = WORKLOADS[workload]
-    for contender in CATALOGUE.values():
-        settings = contender.settings_for(workload, texts=4)
-        assert all((setting.batch or 1) <= min(facts.largest_batch, 4) for setting in settings)
-        assert len(settings) == 1 if facts.one_at_a_time else settings
-
-
-def test_batches_hold_texts_of_similar_length_and_each_text_once() -> None:
-    texts = ["aa", "a" * 9, "a", "a" * 8, "aaa"]
-    assert list(batch_by_length(texts, 2)) == [[1, 3], [4, 0], [2]]
-    assert [str(Setting()), str(Setting(8, "throughput"))] == ["default", "batch 8 throughput"]
-
-
-def test_engines_alternate_and_leave_when_their_rounds_are_over() -> None:
-    assert [*alternate({"a": 3, "b": 1, "c": 2})] == ["a", "b", "c", "a", "c", "a"]

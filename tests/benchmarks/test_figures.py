@@ -2,17 +2,14 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks import engines as engines_module
 from benchmarks import page
-from benchmarks.comparison import Outcome, Plan, compare, lowest_cosine
+from benchmarks.comparison import Outcome
 
-EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
 SETTINGS = {"mixed": {"batch": 4, "hint": ""}}
 
 
@@ -24,27 +21,6 @@ def cells(table: str, column: int = 0) -> dict[str, list[str]]:
     """The other cells of each line, by the cell in `column`."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     return {row[column]: row[:column] + row[column + 1 :] for row in rows if row}
-
-
-def test_an_engine_with_too_few_vectors_fails(tmp_path: Path) -> None:
-    engines = [outcome(name, 1) for name in ("flagembedding", "m3serve", "openvino-int8")]
-    vectors = ([EAST, NORTH], [EAST], [EAST, EAST])
-    for engine, dense in zip(engines, vectors, strict=True):
-        np.savez(tmp_path / f"mixed-{engine.name}.npz", dense=np.array(dense, np.float32))
-    # No further turn begins.
-    compare(Plan(tmp_path, {"mixed": ["a", "b"]}, 1, 1, tmp_path, until=0), engines)
-    assert [engine.cosines for engine in engines[::2]] == [
-        {"mixed": {"dense": 1}},
-        {"mixed": {"dense": 0}},
-    ]
-    assert engines[1].failure == "its dense vectors are (1, 2) instead of (2, 2)"
-
-
-def test_the_lowest_cosine_counts_and_a_missing_kind_has_none() -> None:
-    one = {"dense": np.array([EAST, EAST], np.float32)}
-    other = {"dense": np.array([EAST, NORTH], np.float32), "colbert": np.zeros((3, 2), np.float32)}
-    assert lowest_cosine(one, other, "dense") == 0
-    assert lowest_cosine(one, other, "colbert") is None
 
 
 @pytest.fixture

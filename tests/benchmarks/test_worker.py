@@ -5,14 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import worker
 from benchmarks.adapters import Setting
-from benchmarks.adapters.smart_embedder import hide_instructions
 from benchmarks.comparison import lowest_cosine
-from benchmarks.worker import LIMITS, Encoded, EngineFailureError, Run
-from smart_embedder.kernels.native import runnable_instruction_sets
+from benchmarks.worker import Encoded, EngineFailureError, Run
 from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)
@@ -52,17 +49,6 @@ def test_an_engine_that_cannot_be_imported_is_an_error_of_one_line(tmp_path: Pat
     with pytest.raises(EngineFailureError, match=message) as caught:
         measure(tmp_path, [Run(TEXTS, Setting())], "m3serve")
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_a_limited_engine_has_the_kernels_of_its_limit(limit: str, monkeypatch) -> None:
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", LIMITS[limit]["ONEDNN_MAX_CPU_ISA"])
-    monkeypatch.setattr(torch.cpu, "get_capabilities", torch.cpu.get_capabilities)  # Restored.
-    before = [instructions.name for instructions in runnable_instruction_sets()]
-    hide_instructions()
-    beyond = {"avx512_vnni": {"avx512_bf16"}, "avx2": {"avx512_bf16", "avx512_vnni", "avx_vnni"}}
-    visible = [name for name in before if name not in beyond[limit]]
-    assert [instructions.name for instructions in runnable_instruction_sets()] == visible
 
 
 def test_a_worker_that_is_too_slow_is_an_error(tiny_m3: Path) -> None:

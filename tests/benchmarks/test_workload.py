@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.checkpoints import save_tokenizer
-from benchmarks.workload import WORKLOADS, Lengths, draw_texts
+from benchmarks.workload import WORKLOADS, draw_texts
 
 pytestmark = pytest.mark.long
 
@@ -22,15 +22,3 @@ def test_texts_have_the_lengths_of_their_workload(name: str, tokenizer: Tokenize
     texts = draw_texts(lengths, 20)
     counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
     assert lengths.shortest <= min(counts) <= max(counts) <= lengths.longest
-
-
-def test_lengths_are_log_uniform() -> None:
-    lengths = Lengths(16, 500)
-    counts = sorted(len(text.split()) + 2 for text in draw_texts(lengths, 2000))
-    assert counts[1000] == pytest.approx((16 * 500) ** 0.5, rel=0.1)
-
-
-def test_the_same_seed_gives_the_same_texts() -> None:
-    lengths = Lengths(8, 32)
-    assert draw_texts(lengths, 5) == draw_texts(lengths, 5)
-    assert draw_texts(lengths, 5) != draw_texts(lengths, 5, seed=1)

@@ -86,14 +86,6 @@ def test_float16_and_bfloat16_output(client) -> None:
     np.testing.assert_allclose(brain, full, rtol=2**-8)
 
 
-def test_single_kind_of_a_single_text(client) -> None:
-    kinds = ("dense", "sparse", "colbert")
-    for kind in kinds:
-        found = client.embed(["search"], **{f"return_{name}": name == kind for name in kinds})
-        vectors = {name: getattr(found, name) for name in kinds if getattr(found, name) is not None}
-        assert [(name, len(of)) for name, of in vectors.items()] == [(kind, 1)]
-
-
 def test_metadata_of_a_response(client, plain) -> None:
     health = client.health()
     assert (health.ready, health.status, health.reason) == (True, "healthy", None)

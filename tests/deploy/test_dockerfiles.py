@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from smart_embedder import __version__
 from tests.support.answering_http import Handler, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,28 +79,6 @@ def test_base_image_has_a_digest_and_packages_have_hashes() -> None:
     assert "apt-get" not in "\n".join(every)
 
 
-def test_stages_of_demo_and_verify() -> None:
-    assert [*stages()][-1] == "demo"
-    assert stages()["demo"] == [
-        "FROM service AS demo",
-        "COPY --from=model --chown=0:0 /tmp/smart-embedder-demo ./smart-embedder-demo",
-    ]
-    assert "verify.lock" not in "\n".join(stages()["service"])
-    assert "-r /verify.lock" in "\n".join(stages()["verify"])
-    assert stages()["verify"][-1] == "USER 1000:1000"
-
-
-def test_layers_are_ordered_by_frequency_of_change() -> None:
-    patterns = [r"^RUN .*-r /requirements/torch-cpu\.lock", "^RUN .*-r /service.lock"]
-    layers = [service(pattern) for pattern in [*patterns, "^COPY smart_embedder ./smart_embedder$"]]
-    assert layers == sorted(layers)
-    assert "COPY benchmark.py ./" in stages()["service"]
-    ignored = set((ROOT / ".dockerignore").read_text().splitlines())
-    sent = ("app", "smart_embedder", "tools", "benchmark.py", "requirements/*.lock")
-    sent += ("requirements/demo.txt", "scripts/slim_packages.py")
-    assert {"*", *(f"!{name}" for name in sent)} <= ignored
-
-
 def test_service_runs_as_user_1000_and_owns_only_the_model_cache() -> None:
     user = service("^USER ")
     assert stages()["service"][user] == "USER 1000:1000"
@@ -167,11 +144,3 @@ def test_entrypoint_passes_flags_and_runs_other_commands(
     # The same process: a shell in between would not forward SIGTERM.
     assert started.communicate()[0] == f"{started.pid} {ran}\n"
     assert not any(line.startswith("CMD") for line in stages()["service"])
-
-
-def test_labels_have_title_licence_and_version() -> None:
-    label = stages()["service"][service("^LABEL ")]
-    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*?)"', label))
-    assert (labels["title"], labels["licenses"]) == ("Smart Embedder", "Apache-2.0")
-    assert labels["version"] == __version__
-    assert labels["description"]

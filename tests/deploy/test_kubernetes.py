@@ -118,17 +118,6 @@ def test_selectors_and_references_match(objects, pod) -> None:
     assert claim["persistentVolumeClaim"]["claimName"] == name
 
 
-def test_network_policy_allows_clients_and_the_hub(objects) -> None:
-    policy = objects["NetworkPolicy"]["spec"]
-    assert policy["policyTypes"] == ["Ingress", "Egress"]
-    peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
-    peers += [peer for rule in policy["egress"] for peer in rule["to"] if "podSelector" in peer]
-    assert len(peers) == 3
-    assert all(
-        peer["podSelector"]["matchLabels"].items().isdisjoint(NAME.items()) for peer in peers
-    )
-
-
 def test_settings_are_valid(objects, container, overlay: str) -> None:
     given = read_settings(objects, container)
     assert given.keys() <= listed_settings().keys() | LIBRARY_VARIABLES

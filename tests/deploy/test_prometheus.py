@@ -107,44 +107,6 @@ def test_expression_has_data(prometheus: PrometheusServer, expression: str) -> N
     assert all(math.isfinite(value) for value in values), values
 
 
-def legend(template: str, labels: dict[str, str]) -> str:
-    return re.sub(r"{{(\w+)}}", lambda found: labels[found[1]], template)
-
-
-def panel_values(prometheus: PrometheusServer, title: str) -> dict[str, float]:
-    """Return the legends and last values of a panel."""
-    (panel,) = (panel for panel in PANELS if panel["title"] == title)
-    return {
-        legend(target["legendFormat"], labels): value
-        for target in panel["targets"]
-        for labels, value in prometheus.query(fill_variables(target["expr"]))
-    }
-
-
-def test_panels_show_what_happened(
-    prometheus: PrometheusServer, tiny_m3: Path, tiny_reranker: Path
-) -> None:
-    def positive(title: str) -> set[str]:
-        return {legend for legend, value in panel_values(prometheus, title).items() if value > 0}
-
-    assert positive("Request rate") == {"/embeddings/", "/rerank"}
-    outcomes = {"/embeddings/ success", "/embeddings/ client_error", "/rerank success"}
-    assert positive("Outcomes") == outcomes
-    assert positive("Rejections by reason") == {"/embeddings/ body_too_large"}
-    assert positive("Tokens a second, by model") == {tiny_m3.name, tiny_reranker.name, FURTHER}
-    assert positive("Texts and pairs a second") == {"texts", "pairs"}
-    assert positive("Latency of /rerank") == {"P50", "P95", "P99"}
-    assert positive("Trouble") == set()
-    # Of 46 texts, 20 were for the other model, and 6 were in the cache.
-    assert panel_values(prometheus, "Embedding cache, size")["entries"] == 40
-    assert 0 < panel_values(prometheus, "Embedding cache, hit rate")["hit rate"] < 1
-    assert positive("Embedding cache, size") == {"bytes", "entries"}
-    states = panel_values(prometheus, "Models by state")
-    assert {state: count for state, count in states.items() if count} == {"ready": 3}
-    assert positive("Models loaded and unloaded") == {f"{FURTHER} load success"}
-    assert panel_values(prometheus, "Requests for models of MODELS") == {FURTHER: 0}
-
-
 def test_alerts_can_be_evaluated_and_none_fires(prometheus: PrometheusServer) -> None:
     def read_alert_field(fact: str) -> dict[str, object]:
         (group,) = prometheus.get("rules")["groups"]

@@ -2,9 +2,7 @@
 
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -105,33 +103,3 @@ def test_proxy_skips_a_draining_process(serve, tmp_path: Path) -> None:
             stalling.shutdown(socket.SHUT_RDWR)
             assert first.process.wait(LIMIT) == 0
             assert statuses(client, 20) == [200] * 20
-
-
-@pytest.mark.parametrize("name", PROXIES)
-def test_proxy_streams_responses(name: str, tmp_path: Path) -> None:
-    """The server sends the second part after the client has the first."""
-    received = threading.Event()
-
-    def answer(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        with connection:
-            connection.recv(65_536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst")
-            assert received.wait(LIMIT)
-            connection.sendall(b"other")
-
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        ThreadPoolExecutor(1) as threads,
-        PROXIES[name](tmp_path, f"127.0.0.1:{listener.getsockname()[1]}") as url,
-        client_at("127.0.0.7", url) as client,
-    ):
-        answered = threads.submit(answer, listener)
-        with client.stream("GET", "/stream") as stream:
-            parts = stream.iter_raw()
-            got = b""
-            while len(got) < len(b"first"):
-                got += next(parts)
-            received.set()
-            assert got + b"".join(parts) == b"firstother"
-        answered.result(LIMIT)

@@ -38,7 +38,6 @@ DOCKER = (
     'if "%~4"=="up" exit /b {up}',
     "exit /b 0",
 )
-NO_PYTHON = "Python 3.11 or newer was not found: install it, or set PYTHON to its path."
 NOT_UP = "docker compose could not start the service; its message above says why."
 
 
@@ -148,26 +147,6 @@ def checkout(wine: Path, tmp_path: Path) -> Checkout:
     return Checkout(wine, tmp_path)
 
 
-def test_a_window_opened_by_explorer_waits_for_a_key_after_an_error(
-    wine: Path, tmp_path: Path
-) -> None:
-    # Wine's cmd has no variable that holds its command line, and trips over an & in one.
-    checkout = Checkout(wine, tmp_path, "a checkout")
-    path = windows_path(checkout.folder / BATCH_FILE.name)
-    explorer = {"CMDCMDLINE": f'C:\\windows\\cmd.exe /c ""{path}" "'}
-    # If the input is not a console, nobody can press a key.
-    failed = checkout.start("local cpu", answers="x", **explorer)
-    assert failed.returncode == 1
-    assert "Press any key" not in failed.stdout
-    checkout.add("timeout", ("exit /b 0",))  # As that of Windows exits at a console.
-    failed = checkout.start("local cpu", answers="x", **explorer)
-    assert failed.returncode == 1
-    assert NO_PYTHON in failed.stderr
-    assert "Press any key" in failed.stdout
-    by_a_program = checkout.start("local cpu", CMDCMDLINE=f"cmd /c .\\{BATCH_FILE.name} local cpu")
-    assert sentence_of(by_a_program) == NO_PYTHON
-
-
 def test_the_first_working_python_gets_the_arguments_without_pythonpath(
     checkout: Checkout,
 ) -> None:
@@ -181,15 +160,6 @@ def test_the_first_working_python_gets_the_arguments_without_pythonpath(
     result = checkout.start("docker gpu --demo")
     assert (result.returncode, result.stderr) == (7, "")
     assert result.stdout.strip().endswith("-3.12 -m launcher docker gpu --demo")
-
-
-def test_the_python_of_an_earlier_start_is_enough(checkout: Checkout) -> None:
-    """It must be a program, such as wine's cmd, which exits with 0 without input."""
-    scripts = checkout.folder / ".venv" / "Scripts"
-    scripts.mkdir(parents=True)
-    windows = checkout.wine / "windows" / "drive_c" / "windows" / "system32"
-    shutil.copy(windows / "cmd.exe", scripts / "python.exe")
-    assert checkout.start("local").returncode == 0
 
 
 def test_the_python_of_the_variable_is_used_and_must_work(checkout: Checkout) -> None:

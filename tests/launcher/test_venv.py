@@ -64,19 +64,6 @@ def test_missing_kernels_are_built_and_a_failed_build_only_costs_speed(
         assert read_app_output(result)
 
 
-def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: Checkout) -> None:
-    requirements = started.file(SERVICE_LOCK)
-    before = requirements.read_text()
-    requirements.write_text(before.replace("tiny", "missing"))
-    failed = started.start("local cpu")
-    assert failed.returncode == 1
-    assert "start_server: pip could not install requirements/service.lock" in failed.stderr
-    requirements.write_text(before)
-    again = started.start("local cpu")
-    assert read_app_output(again)["tiny"] == "1.0"
-    assert "Making" not in again.stdout
-
-
 def test_a_second_start_waits_until_the_first_has_installed(
     started: Checkout, tmp_path: Path
 ) -> None:

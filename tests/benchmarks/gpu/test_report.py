@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ from benchmarks.gpu.report import (
     main,
     render_page,
     run,
-    sections,
 )
-from benchmarks.gpu.wheels import requirements
 
 pytestmark = pytest.mark.long
 
@@ -45,26 +42,6 @@ def test_a_section_has_the_figures_of_its_last_line_or_its_output(
     assert status != 0 or run(replace(section, figures=False), seconds).figures is None
 
 
-def test_device_tests_come_before_speed(tmp_path) -> None:
-    by_name = {section.name: section for section in sections(tmp_path, "cuda", quick=False)}
-    names = [*by_name]
-    assert max(map(names.index, ("tests", "verify"))) < names.index("kernels")
-    assert len(names) == len([*sections(tmp_path, "cuda", quick=False)])
-    modules = {Path(argument).name for argument in by_name["tests"].command}
-    assert {"test_proof.py", "test_devices.py"} <= modules
-
-
-def test_figures_and_nested_records_are_tables() -> None:
-    rows = [{"launch": "graphs", "switch_ms": 0.1}, {"launch": "eager", "switch_ms": 0.1}]
-    figures = {"seconds": 0.5, "paths": {"linear": "a|b"}, "rates": rows}
-    shown = render_page([Outcome("engines", 1.0, 0, figures, "")])
-    assert "## Engines\n" in shown
-    assert "| seconds |" in shown
-    assert "a\\|b" in shown
-    assert "### Rates\n" in shown
-    assert "| graphs |     0.100 |" in shown
-
-
 def rates(**tokens_per_second: float) -> list[dict[str, object]]:
     return [
         {"tokens": tokens, "kinds": kinds, "tokens_per_second": rate * tokens / 256}
@@ -88,22 +65,6 @@ def test_figures_stand_beside_their_aims() -> None:
     ]
     assert "## Aims\n" in render_page(outcomes)
     assert "## Aims" not in render_page([])
-
-
-def test_float8_is_measured_on_a_gpu_only(tmp_path) -> None:
-    by_name = {section.name: section for section in sections(tmp_path, "cuda", quick=False)}
-    assert "float8" in by_name["float8"].command
-    assert "float8" not in {section.name for section in sections(tmp_path, "cpu", quick=True)}
-
-
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_wheels_have_one_version_of_each_package_and_no_pytorch(python: str) -> None:
-    names = [requirement.split("==")[0] for requirement in requirements(python, [])]
-    assert len(names) == len(set(names))
-    assert {"numpy", "pytest", "transformers", "uvloop"} <= set(names)
-    assert not {"torch", "cuda-bindings", "nvidia-cuda-nvrtc"} & set(names)
-    (only,) = requirements(python, ["FlagEmbedding"])
-    assert only.startswith("flagembedding==")
 
 
 def test_an_unknown_section_is_an_error_before_anything_runs(tmp_path, monkeypatch, capsys) -> None:

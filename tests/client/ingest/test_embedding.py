@@ -80,3 +80,10 @@ async def test_wrong_token_401_is_not_retried(client: AsyncClient) -> None:
 
     with pytest.raises(SmartEmbedderError):
         await Patience(3600, lambda _: None).wait_for(attempt)
+
+
+async def test_another_vector_space_ends_the_run_and_is_no_refusal(client: AsyncClient) -> None:
+    options = VectorOptions(frozenset({"dense"}), "float32", spaces=["dense-0123456789ab"])
+    for texts in (["river"], ["river", "winter"]):
+        with pytest.raises(SmartEmbedderError, match="412 vector_space_differs"):
+            await embedder(client, options).embed(texts)

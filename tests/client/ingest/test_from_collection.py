@@ -1,11 +1,6 @@
 """`ingest --from-collection`: all texts get new vectors, and a killed run can be resumed."""
 
 import asyncio
-import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,29 +14,7 @@ from smart_embedder_client.ingest.options import IngestError, LoadOptions, Repor
 from smart_embedder_client.qdrant.store import OtherSpaceError
 
 from tests.client.ingest.conftest import Runs
-from tests.support.server import REPOSITORY, RunningServer
-
-# A process that kills itself before or after the nth upload.
-KILL = """
-import os, signal, sys
-from smart_embedder_client.ingest.command import main
-from smart_embedder_client.qdrant.edge_store import EdgeStore
-
-count, when, *arguments = sys.argv[1:]
-kept, left = EdgeStore.upsert, int(count)
-
-def upsert(store, points):
-    global left
-    left -= 1
-    if left == 0 and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    kept(store, points)
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-EdgeStore.upsert = upsert
-sys.exit(main(arguments))
-"""
+from tests.support.server import RunningServer
 
 
 def make_new_runs(runs: Runs, url: str) -> Runs:
@@ -95,30 +68,6 @@ def test_points_are_copied_with_new_vectors(runs: Runs, other_server: RunningSer
     # An ingest of the files finds its points.
     new.journal.unlink()
     assert new.run().uploaded == 0
-
-
-def test_killed_copy_is_resumed(
-    edge_runs: Runs, other_server: RunningServer, folder: Path, capsys
-) -> None:
-    """Each run resumes the one that was killed before."""
-    rows = [json.dumps({"text": f"row {i} of the river " * 5, "row": i}) for i in range(30)]
-    (folder / "rows.jsonl").write_text("\n".join(rows))
-    edge_runs.run()
-    before, new = read_payloads(edge_runs), make_new_runs(edge_runs, other_server.url)
-    command = arguments(edge_runs, new, "--streams", "1", "--requests", "1")
-    for kill in (["1", "before"], ["2", "after"]):
-        killed = subprocess.run(
-            [sys.executable, "-c", KILL, *kill, *command],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
-            timeout=120,
-            check=False,
-        )
-        assert killed.returncode == -signal.SIGKILL, kill
-    capsys.readouterr()
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"{len(before)} chunks of {len(before)} documents in ")
-    check_vectors(new, before)
 
 
 def test_next_run_copies_points_that_were_added_meanwhile(

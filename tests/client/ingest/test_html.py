@@ -6,8 +6,6 @@ import pytest
 from smart_embedder_client.ingest.html import Section, read_html
 from smart_embedder_client.ingest.sources import Fields, Skipped, read_documents
 
-from tests.client.ingest.conftest import Runs
-
 SPHINX = """<!DOCTYPE html><html><head><title>csv &#8212; Python</title></head><body>
 <div class="related" role="navigation"><h3>Navigation</h3><ul><li><a href="i.html">index</a></ul>
 </div><div role="main"><section id="csv"><h1>csv<a class="headerlink" href="#csv">\u00b6</a></h1>
@@ -132,26 +130,3 @@ def test_chunks_have_the_anchors_of_their_positions(tmp_path: Path) -> None:
         "csv.writer(file)\n\nWrites rows.",
         "csv.writer",
     )
-
-
-def test_page_is_stored_again_if_an_anchor_changes(edge_runs: Runs, folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-    # Two sections with the same heading and text, and no anchors.
-    same = "<h2>Example</h2><p>search a river</p>" * 2
-    page = folder / "page.html"
-    page.write_text(f"<main>{SPHINX}{same}</main>")
-    first, ids = edge_runs.run(), edge_runs.ids()
-    assert (first.documents, first.uploaded, first.points) == (1, len(ids), len(ids))
-    again = edge_runs.run()
-    assert (again.uploaded, again.points) == (0, first.points)
-    edge_runs.journal.unlink()
-    assert edge_runs.run().uploaded == 0
-    stored = edge_runs.query_store(lambda store: store.read(ids, with_vectors=False))
-    texts = [point.payload["text"] for point in stored]
-    assert texts.count("## Example\n\nsearch a river") == 2
-    moved = [point.payload["metadata"].get("anchor") for point in stored].count("options")
-    page.write_text(page.read_text().replace('"options"', '"choices"'))
-    changed = edge_runs.run(sync=True)
-    assert (changed.uploaded, changed.removed) == (moved, moved) != (0, 0)
-    assert len(edge_runs.ids()) == len(ids)

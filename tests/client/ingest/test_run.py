@@ -1,25 +1,19 @@
 """Whole runs: the collection after the first run, the second, and after changes."""
 
-import asyncio
 import json
-import threading
 import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from smart_embedder_client import AsyncClient, Embeddings, SparseVector
-from smart_embedder_client.ingest.chunking import ServiceChunker, StoppedError
+from smart_embedder_client import SparseVector
 from smart_embedder_client.ingest.options import IngestError
-from smart_embedder_client.ingest.run import ingest
-from smart_embedder_client.ingest.sources import PART_CHARACTERS, Fields
+from smart_embedder_client.ingest.sources import Fields
 from smart_embedder_client.qdrant import store as qdrant_store
-from smart_embedder_client.qdrant.edge_store import EdgeStore
 from smart_embedder_client.qdrant.store import OtherSpaceError, Point, Vectors, make_layout
 
 from tests.client.ingest.conftest import Runs
-from tests.support.checkpoints import WORDS
 
 
 def test_later_runs_store_missing_points_and_remove_only_with_sync(
@@ -159,46 +153,6 @@ def test_long_chunks_are_pooled_or_split_for_colbert(
     assert "chunks have at most 20 tokens, so that ColBERT fits" in capsys.readouterr().err
 
 
-def test_repeatedly_killed_run_finishes(
-    edge_runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first windows and requests are small, also for one long text."""
-    source = tmp_path / "long.txt"
-    source.write_text("\n\n".join(f"{' '.join(WORDS)} {i}." for i in range(800)))
-    split: list[str] = []
-    embedded: list[int] = []
-    split_whole, upsert, embed = ServiceChunker.split, EdgeStore.upsert, AsyncClient.embed
-
-    def note_split(chunker: ServiceChunker, text: str, *, is_markdown: bool) -> list[str]:
-        split.append(text)
-        return split_whole(chunker, text, is_markdown=is_markdown)
-
-    async def note_embedded(client: AsyncClient, texts: list[str], **options) -> Embeddings:
-        embedded.append(sum(map(len, texts)))
-        return await embed(client, texts, **options)
-
-    def stop_after(store: EdgeStore, points: list[Point]) -> None:
-        upsert(store, points)
-        raise InterruptedError
-
-    monkeypatch.setattr(ServiceChunker, "split", note_split)
-    monkeypatch.setattr(AsyncClient, "embed", note_embedded)
-    monkeypatch.setattr(EdgeStore, "upsert", stop_after)
-    stored = [0]
-    for _ in range(4):
-        split.clear()
-        embedded.clear()
-        with pytest.raises(InterruptedError):
-            edge_runs.run(source=source, chunk_tokens=128, kinds=frozenset({"sparse"}))
-        assert [len(text) <= PART_CHARACTERS for text in split] == [True]
-        assert sum(embedded) < 20_000
-        stored.append(len(edge_runs.ids()))
-    assert stored == sorted(set(stored))
-    monkeypatch.setattr(EdgeStore, "upsert", upsert)
-    report = edge_runs.run(source=source, chunk_tokens=128, kinds=frozenset({"sparse"}))
-    assert (report.documents, report.uploaded) == (1, report.points - stored[-1])
-
-
 def test_collection_with_deeply_nested_metadata_is_opened_again(runs: Runs, tmp_path: Path) -> None:
     """With more levels, Qdrant Edge could not read its log."""
     source = tmp_path / "rows.jsonl"
@@ -207,33 +161,3 @@ def test_collection_with_deeply_nested_metadata_is_opened_again(runs: Runs, tmp_
     source.write_text("\n".join(rows))
     assert runs.run(source=source).uploaded == 2
     assert runs.run(source=source, recheck=True).uploaded == 0
-
-
-def test_cancelled_run_does_not_wait_for_a_split(
-    edge_runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Splitting a text of megabytes would take a thread a minute."""
-    splits = threading.Event()
-    stopped = False
-
-    def split_for_long(chunker: ServiceChunker, _text: str, *, is_markdown: bool) -> list[str]:
-        nonlocal stopped
-        splits.set()
-        try:
-            for _ in range(1_000_000):
-                chunker._counter.count("")
-        except StoppedError:
-            stopped = True
-        return []
-
-    async def cancel_in_split() -> None:
-        options, target = edge_runs.options, edge_runs.target
-        run = asyncio.create_task(ingest(options, target, edge_runs.url, journal=edge_runs.journal))
-        await asyncio.to_thread(splits.wait)
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-
-    monkeypatch.setattr(ServiceChunker, "split", split_for_long)
-    asyncio.run(cancel_in_split())
-    assert stopped

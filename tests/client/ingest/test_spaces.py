@@ -1,6 +1,5 @@
 """Collections store their vector spaces, and runs never mix vectors of different ones."""
 
-import json
 import re
 from contextlib import closing
 from dataclasses import replace
@@ -22,7 +21,6 @@ from smart_embedder_client.qdrant.store import (
 
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer
-from tests.support.relay import Relay
 from tests.support.server import RunningServer
 
 KINDS = ("dense", "sparse", "colbert")
@@ -80,32 +78,6 @@ def test_vectors_of_another_vector_space_are_refused_before_anything_changes(
     assert sorted(runs.ids()) == sorted(before)
 
 
-def test_changed_vector_space_stops_the_run(
-    http_runs: Runs, qdrant: QdrantServer, server: RunningServer, other_server, tmp_path: Path
-) -> None:
-    source = tmp_path / "rows.jsonl"
-    source.write_text("\n".join(json.dumps({"text": f"{i} river winter"}) for i in range(400)))
-    # The first upload waits until the other service runs.
-    qdrant.fail(status=503)
-    with Relay() as relay:
-        relay.connect_to(server.url)
-        runs = replace(http_runs, url=relay.url, options=replace(http_runs.options, source=source))
-        with runs.started("--requests", "1") as process:
-            qdrant.wait_for(runs.target.collection, lambda state: state["faults"] >= 1)
-            relay.disconnect()
-            relay.connect_to(other_server.url)
-            qdrant.fail()
-            _, notes = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "vectors are of another space than those of the collection" in notes.splitlines()[-1]
-    ids = runs.ids()
-    points = runs.query_store(lambda store: store.read(ids, with_vectors=True))
-    assert 0 < len(points) < 400
-    with Client(server.url) as client:
-        expected = client.embed([point.payload["text"] for point in points]).dense
-    np.testing.assert_allclose([point.vectors.dense for point in points], expected, atol=1e-5)
-
-
 def test_alias_is_resolved_at_the_start_of_a_run(
     http_runs: Runs, qdrant: QdrantServer, folder: Path
 ) -> None:
@@ -161,19 +133,6 @@ def test_model_names_are_compared_without_a_stored_vector_space(
     edge_runs.query_store(rename)
     with pytest.raises(OtherSpaceError, match="has vectors of other, and the service makes"):
         edge_runs.run()
-
-
-def test_origin_is_stored_in_an_existing_empty_collection(
-    edge_runs: Runs, server: RunningServer
-) -> None:
-    """The collection may have been created with special settings, such as quantization."""
-    edge_runs.run()
-    layout = edge_runs.query_store(lambda store: store.layout())
-    name = f"{edge_runs.target.collection}-own"
-    mine = replace(edge_runs, target=replace(edge_runs.target, collection=name))
-    mine.query_store(lambda store: store.create(layout, None))
-    mine.run()
-    assert mine.query_store(lambda store: store.origin()).vector_space == read_spaces(server)
 
 
 def test_vector_space_of_a_kind_added_later_is_stored(

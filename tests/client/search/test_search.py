@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ from smart_embedder_client import Client, Tokenized, cli
 from smart_embedder_client.ingest.options import IngestOptions
 from smart_embedder_client.ingest.run import ingest
 from smart_embedder_client.matches import best_part
-from smart_embedder_client.qdrant import open_store
-from smart_embedder_client.qdrant.store import KINDS, Depths, Target
+from smart_embedder_client.qdrant.store import KINDS, Target
 from smart_embedder_client.search import (
     BestMatch,
     Explanation,
@@ -23,12 +21,11 @@ from smart_embedder_client.search import (
     SharedTerm,
     as_json,
     as_text,
-    find,
     main,
 )
 
 from tests.support.checkpoints import plain_corpus
-from tests.support.server import RunningServer, run_server
+from tests.support.server import RunningServer
 
 QUERY = "search a river in winter"
 TEXTS = plain_corpus(40, seed=5)
@@ -66,10 +63,6 @@ def vectors(server: RunningServer):
     """The vectors of the query and of each text."""
     with Client(server.url) as client:
         return client.embed([QUERY, *TEXTS], return_colbert=True)
-
-
-def ranked(scores: dict[str, float]) -> list[str]:
-    return sorted(scores, key=lambda text: -scores[text])
 
 
 def test_scores_of_each_stage_equal_those_of_the_vectors(search, vectors) -> None:
@@ -214,26 +207,6 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     printed = as_json(evil, found, explained)
     assert printed.isprintable()
     assert json.loads(printed)["hits"][0]["text"] == evil
-
-
-def test_query_to_qwen_has_its_instruction(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
-    models = {"EMBEDDING_MODEL": str(tiny_m3), "DENSE_EMBEDDING_MODEL": str(tiny_qwen)}
-    source = tmp_path / "texts.jsonl"
-    source.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS[:5]))
-    target = Target(f"edge:{tmp_path}", "texts")
-    options = IngestOptions(source=source, dataset="texts", chunk_tokens=24, overlap=4)
-    with run_server(tmp_path, **models) as server:
-        report = asyncio.run(ingest(options, target, server.url, journal=tmp_path / "journal"))
-        assert report.uploaded == report.points >= 5
-        with Client(server.url) as client, closing(open_store(target)) as store:
-            (best, *_) = find(client, store, QUERY, Depths(10, 10, 5), "none")
-            query = client.embed([QUERY], input_type="query", normalize_dense=True)
-            passage = client.embed([best.text], normalize_dense=True)
-            assert client.embed_query(QUERY, normalize_dense=True).dense.tobytes() == (
-                query.dense.tobytes()
-            )
-    cosine = float(query.dense[0] @ passage.dense[0])
-    assert best.scores["dense"].score == pytest.approx(cosine, abs=1e-3)
 
 
 def test_query_in_another_vector_space_is_refused(

@@ -139,25 +139,6 @@ def test_an_interrupted_build_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupted_replacement_keeps_the_older_checkpoint(
-    own_copy: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (own_copy / "colbert_linear.pt").unlink()
-    before = inodes(own_copy)
-    rename = Path.rename
-
-    def interrupt(self: Path, target: Path) -> Path:
-        if target == own_copy and (self / "colbert_linear.pt").exists():
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        build_demo_checkpoint(own_copy)
-    assert inodes(own_copy) == before
-    assert list(own_copy.parent.iterdir()) == [own_copy]
-
-
 def test_a_wrong_checksum_stops_with_one_sentence(tmp_path: Path, other_package: Path):
     damaged = bytearray(other_package.read_bytes())
     damaged[len(damaged) // 2] ^= 1
