@@ -60,7 +60,6 @@ def test_late_interaction_has_the_documented_fields(client, tiny_m3) -> None:
 
 
 def test_a_cross_encoder_returns_logits_or_their_sigmoid(bge_client, tiny_reranker) -> None:
-    """That its numbers are the engine's is shown in test_several_models.py."""
     raw = post(bge_client, query="hybrid search", passages=PASSAGES)
     assert raw["model_name"] == tiny_reranker.name
     assert "parts" not in raw["results"][0]
