@@ -126,7 +126,7 @@ def load_embedder(
 ) -> embedders.EmbeddingModel:
     """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
     _warn_of_ignored_code(name, folder)
-    with record_reading(folder) as record:
+    with record_reading(folder, config.transformer_folder(folder)) as record:
         model = _make_embedder(name, folder, max_length, target, overrides)
     record.require_all_read()
     model.prompts = {**model.prompts, **overrides.prompts}
@@ -166,7 +166,7 @@ def load_reranker(
     """Load a reranker; a Qwen3 one has at most `max_qwen_pairs` pairs in a forward."""
     _warn_of_ignored_code(name, folder)
     model: CrossEncoder | QwenReranker
-    with record_reading(folder) as record:
+    with record_reading(folder, config.transformer_folder(folder)) as record:
         if is_qwen3(folder) and not is_classifier(folder):
             model = QwenReranker(name, folder, max_length, max_qwen_pairs, target)
         else:
@@ -178,6 +178,7 @@ def load_reranker(
 
 def _warn_of_ignored_code(name: str, folder: Path) -> None:
     """Log that a checkpoint names code of its own, which a class of transformers replaces."""
+    folder = config.transformer_folder(folder)
     for file in ("config.json", "tokenizer_config.json"):
         if "auto_map" in config.read_optional(folder / file):
             log.warning(
@@ -311,7 +312,7 @@ class EntryLoader:
                 self._place(placement, copies[placement.node], measured) for placement in placements
             ),
             lambda: first.info,
-            config.read_config(folder).get(config.DEMO_KEY),
+            config.read_transformer_config(folder).get(config.DEMO_KEY),
         )
 
     def _load_on(self, placement: _Placement, entry: ModelEntry, folder: Path) -> DeviceModel[Any]:

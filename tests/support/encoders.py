@@ -174,7 +174,8 @@ def save_modules(
         width = {"word_embedding_dimension": WIDTH} if kind == "Pooling" else {}
         (path / "config.json").write_text(json.dumps({**width, **config}))
         if layer is not None:
-            state = {f"linear.{name}": tensor for name, tensor in layer.state_dict().items()}
+            prefix = "norm" if kind == "LayerNorm" else "linear"
+            state = {f"{prefix}.{name}": tensor for name, tensor in layer.state_dict().items()}
             torch.save(state, path / "pytorch_model.bin")
         modules.append(_module(index, path.name, kind))
     (folder / "modules.json").write_text(json.dumps(modules))

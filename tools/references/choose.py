@@ -10,9 +10,16 @@ from functools import cached_property
 from pathlib import Path
 
 from smart_embedder.models.families.registry import is_qwen3
-from smart_embedder.models.files.config import has_modules, read_config, read_modules
+from smart_embedder.models.files.config import (
+    has_modules,
+    read_config,
+    read_modules,
+    transformer_folder,
+)
 from smart_embedder.models.heads.colbert import is_colbert
+from smart_embedder.models.heads.dense import is_qwen3_embedding
 from smart_embedder.models.heads.m3 import HEADS
+from smart_embedder.models.heads.pooling import SentenceConfig
 from smart_embedder.models.loader import locate_models, read_overrides
 from smart_embedder.models.rerankers.cross_encoder import is_classifier
 from smart_embedder.pipelines.reranking import fuse, score
@@ -75,7 +82,9 @@ class References:
         if is_colbert(folder):
             return sentence.MultiVector(folder)
         overrides = read_overrides(entry)
-        if is_qwen3(folder) and overrides.normalize is None:  # The service's vectors are raw.
+        config = SentenceConfig.read(folder)
+        is_raw = is_qwen3(folder) and is_qwen3_embedding(transformer_folder(folder), config)
+        if is_raw and overrides.normalize is None:
             overrides = replace(overrides, normalize=False)
         return sentence.Dense(folder, limit, overrides)
 

@@ -30,7 +30,7 @@ from smart_embedder.models.families.int8 import (
     min_cosine,
 )
 from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
-from smart_embedder.models.files.config import TextOptions, read_config
+from smart_embedder.models.files.config import TextOptions, read_transformer_config
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.tokens import TokenIds
@@ -45,18 +45,22 @@ _COMPARED_EVERY = 8
 
 def is_qwen3(folder: Path) -> bool:
     """Whether the folder holds a causal decoder of Qwen3's kind."""
-    config = read_config(folder)
+    config = read_transformer_config(folder)
     return config.get("model_type") == "qwen3" and bool(config.get("is_causal", True))
 
 
 def is_quantized_by_layers(folder: Path) -> bool:
     """Whether the start in 8 bits quantizes layer by layer, so that it never holds all weights."""
-    return is_qwen3(folder) or read_config(folder).get("model_type") in ENCODER_TYPES
+    return is_qwen3(folder) or _read_type(folder) in ENCODER_TYPES
 
 
 def overflows_float16(folder: Path) -> bool:
     """Whether states may leave the range of float16, so that the model needs bfloat16."""
-    return read_config(folder).get("model_type") not in _HALF_PRECISION_TYPES
+    return _read_type(folder) not in _HALF_PRECISION_TYPES
+
+
+def _read_type(folder: Path) -> str | None:
+    return read_transformer_config(folder).get("model_type")
 
 
 def load_backbone(
@@ -87,7 +91,7 @@ def load_backbone(
             folder, target, weights or Weights.read(folder), encode_calibration(tokenizer)
         )
         return backbone, tokenizer
-    if read_config(folder).get("model_type") in ENCODER_TYPES:
+    if _read_type(folder) in ENCODER_TYPES:
         tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
         return load_encoder(folder, target, encode_calibration(tokenizer), weights), tokenizer
     if target.float8:

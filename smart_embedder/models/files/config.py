@@ -51,6 +51,7 @@ MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", 
 # Options that only ColBERT models have.
 _OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
 POOLING_FOLDER = "1_Pooling"
+TRANSFORMERS = ("Transformer", "MLMTransformer")
 _SENTENCE_CONFIG = "config_sentence_transformers.json"
 # A tokenizer's configuration states no limit as a much larger number.
 _NO_LIMIT = 1_000_000_000
@@ -131,6 +132,17 @@ def read_modules(folder: Path) -> list[Module]:
             raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
         modules.append(Module(kind.rpartition(".")[2], folder / name))
     return modules
+
+
+def transformer_folder(folder: Path) -> Path:
+    """Return the folder of the transformer and its tokenizer: older versions made one for them."""
+    found = (module.folder for module in read_modules(folder) if module.kind in TRANSFORMERS)
+    return next(found, folder)
+
+
+def read_transformer_config(folder: Path) -> dict[str, Any]:
+    """Read the `config.json` of the model's transformer; empty if it has none."""
+    return read_optional(transformer_folder(folder) / "config.json")
 
 
 def require_known_modules(folder: Path, *kinds: str) -> None:

@@ -65,10 +65,11 @@ class ReadRecord:
     """What was found in the model's `folder`, and what of it was read.
 
     `digests` are those of the tensors that were read, by the names that their families use. The
-    name of a tensor in a subfolder begins with the subfolder's name.
+    name of a tensor in a subfolder, but for that of the `transformer`, begins with the subfolder's.
     """
 
     folder: Path
+    transformer: Path
     digests: dict[str, bytes] = field(default_factory=dict)
     _tensors: dict[tuple[Path, str], torch.Size] = field(default_factory=dict)
     _read_tensors: set[tuple[Path, str]] = field(default_factory=set)
@@ -77,7 +78,7 @@ class ReadRecord:
 
     def add_digest(self, folder: Path, name: str, digest: bytes) -> None:
         """Add the digest of a tensor of a file in `folder`."""
-        if folder != self.folder:
+        if folder not in {self.folder, self.transformer}:
             # Resolved, because modules.json may have an absolute path.
             below = folder.resolve().relative_to(self.folder.resolve())
             name = (below / name).as_posix()
@@ -161,9 +162,9 @@ class _WatchedFields(dict[str, Any]):
 
 
 @contextmanager
-def record_reading(folder: Path) -> Iterator[ReadRecord]:
+def record_reading(folder: Path, transformer: Path) -> Iterator[ReadRecord]:
     """Record what of the model in `folder` is found in the block, and read there or later."""
-    record = ReadRecord(folder)
+    record = ReadRecord(folder, transformer)
     token = _current.set(record)
     try:
         yield record

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import make_linear, parameter_dict
-from smart_embedder.models.files.config import read_optional
+from smart_embedder.models.files.config import read_optional, transformer_folder
 from smart_embedder.models.files.digest import TensorDigest, copy_in_this_thread
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
 from smart_embedder.models.files.record import ReadRecord, current_record
@@ -300,7 +300,10 @@ def _find_weight_files(folder: Path) -> list[Path]:
 def count_parameters(folder: Path) -> int:
     """Count the parameters without reading them; 0 for a folder that cannot be loaded."""
     with suppress(StartupError):
-        return sum(math.prod(tensor.shape) for tensor in Weights.read(folder).tensors.values())
+        return sum(
+            math.prod(tensor.shape)
+            for tensor in Weights.read(transformer_folder(folder)).tensors.values()
+        )
     return 0
 
 

@@ -26,6 +26,7 @@ from smart_embedder.models.files.config import (
     read_prompts,
     read_text_config,
     require_known_modules,
+    transformer_folder,
 )
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.embedder import HeadsEmbedder, compute_colbert_vectors
@@ -137,7 +138,9 @@ def _read_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
             f"{mask.folder} leaves out tokens of queries, or keeps only some tokens "
             "(keep_only_token_ids), which is not supported"
         )
-    texts, longest = read_text_config(folder), TextOptions.read(folder, by_type=True).max_length
+    transformer = transformer_folder(folder)
+    texts = read_text_config(transformer)
+    longest = TextOptions.read(transformer, by_type=True).max_length
     prompts = read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
     documents = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
     expansion = _read_expansion(folder, texts.get("query_expansion"))
@@ -242,11 +245,12 @@ class ColbertEmbedder(HeadsEmbedder):
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
         """Load the model; raises `StartupError` if the folder cannot be used."""
-        config, weights = read_colbert_config(folder), Weights.read(folder)
+        config, transformer = read_colbert_config(folder), transformer_folder(folder)
+        weights = Weights.read(transformer)
         # The lengths of queries and documents replace the length for every text.
         longest = max(reading.length or max_length for reading in (config.query, config.document))
-        texts = replace(TextOptions.read(folder, by_type=True), max_length=longest)
-        backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+        texts = replace(TextOptions.read(transformer, by_type=True), max_length=longest)
+        backbone, tokenizer = load_backbone(transformer, target, max_length, texts, weights=weights)
         # sentence-transformers has prompts in place of markers: requests cannot choose them.
         has_prompts = config.query.prompt or config.document.prompt
         super().__init__(name, backbone, tokenizer, {} if has_prompts else read_prompts(folder))
@@ -258,10 +262,10 @@ class ColbertEmbedder(HeadsEmbedder):
         self._token_heads = {"colbert": partial(compute_colbert_vectors, layers, backbone)}
         self._query = TextReader(config.query, tokenizer)
         self._document = TextReader(config.document, tokenizer)
-        self._expansion_ids = _find_expansion_ids(config.expansion, folder, tokenizer)
+        self._expansion_ids = _find_expansion_ids(config.expansion, transformer, tokenizer)
         skipped = [tokenizer.token_id(word) for word in config.skipped]
         if config.skips_unknown and None in skipped:
-            unknown = read_special_token(folder, "unk_token")
+            unknown = read_special_token(transformer, "unk_token")
             skipped.append(None if unknown is None else tokenizer.token_id(unknown))
         self._skipped = np.array([id_ for id_ in skipped if id_ is not None], np.int64)
         if config.expansion is not None and not config.expansion.attended:

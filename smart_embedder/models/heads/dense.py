@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.hardware.transfer import DeviceRows
 from smart_embedder.kernels.packed_batch import Indices, PackedBatch
 from smart_embedder.kernels.target import Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.registry import is_qwen3, load_backbone
 from smart_embedder.models.files.config import (
     NO_OVERRIDES,
@@ -19,14 +21,18 @@ from smart_embedder.models.files.config import (
     TextOptions,
     has_modules,
     read_config,
+    read_integer,
+    read_transformer_config,
+    transformer_folder,
 )
+from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.embedder import HeadsEmbedder
 from smart_embedder.models.heads.pooling import (
     ENDS,
-    DenseLayer,
     DimensionTruncation,
     SentenceConfig,
     Step,
+    VectorLayer,
     describe_layers,
     normalize,
     pool,
@@ -35,15 +41,18 @@ from smart_embedder.models.runner import OutputSpec
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs
 
+log = structlog.get_logger(__name__)
+
 # The default of sentence-transformers for a folder without a configuration.
 _DEFAULT_POOLING = "mean"
-# A part of the names of the published models, whose texts end in one `QWEN_END`.
-_PUBLISHED = "qwen3-embedding"
+# The token that ends each text of Qwen3-Embedding.
 QWEN_END = "<|endoftext|>"
 _QWEN_MIN_DIMENSIONS = 32
+# The projection of a Qwen3 with bidirectional attention, in the checkpoint.
+_PROJECTION = "linear.weight"
 # The instruction of Qwen3's models for a query.
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# The prompts in Qwen3-Embedding's configuration, for a copy of the model without it.
+# The prompts in Qwen3-Embedding's configuration, also for a copy of the model without it.
 _QWEN_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
 
 
@@ -64,38 +73,36 @@ class DenseEmbedder(HeadsEmbedder):
 
         Raises `StartupError` if the folder cannot be used.
         """
-        config, is_decoder = SentenceConfig.read(folder), is_qwen3(folder)
+        config, transformer = SentenceConfig.read(folder), transformer_folder(folder)
+        is_decoder = is_qwen3(transformer)
+        is_published = is_decoder and is_qwen3_embedding(transformer, config)
+        # Early revisions of the published tokenizer did not append the token themselves.
+        closing = QWEN_END if is_published else None
         if overrides.pooling is not None:
             config = replace(config, poolings=(overrides.pooling,))
         if not (config.poolings or is_decoder):
             _require_encoder(folder)
-            config = replace(config, poolings=(_DEFAULT_POOLING,))
-        # Early revisions of the published tokenizer did not append the token themselves.
-        closing = QWEN_END if is_decoder and _PUBLISHED in name.lower() else None
-        texts = TextOptions.read(folder)
-        backbone, tokenizer = load_backbone(folder, target, max_length, texts, closing=closing)
+        texts, weights = TextOptions.read(transformer), Weights.read(transformer)
+        backbone, tokenizer = load_backbone(
+            transformer, target, max_length, texts, closing=closing, weights=weights
+        )
+        config = _complete_config(name, folder, config, tokenizer, is_published=is_published)
         if is_decoder:
-            config = _complete_qwen3_config(folder, config, tokenizer)
             self.min_dimensions = _QWEN_MIN_DIMENSIONS
+        if (projection := _read_projection(transformer, weights, config)) is not None:
+            config = replace(config, steps=(projection, *config.steps))
         if overrides.normalize is not None:
             steps = _set_normalize(config.steps, enabled=overrides.normalize)
             config = replace(config, steps=steps)
         super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
-        width = backbone.hidden_size * len(config.poolings)
-        for step in config.steps:
-            if isinstance(step, DenseLayer):
-                backbone.place_head(step, torch.float32)
-                width = step.require_width(width)
-            elif isinstance(step, DimensionTruncation):
-                width = min(width, step.width)
-        self.dense_width = width
+        width = self.dense_width = _place_steps(config, backbone)
         self._dense_head = partial(compute_pooled_vectors, config.poolings, config.steps)
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
         self._dense_end = ENDS.get(self.pooling)
         described = " ".join(
             f"dense {describe_layers(step)}"
-            if isinstance(step, DenseLayer)
+            if isinstance(step, VectorLayer)
             # `normalize`, or a `DimensionTruncation`: their names are part of vector space ids.
             else getattr(step, "__name__", repr(step))
             for step in config.steps
@@ -105,28 +112,90 @@ class DenseEmbedder(HeadsEmbedder):
         }
 
 
-def _complete_qwen3_config(
-    folder: Path, config: SentenceConfig, tokenizer: TextTokenizer
-) -> SentenceConfig:
-    """Add what a copy of Qwen3-Embedding without modules lacks, and drop the last `normalize`.
+def is_qwen3_embedding(transformer: Path, config: SentenceConfig) -> bool:
+    """Return whether a Qwen3 has the configuration with which Qwen3-Embedding was published.
 
-    Qwen3's vectors are scaled to unit length only where a request asks for it.
+    sentence-transformers saves models that were trained further with another architecture.
     """
-    _, after = tokenizer.special_tokens
-    is_copy = not has_modules(folder) and bool(after) and after[-1].string == QWEN_END
-    if not (config.poolings or is_copy):
-        _require_encoder(folder)
-    return replace(
-        config,
-        poolings=config.poolings or ("last_token" if is_copy else _DEFAULT_POOLING,),
-        steps=_set_normalize(config.steps, enabled=False),
-        prompts=config.prompts or (_QWEN_PROMPTS if is_copy else {}),
+    architectures = read_config(transformer).get("architectures") or [""]
+    return (
+        architectures[0] == "Qwen3ForCausalLM"
+        and config.poolings == ("last_token",)
+        and config.prompts == _QWEN_PROMPTS
     )
+
+
+def _complete_config(
+    name: str,
+    folder: Path,
+    config: SentenceConfig,
+    tokenizer: TextTokenizer,
+    *,
+    is_published: bool,
+) -> SentenceConfig:
+    """Add what the folder leaves out, and leave scaling to requests in Qwen3-Embedding."""
+    if is_published:
+        log.info(
+            "vectors_not_normalized",
+            model=name,
+            detail="Qwen3-Embedding's vectors have unit length where a request or NORMALIZE asks "
+            "for it",
+        )
+        return replace(config, steps=_set_normalize(config.steps, enabled=False))
+    _, after = tokenizer.special_tokens
+    # A copy of Qwen3-Embedding without its modules.
+    if is_qwen3(folder) and not has_modules(folder) and after and after[-1].string == QWEN_END:
+        prompts = config.prompts or _QWEN_PROMPTS
+        return replace(config, poolings=config.poolings or ("last_token",), prompts=prompts)
+    if config.poolings:
+        return config
+    _require_encoder(folder)
+    log.warning(
+        "pooling_by_default",
+        model=name,
+        detail="no modules.json says how the states of a text's tokens become its vector: their "
+        "mean is taken; if the model was trained otherwise, set POOLING",
+    )
+    return replace(config, poolings=(_DEFAULT_POOLING,))
+
+
+def _place_steps(config: SentenceConfig, backbone: Backbone) -> int:
+    """Move the layers behind the pooling to the device, and return the width of the vectors."""
+    width = backbone.hidden_size * len(config.poolings)
+    for step in config.steps:
+        if isinstance(step, VectorLayer):
+            backbone.place_head(step, torch.float32)
+            width = step.require_width(width)
+        elif isinstance(step, DimensionTruncation):
+            width = min(width, step.width)
+    return width
+
+
+def _read_projection(
+    transformer: Path, weights: Weights, config: SentenceConfig
+) -> VectorLayer | None:
+    """Read the projection of a bidirectional Qwen3, such as voyage-4-nano, if there is one.
+
+    Its own code projects the state of each token. It has no bias, so the pooled vector can be
+    projected instead, unless the pooling is `max`.
+    """
+    options = read_config(transformer)
+    is_bidirectional = options.get("use_bidirectional_attention") is True
+    if options.get("model_type") != "qwen3" or not is_bidirectional or _PROJECTION not in weights:
+        return None
+    rows, width = weights.tensors[_PROJECTION].shape
+    if len(config.poolings) > 1 or config.poolings == ("max",):
+        raise StartupError(
+            f"{transformer} projects the states of tokens, and its pooling is "
+            f"{'+'.join(config.poolings)}: one pooling other than max is supported"
+        )
+    rows = read_integer(transformer, options, "num_labels", rows)
+    return VectorLayer(weights.linear("linear", width, rows, bias=False), width, rows)
 
 
 def _require_encoder(folder: Path) -> None:
     """Raise `StartupError` if the folder says that its model was trained for another task."""
-    named = read_config(folder).get("architectures") or [""]
+    named = read_transformer_config(folder).get("architectures") or [""]
     if has_modules(folder):
         return
     if str(named[0]).endswith("ForSequenceClassification"):

@@ -8,7 +8,11 @@ import numpy as np
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import encode_calibration
 from smart_embedder.models.families.registry import load_encoder, load_tokenizer
-from smart_embedder.models.files.config import read_pooling, read_prompts
+from smart_embedder.models.files.config import (
+    read_pooling,
+    read_prompts,
+    require_known_modules,
+)
 from smart_embedder.models.files.weights import read_linear
 from smart_embedder.models.heads.embedder import (
     HeadsEmbedder,
@@ -34,6 +38,7 @@ class M3Embedder(HeadsEmbedder):
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
         """Load the model; raises `StartupError` if the folder cannot be used."""
+        require_known_modules(folder, "Transformer", "Pooling", "Normalize")
         tokenizer = load_tokenizer(folder, max_length)
         backbone = load_encoder(folder, target, encode_calibration(tokenizer))
         width = backbone.hidden_size

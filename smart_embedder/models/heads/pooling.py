@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from smart_embedder.models.files.config import (
     read_poolings,
     read_prompts,
     read_vector_limit,
+    require_known_modules,
 )
 from smart_embedder.models.files.weights import Weights
 
@@ -38,6 +40,10 @@ _ACTIVATIONS = (
     "Hardswish", "Hardtanh", "Hardsigmoid", "Hardshrink",
 )  # fmt: skip
 _TEXT_VECTOR = "sentence_embedding"
+# The modules behind the pooling; `Dropout` has no effect but in training.
+_STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")
+# PyTorch's default, which `LayerNorm` of sentence-transformers does not change.
+_NORM_EPSILON = 1e-5
 
 
 def pool(
@@ -107,32 +113,43 @@ _POOLINGS: dict[str, Callable[[Tensor, PackedBatch], Tensor]] = {
 ENDS: Mapping[str, End] = {"cls": "first", "last_token": "last"}
 
 
-class DenseLayer(nn.Module):
-    """`Dense` of sentence-transformers: a linear layer, an activation, a residual connection."""
+class VectorLayer(nn.Module):
+    """A layer from vectors of `in_features` numbers to vectors of `out_features`.
 
-    def __init__(self, folder: Path) -> None:
-        """Read configuration and weights; raises `StartupError` if they cannot be used."""
+    With a `residual`, what that computes of a vector is added to the result.
+    """
+
+    def __init__(
+        self,
+        layers: nn.Module,
+        in_features: int,
+        out_features: int,
+        residual: nn.Module | None = None,
+    ) -> None:
         super().__init__()
-        config = read_config(folder)
-        sizes = [read_integer(folder, config, f"{side}_features") for side in ("in", "out")]
-        named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-        package, _, activation = named.rpartition(".")
-        # Other code that a configuration names is never run.
-        if package.split(".")[0] != "torch" or activation not in _ACTIVATIONS:
-            raise StartupError(
-                f"the projection in {folder} has the activation {activation}; supported: "
-                f"{', '.join(_ACTIVATIONS)}"
-            )
-        weights = Weights.read(folder)
-        self.in_features, self.out_features = sizes
-        self._linear = weights.linear("linear", *sizes, bias=bool(config.get("bias", True)))
-        self._activation: nn.Module = getattr(nn, activation)()
-        self._residual: nn.Module | None = None
+        self.in_features, self.out_features = in_features, out_features
+        self.layers = layers
+        self.residual = residual
+
+    @classmethod
+    def read(cls, module: Module) -> "VectorLayer":
+        """Read a `Dense` or a `LayerNorm`; raises `StartupError` if it cannot be used."""
+        config, weights = read_config(module.folder), Weights.read(module.folder)
+        if module.kind == "LayerNorm":
+            width = read_integer(module.folder, config, "dimension")
+            return cls(weights.norm("norm", width, _NORM_EPSILON), width, width)
+        width = read_integer(module.folder, config, "in_features")
+        out = read_integer(module.folder, config, "out_features")
+        linear = weights.linear("linear", width, out, bias=bool(config.get("bias", True)))
+        layers = nn.Sequential(linear, _read_activation(module.folder, config))
+        residual: nn.Module | None = None
         if config.get("use_residual"):
-            is_square = sizes[0] == sizes[1]
-            self._residual = (
-                nn.Identity() if is_square else weights.linear("residual", *sizes, bias=False)
+            residual = (
+                nn.Identity()
+                if width == out
+                else weights.linear("residual", width, out, bias=False)
             )
+        return cls(layers, width, out, residual)
 
     def require_width(self, width: int) -> int:
         """Return the output width; raises `StartupError` unless the input width is `width`."""
@@ -144,8 +161,20 @@ class DenseLayer(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """Compute `[rows, out]` from states `[rows, in]`."""
-        projected: Tensor = self._activation(self._linear(states))
-        return projected if self._residual is None else projected + self._residual(states)
+        projected: Tensor = self.layers(states)
+        return projected if self.residual is None else projected + self.residual(states)
+
+
+def _read_activation(folder: Path, config: dict[str, Any]) -> nn.Module:
+    named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    package, _, activation = named.rpartition(".")
+    # Other code that a configuration names is never run.
+    if package.split(".")[0] != "torch" or activation not in _ACTIVATIONS:
+        raise StartupError(
+            f"the projection in {folder} has the activation {activation}; supported: "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    return getattr(nn, activation)()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,34 +227,20 @@ class SentenceConfig:
     def read(cls, folder: Path) -> "SentenceConfig":
         """Read the configuration; raises `StartupError` for unknown modules and invalid values."""
         modules, pooling = read_modules(folder), folder / POOLING_FOLDER
+        require_known_modules(folder, "Transformer", "Pooling", *_STEPS)
         if not modules and (pooling / "config.json").is_file():
             modules = [Module("Pooling", pooling)]
+        _require_order(folder, [module.kind for module in modules])
         poolings: tuple[str, ...] = ()
         steps: list[Step] = []
-        _require_order(folder, [module.kind for module in modules])
         for module in modules:
-            match module.kind:
-                case "Transformer":
-                    if module.folder != folder:
-                        raise StartupError(
-                            f"{folder / 'modules.json'} has the transformer in "
-                            f"the folder {module.folder.name}, and not beside it"
-                        )
-                case "Pooling":
-                    poolings = read_poolings(module.folder)
-                case "Dense":
-                    require_vector(module.folder)
-                    steps.append(DenseLayer(module.folder))
-                case "Normalize":
-                    require_vector(module.folder)
-                    steps.append(normalize)
-                case "Dropout":
-                    pass
-                case _:
-                    raise StartupError(
-                        f"{folder / 'modules.json'} names the module {module.kind}; supported: "
-                        "Transformer, Pooling, Dense, Normalize"
-                    )
+            if module.kind == "Pooling":
+                poolings = read_poolings(module.folder)
+            elif module.kind in _STEPS:
+                require_vector(module.folder)
+                is_layer = module.kind in {"Dense", "LayerNorm"}
+                if module.kind != "Dropout":
+                    steps.append(VectorLayer.read(module) if is_layer else normalize)
         width = read_vector_limit(folder, "truncate_dim")
         if width is not None:
             steps.append(DimensionTruncation(width))
@@ -262,7 +277,7 @@ def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[n
         return linear, out_features
     if not modules:
         raise StartupError(f"{folder} has no projection of its tokens' states")
-    layers = [DenseLayer(module.folder) for module in modules]
+    layers = [VectorLayer.read(module) for module in modules]
     for layer in layers:
         width = layer.require_width(width)
     return nn.Sequential(*layers), width

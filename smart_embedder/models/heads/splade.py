@@ -20,6 +20,7 @@ from smart_embedder.models.families.backbone import Backbone, preemption_point
 from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
     MASKED_LANGUAGE,
+    TRANSFORMERS,
     TextOptions,
     read_config,
     read_default_prompt,
@@ -27,6 +28,7 @@ from smart_embedder.models.files.config import (
     read_prompts,
     read_vector_limit,
     require_known_modules,
+    transformer_folder,
 )
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.embedder import EmbeddingModel
@@ -150,10 +152,11 @@ class SpladeEmbedder(EmbeddingModel):
         self, name: str, folder: Path, max_length: int, target: Target, *, pooling: Path
     ) -> None:
         """Load the model, and the `SpladePooling` in `pooling`; raises `StartupError`."""
-        require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
-        weights, texts = Weights.read(folder), TextOptions.read(folder, MASKED_LANGUAGE)
-        backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-        self._head, self._vocabulary = load_masked_language_head(folder, weights, backbone)
+        require_known_modules(folder, *TRANSFORMERS, "SpladePooling")
+        transformer = transformer_folder(folder)
+        weights, texts = Weights.read(transformer), TextOptions.read(transformer, MASKED_LANGUAGE)
+        backbone, tokenizer = load_backbone(transformer, target, max_length, texts, weights=weights)
+        self._head, self._vocabulary = load_masked_language_head(transformer, weights, backbone)
         self._splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
         prompts, default = read_prompts(folder), read_default_prompt(folder)
         super().__init__(name, backbone, tokenizer, prompts, default)

@@ -269,7 +269,7 @@ def test_vector_space_id_is_stable_between_versions() -> None:
 
 def test_tensor_digest_is_stable_between_versions() -> None:
     """If this fails, every stored collection would seem to be of another space."""
-    record = ReadRecord(Path("model"))
+    record = ReadRecord(Path("model"), Path("model"))
     for name, numbers in {
         "embeddings.weight": torch.arange(300_000, dtype=torch.float32).view(3, -1) / 7,
         "2_Dense/linear.weight": torch.arange(-8, 8).bfloat16(),

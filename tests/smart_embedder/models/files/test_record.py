@@ -74,7 +74,7 @@ def test_tensors_of_heads_are_accounted_for(
 def test_first_unread_tensor_is_named_and_the_others_are_counted(tmp_path: Path) -> None:
     names = ("a.weight", "b.weight", "c.weight", "pooler.weight")
     save_file({name: torch.ones(2) for name in names}, tmp_path / "model.safetensors")
-    with record_reading(tmp_path) as record:
+    with record_reading(tmp_path, tmp_path) as record:
         weights = Weights.read(tmp_path)
         weights.get("b.weight", 2)
         with pytest.raises(
@@ -121,7 +121,7 @@ def test_fields_of_transformers_families_are_left_to_transformers(
 
 def test_fields_are_recorded_however_they_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a": 1, "b": 2, "c": 3, "d": 4}')
-    with record_reading(tmp_path) as record, capture_logs() as logs:
+    with record_reading(tmp_path, tmp_path) as record, capture_logs() as logs:
         config = read_config(tmp_path)
         assert (config["a"], config.get("b"), "c" in config) == (1, 2, True)
         record.require_all_read()

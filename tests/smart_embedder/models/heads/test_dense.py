@@ -7,13 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from structlog.testing import capture_logs
+from torch.nn import functional
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target
-from smart_embedder.models.files.config import SentenceOverrides
+from smart_embedder.models.files.config import NO_OVERRIDES, SentenceOverrides
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION, QWEN_END, DenseEmbedder
 from smart_embedder.models.loader import load_embedder
-from tests.support.checkpoints import corpus, save_qwen
+from tests.support.checkpoints import changed_json, changed_weights, corpus, save_qwen
 from tests.support.encoders import (
     TEXTS,
     WIDTH,
@@ -49,6 +52,13 @@ def residual(out_features: int) -> tuple:
     return kind, config | {"use_residual": True}, layer
 
 
+def layer_norm(width: int) -> tuple:
+    layer = torch.nn.LayerNorm(width)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    return "LayerNorm", {"dimension": width}, layer
+
+
 def pooled(**modes: bool) -> dict:
     return {"pooling": {"pooling_mode_mean_tokens": False} | modes}
 
@@ -73,6 +83,7 @@ CONFIGURED = {
     "projected twice": behind(dense(WIDTH, "ReLU"), dense(24, "Sigmoid"), NORMALIZE),
     "normalised and projected": behind(NORMALIZE, dense(16, "SiLU")),
     "residual": behind(("Dropout", {"dropout": 0.1}, None), residual(WIDTH)),
+    "layer norm": behind(layer_norm(WIDTH), dense(16, "SiLU"), layer_norm(16)),
     "in small letters": {"texts": {"max_seq_length": 20, "do_lower_case": True}},
     "cut to 16": behind(NORMALIZE) | {"prompts": {"truncate_dim": 16}},
     "cut to its width": behind(NORMALIZE) | {"prompts": {"truncate_dim": WIDTH}},
@@ -160,14 +171,97 @@ def test_copy_of_qwen3_embedding_has_its_pooling_prompts_and_min_dimensions(
     assert embedder.dense_width == 64
 
 
-def test_qwen3_with_modules_is_not_normalized_by_default(
-    tiny_qwen: Path, float32_target: Target, tmp_path: Path
+def save_published_qwen3(folder: Path, *, template_adds_end: bool) -> Path:
+    """Save a model with the configuration of Qwen3-Embedding."""
+    save_qwen(folder, template_adds_end=template_adds_end)
+    prompts = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
+    pooling = {"pooling_mode": "lasttoken"}
+    return save_modules(folder, pooling, [NORMALIZE], prompts={"prompts": prompts})
+
+
+@pytest.mark.parametrize("template_adds_end", [False, True])
+def test_published_qwen3_embedding_leaves_normalization_to_requests(
+    tmp_path: Path, float32_target: Target, template_adds_end: bool
 ) -> None:
-    copy = shutil.copytree(tiny_qwen, tmp_path / "copy")
-    save_modules(copy, {"pooling_mode": "lasttoken"}, further=[NORMALIZE])
-    embedder = DenseEmbedder("org/tiny", copy, 100, float32_target)
+    """It is known by its configuration, and each text ends in one token in every revision."""
+    folder = save_published_qwen3(tmp_path / "any-name", template_adds_end=template_adds_end)
+    embedder = load(folder, float32_target)
     assert (embedder.pooling, embedder.normalizes) == ("last_token", False)
-    assert dict(embedder.prompts) == {}
+    (text,) = embedder.tokenize(["hybrid search"])
+    end = embedder._tokenizer.token_id(QWEN_END)
+    assert text.ids.tolist().count(end) == 1
+    assert text.ids[-1] == end
+    scaled = load(folder, float32_target, overrides=SentenceOverrides(normalize=True))
+    if template_adds_end:
+        assert_close(embed(scaled, TEXTS), reference_vectors(folder, TEXTS))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"architectures": ["Qwen3Model"]}, {"architectures": ["Qwen3ForCausalLM"]}]
+)
+def test_qwen3_that_was_trained_further_follows_its_modules(
+    tmp_path: Path, float32_target: Target, changes: dict
+) -> None:
+    folder = save_published_qwen3(tmp_path / "Qwen3-Embedding-0.6B", template_adds_end=True)
+    change(folder / "config.json", **changes)
+    if changes["architectures"] == ["Qwen3ForCausalLM"]:
+        change(folder / "config_sentence_transformers.json", prompts={"query": "find: "})
+    embedder = load(folder, float32_target)
+    assert embedder.normalizes
+    assert_close(embed(embedder, TEXTS), reference_vectors(folder, TEXTS))
+
+
+def test_projection_of_a_bidirectional_qwen3_is_computed(tmp_path, float32_target: Target) -> None:
+    """The code of voyage-4-nano projects the state of each token, before the mean."""
+    folder = save_family(tmp_path / "model", "qwen3-bidirectional", word_tokenizer())
+    save_modules(folder, further=[NORMALIZE])
+    projection = torch.randn(32, WIDTH)
+    with changed_weights(folder) as weights:
+        weights["linear.weight"] = projection
+    change(folder / "config.json", use_bidirectional_attention=True, num_labels=32)
+    model = load(folder, float32_target)
+    states = reference(folder).encode(TEXTS, output_value="token_embeddings")
+    means = torch.stack([(state @ projection.T).mean(0) for state in states])
+    assert_close(embed(model, TEXTS), functional.normalize(means, dim=1))
+    assert (model.dense_width, model.normalizes) == (32, True)
+    save_modules(folder, {"pooling_mode": "max"})
+    with pytest.raises(StartupError, match="projects the states of tokens, and its pooling is max"):
+        load(folder, float32_target)
+    change(folder / "config.json", use_bidirectional_attention=False)
+    with pytest.raises(StartupError, match=r"has the tensor linear\.weight \(32 x 64\)"):
+        load(folder, float32_target)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_transformer_may_lie_in_a_folder_of_its_own(tmp_path, float32_target, family) -> None:
+    """Older versions of sentence-transformers saved `0_Transformer`."""
+    folder = save_family(tmp_path / "model", family, word_tokenizer())
+    save_modules(folder, further=[dense(32, "Tanh"), NORMALIZE], texts={"max_seq_length": 20})
+    before = load(folder, float32_target)
+    inner = folder / "0_Transformer"
+    inner.mkdir()
+    for path in filter(Path.is_file, list(folder.iterdir())):
+        if path.name != "modules.json":
+            path.rename(inner / path.name)
+    with changed_json(folder / "modules.json") as modules:
+        modules[0]["path"] = "0_Transformer"
+    model = load(folder, float32_target)
+    assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
+    assert model.max_length == 20
+    assert model.spaces == before.spaces
+
+
+def test_pooling_by_default_is_a_warning_that_names_the_setting(
+    copy, float32_target: Target
+) -> None:
+    (copy / "modules.json").unlink()
+    shutil.rmtree(copy / "1_Pooling")
+    for overrides, expected in ((NO_OVERRIDES, 1), (SentenceOverrides(pooling="cls"), 0)):
+        with capture_logs() as logs:
+            load(copy, float32_target, overrides=overrides)
+        details = [log["detail"] for log in logs if log["event"] == "pooling_by_default"]
+        assert len(details) == expected
+        assert all("set POOLING" in detail for detail in details)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +305,7 @@ def test_exactly_one_end_token_closes_a_text_also_after_truncation(
 def test_qwen3_with_modules_equals_sentence_transformers(
     tmp_path: Path, float32_target: Target, template_adds_end, pooling
 ) -> None:
-    """Only texts of the published model end in a token that its tokenizer does not add."""
+    """Texts end in no token that its tokenizer does not add."""
     folder = save_qwen(tmp_path / "model", template_adds_end=template_adds_end)
     save_modules(folder, {"pooling_mode": pooling}, prompts={"prompts": {"query": "search "}})
     embedder = DenseEmbedder("org/tiny", folder, 32_768, float32_target)
