@@ -1,7 +1,5 @@
 """The limits of a connection: time, size and order. The transport is a fake."""
 
-import asyncio
-
 import pytest
 from structlog.testing import capture_logs
 
@@ -58,18 +56,6 @@ async def test_an_idle_connection_is_kept_and_its_next_headers_are_limited() -> 
     assert client.wire.ended is None
     await client.wait(1)
     assert client.wire.ended == "closed"
-
-
-@in_skipped_time
-async def test_a_kept_connection_stays_while_its_next_request_is_in_work() -> None:
-    client = Client()
-    await client.send(GET % 1)
-    client.app.go.clear()
-    await client.send(GET % 2)
-    await asyncio.sleep(1000)
-    assert client.wire.ended is None
-    await client.go()
-    assert client.statuses == [200, 200]
 
 
 @in_skipped_time

@@ -1,12 +1,11 @@
 """The middleware together: tokens, origins, the rate limit, a prefix, and the log."""
 
 import asyncio
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 from structlog.testing import capture_logs
 
 from app.main import create_app
@@ -63,7 +62,6 @@ async def test_token_and_cors_decide_on_access_and_on_cors_headers(
 
 
 PROXY = "10.0.0.1"
-PREFIX = "/team/embedder"
 
 
 @cache
@@ -81,29 +79,6 @@ def ask(path: str, *, root_path: str = "", peer: str = PROXY, **headers: str) ->
             return await client.get(path, headers=named)
 
     return asyncio.run(get())
-
-
-# A proxy removes the prefix and sends it in a header; a server keeps it in the path.
-behind_proxy = partial(ask, x_forwarded_prefix=PREFIX)
-
-
-def behind_server(path: str, **options: str) -> httpx2.Response:
-    return ask(PREFIX + path, root_path=PREFIX, **options)
-
-
-@pytest.mark.parametrize("ask_below", [behind_proxy, behind_server])
-def test_links_have_the_forwarded_prefix_and_paths_do_not(ask_below) -> None:
-    assert ask_below("/", accept="text/html").headers["location"] == f"{PREFIX}/ui"
-    assert ask_below("/").json()["paths"]["health"] == f"{PREFIX}/health"
-    assert ask_below("/openapi.json").json()["servers"] == [{"url": PREFIX}]
-    assert ask_below("/health").json()["status"] == "loading"
-    assert ask_below("/static/docs/swagger-ui.css").status_code == 200
-    # Access and the shape of errors depend on the path below the prefix.
-    statuses = [ask_below(path).status_code for path in ("/ui/", "/stats", "/v1/models")]
-    assert statuses == [200, 401, 401]
-    assert "error" in ask_below("/v1/models").json()
-    missing = ask_below("/nowhere", authorization="Bearer secret").json()
-    assert missing["detail"].startswith("There is no /nowhere here")
 
 
 def test_a_forwarded_prefix_may_look_like_a_path_of_the_service() -> None:

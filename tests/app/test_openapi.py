@@ -14,7 +14,6 @@ from app.openapi import _describe_limits
 from app.settings import Settings
 from smart_embedder.interface import LoadedModels
 from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
-from tests.support.in_process import served
 
 
 @pytest.fixture(scope="module")
@@ -178,13 +177,3 @@ def test_the_description_has_the_limits_of_loaded_models(
     embedding, reranking, tokens, of_reranking, pairs = expected
     rows = lengths(_describe_limits(Settings(), models))
     assert rows == [[embedding, reranking], [tokens, of_reranking], ["", pairs]]
-
-
-async def test_the_description_has_the_limits_of_its_service() -> None:
-    limits = {"max_queue_size": 321, "rerank_max_queue": 12}
-    async with served(loaded(FakeModel()), **limits) as (_, client):
-        description = (await client.get("/openapi.json")).json()
-    text = description["info"]["description"]
-    assert lengths(text) == [[BY_FAKE, OFF], ["10", "10"], ["", "no limit"]]
-    assert "| requests of all clients | 321 | 12 |" in text
-    assert "/openapi.json" not in description["paths"]

@@ -215,21 +215,6 @@ async def test_the_port_answers_until_every_request_has_its_response() -> None:
             await asyncio.open_connection(*address)
 
 
-@in_skipped_time
-async def test_connections_in_the_backlog_are_accepted_and_new_ones_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as late:
-        assert not server._has_backlog(listener.fileno())
-        with socket.create_connection(listener.getsockname()):
-            assert server._has_backlog(listener.fileno())
-            server._refuse_new_connections(listener.fileno())
-            late.settimeout(0.05)
-            with pytest.raises(OSError, match="timed out"):
-                late.connect(listener.getsockname())
-            listener.accept()[0].close()
-        assert not server._has_backlog(listener.fileno())
-        assert listener.fileno() > 0
-
-
 def test_without_a_socket_filter_the_backlog_is_limited(monkeypatch) -> None:
     monkeypatch.setattr(server, "_DROP_SYN", ((0, 0, 0, 0),))  # No return: not allowed.
     with socket.create_server(("127.0.0.1", 0), backlog=9) as listener:

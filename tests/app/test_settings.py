@@ -2,20 +2,15 @@
 
 import os
 import re
-import string
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from app import settings as service
 from app.settings import (
     Settings,
-    default,
     load_settings,
     meaning,
-    sections,
     unknown_names,
     without_markup,
 )
@@ -35,7 +30,6 @@ OF_OTHERS = {
     "COMPOSE_PROJECT_NAME": "smart-embedder",
     "QDRANT__SERVICE__API_KEY": "",
 }
-LETTERS = string.ascii_uppercase + "_"
 
 
 def test_a_flag_wins_over_the_environment_which_wins_over_dotenv(monkeypatch, tmp_path) -> None:
@@ -147,17 +141,6 @@ def test_an_unknown_name_in_dotenv_stops_the_start_with_the_nearest_setting(tmp_
     )
 
 
-def test_a_setting_of_another_server_in_dotenv_names_the_setting_here(tmp_path) -> None:
-    (tmp_path / ".env").write_text("MAX_CLIENT_BATCH_SIZE=32\nINFINITY_API_KEY=hush\n")
-    with pytest.raises(StartupError) as caught:
-        load_settings()
-    assert str(caught.value) == (
-        ".env sets MAX_CLIENT_BATCH_SIZE, which is not a setting: "
-        "here it is MAX_SENTENCES_PER_REQUEST or MAX_RERANK_PASSAGES; "
-        ".env sets INFINITY_API_KEY, which is not a setting: here it is API_TOKEN"
-    )
-
-
 def test_dotenv_may_hold_compose_variables_and_a_byte_order_mark(monkeypatch, tmp_path) -> None:
     """Editors on Windows write a byte order mark."""
     monkeypatch.setattr(os, "environ", {})  # `load_settings` exports variables of libraries to it.
@@ -217,44 +200,6 @@ def test_misspelt_settings_in_the_environment_are_found() -> None:
     far += ["CI", "UID"]
     environment = dict.fromkeys([*near, *far, *listed_settings(), *listed_for_others()], "")
     assert dict(unknown_names(environment)) == near
-
-
-# A misspelt `UI` is not reported; see above.
-SETTINGS = sorted(listed_settings().keys() - {"UI"})
-
-
-@given(st.sampled_from(SETTINGS), st.integers(0, 50), st.sampled_from(LETTERS))
-def test_a_setting_with_an_extra_missing_wrong_or_swapped_letter_is_found(
-    name, place, letter
-) -> None:
-    place %= len(name)
-    before, there, after = name[:place], name[place], name[place + 1 :]
-    wrong = {before + letter + there + after, before + after, before + letter + after}
-    wrong.add(before + after[:1] + there + after[1:])
-    for misspelt in wrong - listed_settings().keys():
-        assert list(unknown_names({misspelt: ""})), misspelt
-
-
-# Descriptions of settings.
-
-
-def test_the_default_of_a_setting_is_written_as_in_dotenv() -> None:
-    names = ("reproducible", "reranker_model", "api_token", "max_queue_size")
-    assert [default(name) for name in names] == ["false", "BAAI/bge-reranker-v2-m3", "", "200"]
-    values = {name: default(name) for name in Settings.model_fields if default(name)}
-    assert Settings.model_validate(values) == Settings()
-
-
-def test_the_allowed_words_of_a_setting_precede_its_description() -> None:
-    assert meaning("log_format").startswith("`console` or `json`: format of the log; ")
-    assert without_markup(meaning("log_format")).startswith("console or json: format")
-
-
-def test_sections_hold_their_settings_in_order() -> None:
-    found = sections()
-    assert found["Address"] == ["host", "port", "ui"]
-    assert found["Traces"] == ["otlp_endpoint"]
-    assert list(found)[:2] == ["Address", "Models"]
 
 
 # The compose files.

@@ -4,12 +4,10 @@ They need an environment of their own: scripts/check_clients.sh makes it and run
 RECORD_CLIENTS set, what the clients send is stored for test_recorded.py.
 """
 
-import json
 import os
 
 import pytest
 
-from app.schemas import OPENAI_TEXTS
 from tests.clients.client_process import ENVIRONMENT, EXAMPLES
 from tests.clients.clients import APPLICATIONS, CLIENTS
 from tests.clients.conftest import TEXTS, full_queue, rejected, use_up_rate_limit
@@ -72,25 +70,6 @@ def test_client_gets_the_native_numbers_of_hundreds_of_texts(
     texts = [f"search {i} " * (i % 7 + 1) for i in range(count)]
     found = process.run(clients_server.url, texts)
     check_numbers(found, native, texts, CLIENTS[name].batch)
-
-
-@pytest.mark.parametrize(
-    ("name", "replaced"),
-    [
-        ("Vercel AI SDK", []),
-        ("LlamaIndex, OpenAI-like", [('"my-token"', '"my-token", embed_batch_size=2048')]),
-    ],
-    indirect=["name"],
-    scope="module",
-)
-def test_client_may_send_2048_texts_in_one_request(
-    replaced: list, name, process, clients_server, native
-) -> None:
-    texts = [f"search {i}" for i in range(OPENAI_TEXTS + 1)]
-    with recorder(clients_server.url) as proxy:
-        check_numbers(process.run(proxy.url, texts, *replaced), native, texts)
-        counts = {len(json.loads(request["body"])["input"]) for request in proxy.requests}
-    assert counts == {OPENAI_TEXTS, 1}
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)

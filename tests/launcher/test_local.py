@@ -109,11 +109,6 @@ def test_env_files_are_read_as_the_app_reads_them(
         local.read_settings()
 
 
-def test_a_byte_order_mark_in_the_env_file_does_not_hide_its_first_line(started: Checkout) -> None:
-    started.file(".env").write_text(DOTENV)
-    assert "DEVICE" not in started.app_output("local cpu")
-
-
 def test_pythonpath_of_another_environment_is_ignored(started: Checkout, tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise ImportError")
     others = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": str(tmp_path), "PYTHONSAFEPATH": "1"}

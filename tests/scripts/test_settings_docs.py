@@ -25,17 +25,3 @@ def test_every_setting_is_in_one_section_and_has_a_description() -> None:
     names = [name for names in sections().values() for name in names]
     assert sorted(names) == sorted(Settings.model_fields)
     assert all(field.description for field in Settings.model_fields.values())
-
-
-def test_only_the_tables_of_a_page_are_replaced() -> None:
-    places = [
-        f"<!-- settings: {title} -->\nan earlier table\n<!-- /settings -->\n"
-        for title in settings_docs.tables()
-    ]
-    page = settings_docs.with_tables("before\n" + "between\n".join(places) + "after\n")
-    assert page.startswith(
-        "before\n<!-- settings: Address -->\n\n| setting | default | meaning |\n"
-    )
-    assert page.count("between\n") == len(places) - 1
-    assert page.endswith("<!-- /settings -->\nafter\n")
-    assert "an earlier table" not in page

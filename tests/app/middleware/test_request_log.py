@@ -174,12 +174,6 @@ async def test_an_unexpected_error_is_500_unless_a_response_has_started(started,
     assert b"secret" not in sent[-1]["body"]
 
 
-async def test_a_keyboard_interrupt_is_logged_as_a_request_and_not_as_an_error() -> None:
-    with capture_logs() as log, pytest.raises(KeyboardInterrupt):
-        await exchange(LogRequests(app_of(None, KeyboardInterrupt())))  # type: ignore[arg-type]
-    assert [line["event"] for line in log] == ["request"]
-
-
 async def test_messages_other_than_http_pass_unchanged_and_are_not_logged() -> None:
     seen = []
 

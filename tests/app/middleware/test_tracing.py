@@ -24,7 +24,6 @@ from smart_embedder import __version__
 from tests.smart_embedder.fakes import FakeModel, loaded, loading, settings_of
 from tests.support.answering_http import Handler, serving, url_of
 from tests.support.collector import run_collector
-from tests.support.script import run_script
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
@@ -186,41 +185,3 @@ def test_a_receiver_that_never_answers_does_not_delay_the_shutdown(monkeypatch) 
                 attempts += 1
     assert [line["event"] for line in log] == ["traces_not_delivered"]
     assert 0 < attempts < 8  # Of 16 batches.
-
-
-SERVE = """
-import asyncio, sys
-from httpx2 import ASGITransport, AsyncClient
-from app.main import create_app
-from tests.smart_embedder.fakes import FakeModel, loaded, loading, settings_of
-
-async def serve():
-    ready = asyncio.Event()
-    models = loaded(FakeModel())
-    app = create_app(settings_of(models), loader=loading(models), on_ready=lambda _: ready.set())
-    client = AsyncClient(transport=ASGITransport(app), base_url="http://service")
-    async with app.router.lifespan_context(app), client:
-        await ready.wait()
-        parent = {"traceparent": sys.argv[1]}
-        answer = await client.post("/embeddings/", json={"sentences": ["a"]}, headers=parent)
-    assert answer.status_code == 200 and "traceparent" not in answer.headers
-
-asyncio.run(serve())
-print(*sys.modules)
-"""
-
-
-def test_without_an_endpoint_no_span_is_sent_and_no_tracing_library_is_imported() -> None:
-    """Even with OpenTelemetry's own variables set. FastAPI imports only OpenTelemetry's API."""
-    variables = {"FASTAPI_OTEL_AUTO_CONFIGURE": "true", "OTEL_BSP_SCHEDULE_DELAY": "1"}
-    with run_collector() as collector:
-        variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = collector.url
-        served = run_script(SERVE, SAMPLED["traceparent"], **variables)
-    assert served.returncode == 0, served.stderr
-    assert "app.middleware.request_log" in served.stdout.split()
-    assert not {*served.stdout.split()} & {
-        "opentelemetry.sdk.trace",
-        "opentelemetry.exporter",
-        "app.middleware.tracing",
-    }
-    assert collector.raw == b""

@@ -7,8 +7,6 @@ from urllib.parse import urljoin
 
 import pytest
 
-from tests.smart_embedder.fakes import FakeModel, loaded
-from tests.support.in_process import served
 from tests.support.server import REPOSITORY
 
 FOLDER = REPOSITORY / "app" / "ui"
@@ -70,16 +68,3 @@ def test_other_files_are_404_and_post_is_405(client) -> None:
     ):
         assert client.get(path).status_code == 404, path
     assert client.post("/ui", json={}).status_code == 405
-
-
-async def test_only_the_files_of_the_page_need_no_token_and_none_is_counted() -> None:
-    settings = {"api_token": "secret", "protect_metrics": True}
-    async with served(loaded(FakeModel()), **settings) as (service, client):
-        for name in ("", *FILES):
-            assert (await client.get(f"/ui/{name}")).status_code == 200
-        for path in ("/ui/../stats", "/uix", "/stats", "/metrics", "/ui%2f..%2fstats"):
-            answer = await client.get(path)
-            # The HTTP library may have resolved the dots.
-            assert answer.status_code in {401, 404}, path
-            assert "uptime" not in answer.text
-        assert service.metrics.total(service.metrics.embedding_requests) == 0

