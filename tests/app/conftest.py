@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from app.main import create_app
 from app.settings import Settings
 
-_START_LIMIT = 120.0
+_START_LIMIT = 500.0
 
 
 @contextmanager

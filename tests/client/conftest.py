@@ -100,7 +100,6 @@ def busy_server(serve, tiny_reranker: Path, hold: Path):
         "RERANKER_MODEL": str(tiny_reranker),
         "API_TOKEN": TOKEN,
         "MAX_QUEUE_SIZE": "1",
-        "GPU_PROCESS_TIMEOUT": "80",
         "HOLD": str(hold),
     }
     with serve("tests.faults.faulty_server", **settings) as running:

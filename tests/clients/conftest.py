@@ -36,7 +36,6 @@ def clients_server(settings: dict[str, str], hold: Path, serve):
         "MAX_RERANK_PASSAGES": str(MOST_TEXTS),
         "MAX_QUEUE_SIZE": "1",
         "RERANK_MAX_QUEUE": "1",
-        "GPU_PROCESS_TIMEOUT": "80",
         "HOLD": str(hold),
     }
     with serve("tests.faults.faulty_server", **settings, **limits) as running:

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx2
 
 from tests.support.answering_http import Handler, serving, url_of
+from tests.support.waiting import LIMIT
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
 # The headers that affect how the server reads a request.
@@ -29,7 +30,7 @@ class Recorder(ThreadingHTTPServer):
         self, target: str, prepare: Callable[[], None] | None, without: Collection[str]
     ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.client = httpx2.Client(base_url=target, timeout=60)
+        self.client = httpx2.Client(base_url=target, timeout=LIMIT)
         self.requests: list[dict] = []
         self.prepare = prepare
         self.without = {"host", *_OF_A_CONNECTION, *without}

@@ -9,6 +9,7 @@ import pytest
 
 from tests.clients.conftest import AUTHORIZED, TOKEN
 from tests.support.server import REPOSITORY
+from tests.support.waiting import LIMIT
 
 MODULES = REPOSITORY / ".venv-generated" / "node_modules"
 SOURCES = Path(__file__).parent / "generated"
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 def node(folder: Path, *command: str) -> str:
     done = subprocess.run(
-        ["node", *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        ["node", *command], cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from launcher.venv import Venv
 from tests.support.server import REPOSITORY
+from tests.support.waiting import LIMIT
 
 BASH = shutil.which("bash") or "bash"
 _FOLDERS = ("app", "smart_embedder", "tools", "launcher", "examples", "requirements")
-_SECONDS = 600
 
 
 def make_checkout(folder: Path) -> Path:
@@ -74,7 +74,7 @@ def run_command(command: Sequence[str], checkout: Path, url: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=_SECONDS,
+        timeout=LIMIT,
     )
     assert completed.returncode == 0, f"{completed.stdout}{completed.stderr}"
     return completed.stdout

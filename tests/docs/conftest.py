@@ -7,6 +7,7 @@ import pytest
 
 from tests.docs.checkout import make_checkout, start_demo
 from tests.support.server import RunningServer
+from tests.support.waiting import LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -27,5 +28,5 @@ def demo(checkout: Path) -> Iterator[RunningServer]:
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait(30)
+            process.wait(LIMIT)
         server.close()

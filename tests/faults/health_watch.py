@@ -9,7 +9,7 @@ import time
 from http.client import HTTPConnection
 
 if __name__ == "__main__":
-    connection = HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=60)
+    connection = HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=500)
     longest = 0.0
     sys.stdout.write("watching\n")
     sys.stdout.flush()

@@ -3,6 +3,7 @@
 import socket
 
 from tests.support.server import RunningServer
+from tests.support.waiting import LIMIT
 
 
 def address_of(server: RunningServer) -> tuple[str, int]:
@@ -15,7 +16,7 @@ def connect(server: RunningServer, *, receive_buffer: int | None = None) -> sock
     raw = socket.socket()
     if receive_buffer is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    raw.settimeout(120)  # Longer than REQUEST_TIMEOUT.
+    raw.settimeout(LIMIT)
     raw.connect(address_of(server))
     return raw
 

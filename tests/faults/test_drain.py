@@ -10,6 +10,7 @@ import httpx2
 from tests.faults.raw import address_of, head
 from tests.faults.tally import EMBED, GOOD, Tally
 from tests.support.server import RunningServer
+from tests.support.waiting import LIMIT
 
 # A client may hold at most three quarters of the queue.
 WAITING, PLACES, CLIENTS = 50, 67, 64
@@ -80,7 +81,7 @@ async def test_drain_answers_accepted_requests_and_refuses_others_in_each_dialec
             assert server.metric(f'{rejected}{{reason="draining"}}') == len(EMBEDS)
             hold.unlink()
             await asyncio.gather(*requests)
-        assert await asyncio.to_thread(server.process.wait, 60) == 0
+        assert await asyncio.to_thread(server.process.wait, LIMIT) == 0
         assert (accepted.answered, accepted.lost) == (WAITING + 1, 0)
 
 
@@ -130,7 +131,7 @@ async def test_drain_loses_no_request_of_clients_that_keep_sending(serve) -> Non
                 group.create_task(calls)
             await enough.wait()
             server.process.terminate()
-        assert await asyncio.to_thread(server.process.wait, 30) == 0
+        assert await asyncio.to_thread(server.process.wait, LIMIT) == 0
     assert outcomes["lost"] == 0, outcomes
     assert outcomes["ConnectionResetError"] <= 2, outcomes
     assert outcomes.keys() <= {"200", "503", "lost", *(error.__name__ for error in PORT_CLOSED)}

@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.tally import GOOD
 from tests.support.server import free_port, start_process
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT, wait_until
 
 FULL = Path("/dev/full")
 
@@ -32,21 +32,21 @@ def test_full_disk_only_silences_the_log(tiny_m3: Path, tmp_path: Path) -> None:
     with FULL.open("w") as full:
         process = start_process(tmp_path, output=full, **settings)
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT) as client:
             wait_until(lambda: is_healthy(client, process), "not healthy in time")
             statuses = [client.post("/embeddings/", json=GOOD).status_code for _ in range(5)]
             refused = [client.post("/embeddings/", json={}).status_code for _ in range(5)]
             assert (statuses, refused) == ([200] * 5, [422] * 5)
             assert client.get("/health").status_code == 200
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT) == 0
     finally:
         process.kill()
-        process.wait(60)
+        process.wait(LIMIT)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 def test_failed_start_on_a_full_disk_has_its_exit_status(tmp_path: Path) -> None:
     with FULL.open("w") as full:
         process = start_process(tmp_path, output=full, PORT="none")
-    assert process.wait(60) == 1
+    assert process.wait(LIMIT) == 1

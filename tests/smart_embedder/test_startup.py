@@ -91,7 +91,7 @@ def test_torch_is_linked_before_its_import_and_no_needless_module_is_imported(
         cwd=tmp_path,  # Our own folder may hold an .env.
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
         check=True,
     )
     printed = map(json.loads, done.stdout.splitlines())

@@ -71,7 +71,7 @@ def run_prometheus(folder: Path, target: str) -> Iterator[PrometheusServer]:
         yield PrometheusServer(f"http://{address}")
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(WAIT_LIMIT)
         assert process.stderr is not None
         process.stderr.close()
 

@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from tests.support.waiting import LIMIT
+
 _PIECE = 65_536
 
 
@@ -51,7 +53,7 @@ class Relay:
     ) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(LIMIT)
 
     def _accept(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.server import RunningServer, run_server
+from tests.support.waiting import LIMIT
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -25,8 +26,8 @@ PHONE = {"width": 360, "height": 740}
 STILL = {"reduced_motion": "reduce"}
 # One client gets three of the queue's four places.
 PLACES = 3
-# On a busy machine everything may take long; nothing is asserted about it.
-PATIENCE = 90_000
+# In milliseconds.
+PATIENCE = LIMIT * 1000
 # Chromium logs each response with an error status; the tests cause some.
 _EXPECTED = "Failed to load resource"
 _RULES = {
@@ -44,7 +45,6 @@ def ui_server(demo_checkpoint: Path, hold: Path, tmp_path_factory: pytest.TempPa
     settings = {
         "EMBEDDING_MODEL": str(model),
         "MAX_QUEUE_SIZE": str(PLACES + 1),
-        "GPU_PROCESS_TIMEOUT": "80",
         "HOLD": str(hold),
     }
     with run_server(folder, "tests.faults.faulty_server", **settings) as running:

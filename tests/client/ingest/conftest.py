@@ -18,6 +18,7 @@ from smart_embedder_client.qdrant.store import Store, Target, iterate_pages
 
 from tests.support.qdrant.process import QdrantServer, run_qdrant
 from tests.support.server import REPOSITORY, RunningServer
+from tests.support.waiting import LIMIT
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Runs:
             yield process
         finally:
             process.kill()
-            process.communicate(timeout=30)
+            process.communicate(timeout=LIMIT)
 
 
 def is_stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:

@@ -15,6 +15,7 @@ from smart_embedder_client.qdrant import open_store
 
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer
+from tests.support.waiting import LIMIT
 
 
 def test_report_is_printed(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,7 +108,7 @@ def test_progress_bar_on_a_terminal_shows_the_rate(edge_runs: Runs) -> None:
             while piece := os.read(terminal, 65_536):
                 shown += piece
         os.close(terminal)
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT) == 0
     assert b" by Qdrant Edge" in shown
     assert b"100%" in shown
     assert b"chunks/s" in shown
@@ -118,7 +119,7 @@ def test_folder_open_in_another_process_is_reported(runs: Runs) -> None:
     runs.run()
     other = ["--journal", str(runs.journal.with_name("other"))]
     with closing(open_store(runs.target)), runs.started(*other) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LIMIT)
     assert (process.returncode, out, err.count("\n")) == (1, "", 1)
     assert "open" in err
     assert runs.run().uploaded == 0
@@ -151,7 +152,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     """The client may be installed without its extra."""
     (tmp_path / "semantic_text_splitter.py").write_text("raise ImportError(name=__name__)")
     with edge_runs.started(paths=[tmp_path]) as process:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=LIMIT)
     assert err == (
         "smart-embedder ingest needs semantic_text_splitter: "
         'pip install "smart-embedder-client[qdrant]"\n'

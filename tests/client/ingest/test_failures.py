@@ -32,7 +32,9 @@ def test_requests_to_a_busy_or_slow_qdrant_are_retried(
     assert len(http_runs.ids()) == report.points
     # Points of requests that timed out or got no response are stored, too.
     assert {"seconds", "after"} & {*fault} or is_stored_once(http_runs, qdrant, report.points)
-    assert capsys.readouterr().err.count("trying again") == 1
+    tries = capsys.readouterr().err.count("trying again")
+    # On a loaded machine other requests may take a second, too.
+    assert tries == 1 or (tries > 1 and "seconds" in fault)
     assert http_runs.run().uploaded == 0
 
 

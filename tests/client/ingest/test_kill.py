@@ -12,6 +12,7 @@ from tests.support.checkpoints import WORDS
 from tests.support.qdrant.process import QdrantServer
 from tests.support.relay import Relay
 from tests.support.server import run_server
+from tests.support.waiting import LIMIT
 
 CHUNKS = 400
 
@@ -32,7 +33,7 @@ def test_killed_run_is_resumed(rows: Runs, qdrant: QdrantServer, after: bool) ->
     with rows.started() as run:
         qdrant.wait_for(name, lambda state: state["faults"] == 1)
         run.kill()
-        run.wait(30)
+        run.wait(LIMIT)
         # Other uploads that were sent are stored by now.
         qdrant.wait_for(name, lambda state: state["streams"] == state["requests"] == 1)
     qdrant.fail()
@@ -47,7 +48,7 @@ def test_ctrl_c_does_not_wait_for_qdrant(rows: Runs, qdrant: QdrantServer) -> No
     with rows.started("--qdrant-timeout", "3600") as run:
         qdrant.wait_for(rows.target.collection, lambda state: state["faults"] >= 1)
         run.send_signal(signal.SIGINT)
-        _, notes = run.communicate(timeout=120)
+        _, notes = run.communicate(timeout=LIMIT)
     assert run.returncode == 130
     assert notes.splitlines()[-1] == "Interrupted. The same command goes on from here."
     qdrant.fail()
@@ -66,12 +67,12 @@ def test_run_waits_for_a_restarted_service(
             with runs.started("--requests", "1", "--json") as process:
                 qdrant.wait_for(rows.target.collection, lambda state: state["faults"] >= 1)
                 service.process.kill()
-                service.process.wait(30)
+                service.process.wait(LIMIT)
                 relay.port = None
                 qdrant.fail()
                 with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as again:
                     relay.connect_to(again.url)
-                    printed, notes = process.communicate(timeout=120)
+                    printed, notes = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, notes
     assert json.loads(printed)["uploaded"] == CHUNKS
     assert is_stored_once(rows, qdrant, CHUNKS)

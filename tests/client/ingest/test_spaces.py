@@ -22,6 +22,7 @@ from smart_embedder_client.qdrant.store import (
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer
 from tests.support.server import RunningServer
+from tests.support.waiting import LIMIT
 
 KINDS = ("dense", "sparse", "colbert")
 
@@ -102,7 +103,7 @@ def test_alias_is_resolved_at_the_start_of_a_run(
         http_runs.query_store(make_another)
         move_alias(f"{name}-new")
         qdrant.fail()
-        _, notes = process.communicate(timeout=120)
+        _, notes = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, notes
     assert http_runs.query_store(lambda store: store.count(None)) == points + 1
     assert aliased.query_store(lambda store: store.count(None)) == 0

@@ -25,9 +25,9 @@ from tests.simulation.plain import AcceleratorError
 async def thread():
     made = DeviceThread("device")
     yield made
-    await made.close(10)
+    await made.close(500)
     for left in [thread for thread in threading.enumerate() if thread.name == "device"]:
-        left.join(10)
+        left.join(500)
         assert not left.is_alive()
 
 
@@ -49,7 +49,7 @@ async def test_an_idle_thread_does_not_reference_its_last_call(thread) -> None:
     weakref.finalize(held, loop.call_soon_threadsafe, gone.set)
     await thread.run(partial(id, held))
     del held
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(500):
         await gone.wait()
 
 
@@ -68,9 +68,9 @@ async def test_a_thread_that_ended_fails_its_calls_and_is_replaced_and_initializ
     # It dies as soon as it runs again: during this call, or just after it.
     with suppress(InferenceError):
         await thread.run(lambda: 7)
-    victim.join(10)
+    victim.join(500)
     assert await thread.run(lambda: 8) == 8
-    await thread.close(10)
+    await thread.close(500)
     assert len(prepared) == 3
 
 
@@ -119,7 +119,7 @@ async def test_preempting_calls_fail_when_their_thread_ends() -> None:
         with pytest.raises(InferenceError):
             await call
     assert not await thread.run(run_preempting_call), "none is left"
-    await thread.close(10)
+    await thread.close(500)
 
 
 async def test_a_call_that_is_cancelled_before_it_begins_is_not_run() -> None:
@@ -132,7 +132,7 @@ async def test_a_call_that_is_cancelled_before_it_begins_is_not_run() -> None:
     waits.set()
     await held
     assert await thread.run(lambda: 7) == 7
-    await thread.close(10)
+    await thread.close(500)
     assert ran == []
     assert not thread._pending
 

@@ -21,6 +21,7 @@ from smart_embedder.kernels.backend import (
 from smart_embedder.kernels.cuda import fused_backend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.nvidia_driver import install_driver
+from tests.support.waiting import LIMIT
 
 
 @pytest.mark.skipif(not CAN_EMULATE, reason="needs g++ and an x86 processor")
@@ -96,7 +97,7 @@ def test_cuda_driver_gets_the_declared_arguments(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(Path(smart_embedder.__file__).parents[1]), **found},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT,
         check=False,
     )
     assert done.stdout == f"[True, 0, 0.5, {2**40}, -9, 5, 64] 8\n1\n", done.stderr

@@ -16,7 +16,7 @@ from smart_embedder.kernels.build import library_path
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # Nanoseconds of work for which sleeping threads are woken.
 _LARGE = 10**9
-_PATIENCE = 30.0
+_PATIENCE = 500.0
 
 pytestmark = pytest.mark.skipif(not library_path().exists(), reason="the kernels are not built")
 

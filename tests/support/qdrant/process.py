@@ -57,5 +57,5 @@ def run_qdrant() -> Iterator[QdrantServer]:
         yield QdrantServer(process, port, grpc_port)
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(LIMIT)
         process.stdout.close()

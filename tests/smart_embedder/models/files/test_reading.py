@@ -54,7 +54,7 @@ def test_threads_read_one_tensor_concurrently(
     expected = load_file(folder / "model.safetensors")["table"]
     weights = Weights.read(folder)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    met, preadv, readers = threading.Barrier(3, timeout=30), os.preadv, set()
+    met, preadv, readers = threading.Barrier(3, timeout=500), os.preadv, set()
 
     def meet_and_read(*arguments) -> int:
         if threading.get_ident() not in readers:
