@@ -53,6 +53,7 @@ from smart_embedder.models.heads.colbert import ColbertEmbedder, is_colbert
 from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.models.heads.m3 import HEADS, M3Embedder
 from smart_embedder.models.heads.splade import SpladeEmbedder
+from smart_embedder.models.heads.static import StaticEmbedder, is_static
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, is_classifier
 from smart_embedder.models.rerankers.llm import QwenReranker
 from smart_embedder.models.runner import DeviceModel
@@ -157,6 +158,8 @@ def _make_embedder(
     if any((folder / head).is_file() for head in HEADS):
         overrides.refuse("pooling", "normalize", for_model=f"{name}, which is of bge-m3's kind")
         return M3Embedder(name, folder, max_length, target)
+    if is_static(folder):
+        return StaticEmbedder(name, folder, max_length, target, overrides)
     return DenseEmbedder(name, folder, max_length, target, overrides)
 
 

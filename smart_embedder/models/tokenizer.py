@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import structlog
@@ -24,7 +25,7 @@ from xxhash import xxh3_128_digest
 
 from smart_embedder.errors import StartupError
 from smart_embedder.interrupts import stop_if_given_up
-from smart_embedder.models.files.config import read_config, read_optional
+from smart_embedder.models.files.config import read_optional
 from smart_embedder.models.files.reading import read_file
 from smart_embedder.models.tokenizer_contradictions import (
     find_template,
@@ -177,7 +178,7 @@ class TextTokenizer:
         closing: str | None = None,
         lower_case: bool = False,
         slice_characters: int = SLICE_CHARACTERS,
-    ) -> "TextTokenizer":
+    ) -> Self:
         """Read `tokenizer.json`; raises `StartupError` if it is unusable or of another model."""
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -351,7 +352,7 @@ class TextTokenizer:
 def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
     """Raise `StartupError` if a token has no embedding, for which a whole batch would fail."""
     tokens = tokenizer.get_vocab_size(with_added_tokens=True)
-    embedded = read_config(folder).get("vocab_size", tokens)
+    embedded = read_optional(folder / "config.json").get("vocab_size", tokens)
     if tokens > embedded:
         raise StartupError(
             f"the tokenizer in {folder} has {tokens} tokens, and the model only {embedded}: "

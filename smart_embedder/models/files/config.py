@@ -52,6 +52,7 @@ MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", 
 _OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
 POOLING_FOLDER = "1_Pooling"
 TRANSFORMERS = ("Transformer", "MLMTransformer")
+_WITH_TOKENIZER = (*TRANSFORMERS, "StaticEmbedding")
 _SENTENCE_CONFIG = "config_sentence_transformers.json"
 # A tokenizer's configuration states no limit as a much larger number.
 _NO_LIMIT = 1_000_000_000
@@ -62,8 +63,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise StartupError(f"{folder} is not a model: it holds no config.json")
-    config, record = read_optional(path), current_record()
-    return config if record is None else record.watch(path, config)
+    return read_optional(path)
 
 
 def read_optional(path: Path) -> dict[str, Any]:
@@ -71,7 +71,9 @@ def read_optional(path: Path) -> dict[str, Any]:
     config = _read_json(path) if path.is_file() else {}
     if not isinstance(config, dict):
         raise StartupError(f"{path} is not a JSON object")
-    return config
+    record = current_record()
+    is_watched = record is not None and path.name == "config.json"
+    return record.watch(path, config) if record and is_watched else config
 
 
 def _read_json(path: Path) -> Any:
@@ -135,8 +137,8 @@ def read_modules(folder: Path) -> list[Module]:
 
 
 def transformer_folder(folder: Path) -> Path:
-    """Return the folder of the transformer and its tokenizer: older versions made one for them."""
-    found = (module.folder for module in read_modules(folder) if module.kind in TRANSFORMERS)
+    """Return the folder of the transformer, or table, and its tokenizer: some have their own."""
+    found = (module.folder for module in read_modules(folder) if module.kind in _WITH_TOKENIZER)
     return next(found, folder)
 
 

@@ -53,6 +53,9 @@ _FIELDS_WITHOUT_EFFECT = {
     "tie_encoder_decoder", "tie_word_embeddings",
     # Of attention windows, which use_sliding_window and layer_types turn on.
     "max_window_layers", "sliding_window",
+    # Of how a model of model2vec was made.
+    "apply_pca", "apply_zipf", "cache_dir", "embedding_dtype", "hidden_dim", "pooling",
+    "seq_length", "sif_coefficient", "tokenizer_name", "vocabulary_quantization",
     # Of modules of sentence-transformers, whose widths are those of their tensors.
     "embedding_dimension", "word_embedding_dimension",
 }  # fmt: skip

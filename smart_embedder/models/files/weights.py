@@ -211,6 +211,24 @@ class Weights:
         """Read one row of the tensor of that shape, as in the file; the others are not read."""
         return replace(self._find(name, *shape), hashed_as=name).row(index)
 
+    def shape(self, name: str, dimensions: int) -> torch.Size:
+        """Return the shape of a tensor; raises `StartupError` if it has other `dimensions`."""
+        stored = self.tensors.get(self.prefix + name)
+        if stored is None or len(stored.shape) != dimensions:
+            found = "none" if stored is None else f"one of {[*stored.shape]}"
+            raise StartupError(
+                f"the checkpoint in {self.folder} needs a tensor {name} of {dimensions} "
+                f"dimensions, and has {found}"
+            )
+        return stored.shape
+
+    def integers(self, name: str) -> Tensor:
+        """Read a tensor of integers, as it is in the file."""
+        stored = replace(self.tensors[self.prefix + name], hashed_as=name)
+        if stored.dtype.is_floating_point or len(stored.shape) != 1:
+            raise StartupError(f"the checkpoint in {self.folder} has no integers in {name}")
+        return stored.read(stored.dtype).long()
+
     def linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True
     ) -> nn.Linear:

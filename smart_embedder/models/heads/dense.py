@@ -31,7 +31,6 @@ from smart_embedder.models.heads.pooling import (
     ENDS,
     DimensionTruncation,
     SentenceConfig,
-    Step,
     VectorLayer,
     describe_layers,
     normalize,
@@ -92,8 +91,13 @@ class DenseEmbedder(HeadsEmbedder):
         if (projection := _read_projection(transformer, weights, config)) is not None:
             config = replace(config, steps=(projection, *config.steps))
         if overrides.normalize is not None:
-            steps = _set_normalize(config.steps, enabled=overrides.normalize)
-            config = replace(config, steps=steps)
+            config = set_normalize(config, enabled=overrides.normalize)
+        self._assemble(name, config, backbone, tokenizer)
+
+    def _assemble(
+        self, name: str, config: SentenceConfig, backbone: Backbone, tokenizer: TextTokenizer
+    ) -> None:
+        """Set the model of a configuration that says how states become vectors."""
         super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
         width = self.dense_width = _place_steps(config, backbone)
         self._dense_head = partial(compute_pooled_vectors, config.poolings, config.steps)
@@ -141,7 +145,7 @@ def _complete_config(
             detail="Qwen3-Embedding's vectors have unit length where a request or NORMALIZE asks "
             "for it",
         )
-        return replace(config, steps=_set_normalize(config.steps, enabled=False))
+        return set_normalize(config, enabled=False)
     _, after = tokenizer.special_tokens
     # A copy of Qwen3-Embedding without its modules.
     if is_qwen3(folder) and not has_modules(folder) and after and after[-1].string == QWEN_END:
@@ -207,10 +211,10 @@ def _require_encoder(folder: Path) -> None:
         )
 
 
-def _set_normalize(steps: tuple[Step, ...], *, enabled: bool) -> tuple[Step, ...]:
-    """Return the steps with `normalize` as the last one, or without it there."""
-    before = steps[:-1] if steps[-1:] == (normalize,) else steps
-    return (*before, normalize) if enabled else before
+def set_normalize(config: SentenceConfig, *, enabled: bool) -> SentenceConfig:
+    """Return the configuration with `normalize` as the last step, or without it there."""
+    before = config.steps[:-1] if config.steps[-1:] == (normalize,) else config.steps
+    return replace(config, steps=(*before, normalize) if enabled else before)
 
 
 def compute_pooled_vectors(

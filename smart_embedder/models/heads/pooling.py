@@ -40,6 +40,8 @@ _ACTIVATIONS = (
     "Hardswish", "Hardtanh", "Hardsigmoid", "Hardshrink",
 )  # fmt: skip
 _TEXT_VECTOR = "sentence_embedding"
+# A table of vectors, in place of a transformer and its pooling.
+_STATIC = "StaticEmbedding"
 # The modules behind the pooling; `Dropout` has no effect but in training.
 _STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")
 # PyTorch's default, which `LayerNorm` of sentence-transformers does not change.
@@ -227,7 +229,7 @@ class SentenceConfig:
     def read(cls, folder: Path) -> "SentenceConfig":
         """Read the configuration; raises `StartupError` for unknown modules and invalid values."""
         modules, pooling = read_modules(folder), folder / POOLING_FOLDER
-        require_known_modules(folder, "Transformer", "Pooling", *_STEPS)
+        require_known_modules(folder, "Transformer", _STATIC, "Pooling", *_STEPS)
         if not modules and (pooling / "config.json").is_file():
             modules = [Module("Pooling", pooling)]
         _require_order(folder, [module.kind for module in modules])
@@ -250,8 +252,10 @@ class SentenceConfig:
 def _require_order(folder: Path, kinds: list[str]) -> None:
     """Raise `StartupError` unless one transformer is first, and one pooling before all steps."""
     behind = [kind for kind in kinds if kind != "Dropout"][1:]
-    has_several = any(kinds.count(kind) > 1 for kind in ("Transformer", "Pooling"))
-    if has_several or "Transformer" in behind or "Pooling" in behind[1:]:
+    has_several = any(kinds.count(kind) > 1 for kind in ("Transformer", _STATIC, "Pooling"))
+    follows = not behind or {"Transformer", _STATIC}.isdisjoint(behind)
+    is_pooled_twice = _STATIC in kinds and "Pooling" in kinds
+    if has_several or not follows or is_pooled_twice or "Pooling" in behind[1:]:
         raise StartupError(
             f"{folder / 'modules.json'} has its modules in the order {', '.join(kinds)}; "
             "supported: Transformer, Pooling, and then others"

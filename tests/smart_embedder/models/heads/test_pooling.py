@@ -71,7 +71,7 @@ def test_only_activations_of_pytorch_are_applied(tmp_path, activation, supported
 )
 def test_unsupported_modules_are_refused(tmp_path, kind) -> None:
     write_module(tmp_path, kind, {})
-    with pytest.raises(StartupError, match=f"names the module {kind}; supported: Transformer, P"):
+    with pytest.raises(StartupError, match=f"names the module {kind}; supported: Transformer, S"):
         SentenceConfig.read(tmp_path)
 
 
