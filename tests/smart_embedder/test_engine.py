@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -73,13 +72,6 @@ def test_kinds_that_are_not_asked_for_are_none(sync_engine: SyncEngine) -> None:
     assert sync_engine.embed(TEXTS, dense=False, sparse=True).dense is None
 
 
-def test_threads_share_a_sync_engine(sync_engine: SyncEngine) -> None:
-    alone = sync_engine.embed(TEXTS).dense
-    with ThreadPoolExecutor(8) as threads:
-        for vectors in threads.map(lambda _: sync_engine.embed(TEXTS), range(32)):
-            np.testing.assert_allclose(vectors.dense, alone, atol=1e-6)
-
-
 def test_truncations_are_returned_and_errors_raised(sync_engine: SyncEngine) -> None:
     long = ["word " * 9000]
     (cut,) = sync_engine.embed(long).truncations
@@ -108,28 +100,6 @@ def test_ctrl_c_during_the_start_ends_all_threads(
     before = {*threading.enumerate()}
     with pytest.raises(KeyboardInterrupt):
         SyncEngine(str(tiny_m3), device="cpu").start()
-    left = {thread.name for thread in {*threading.enumerate()} - before}
-    assert not left & {"model-loader", "device-0", "smart-embedder"}
-
-
-def test_stop_cancels_a_start_in_another_thread(
-    tiny_m3: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entered = threading.Event()
-
-    def watched(settings: EngineSettings) -> DefaultModels:
-        entered.set()
-        return load_models(settings)
-
-    monkeypatch.setattr(library, "load_models", watched)
-    engine = SyncEngine(str(tiny_m3), device="cpu")
-    before = {*threading.enumerate()}
-    with ThreadPoolExecutor(1) as threads:
-        starting = threads.submit(engine.start)
-        entered.wait()
-        engine.stop()
-        with pytest.raises(CancelledError):
-            starting.result()
     left = {thread.name for thread in {*threading.enumerate()} - before}
     assert not left & {"model-loader", "device-0", "smart-embedder"}
 

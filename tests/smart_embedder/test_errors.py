@@ -3,7 +3,6 @@
 import pytest
 
 from smart_embedder.errors import (
-    InvalidRequestError,
     SmartEmbedderError,
     StartupError,
     UnavailableError,
@@ -15,13 +14,6 @@ from smart_embedder.errors import (
 )
 def test_retry_after_is_at_most_30_seconds(seconds: int | None, expected: int | None) -> None:
     assert UnavailableError("busy", retry_after=seconds).retry_after == expected
-
-
-def test_an_invalid_request_error_has_a_message_and_problems() -> None:
-    problems = [{"pointer": "/sentences/0", "message": "is no text"}]
-    error = InvalidRequestError("One sentence.", problems)
-    assert (str(error), error.problems, error.retry_after) == ("One sentence.", problems, None)
-    assert InvalidRequestError("One sentence.").problems == []
 
 
 def test_error_codes_are_unique_except_inference_failed() -> None:

@@ -137,24 +137,6 @@ def test_muvera_does_not_project_narrow_vectors(width) -> None:
     assert not cells[..., width:].any()
 
 
-@given(st.integers(1, 40), st.sampled_from(["query", "document"]))
-def test_a_new_muvera_encoder_gives_the_same_encoding(tokens, side) -> None:
-    vectors = vectors_of(tokens, 16)
-    encoding, again = muvera_of(16).encode(vectors, side), Muvera(16).encode(vectors, side)
-    np.testing.assert_array_equal(encoding, again)
-    assert not muvera_of(16).encode(vectors[:0], side).any()
-
-
-def test_products_of_muvera_encodings_correlate_with_maxsim() -> None:
-    query = vectors_of(6, 48)
-    documents = [vectors_of(tokens, 48) for tokens in range(20, 40)]
-    encoder = muvera_of(48)
-    encoded = encoder.encode(query, "query")
-    products = [encoded @ encoder.encode(document, "document") for document in documents]
-    maxsims = [(query @ document.T).max(axis=1).sum() for document in documents]
-    assert np.corrcoef(products, maxsims)[0, 1] > 0.5
-
-
 def test_muvera_puts_a_zero_vector_into_the_first_cell() -> None:
     (vector,) = vectors_of(1, 16)
     encoder = Muvera(16)

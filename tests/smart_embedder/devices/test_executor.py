@@ -79,21 +79,6 @@ async def test_a_gpu_launches_a_second_batch_and_counts_no_second_twice() -> Non
 
 
 @in_skipped_time
-async def test_the_seconds_left_of_a_gpu_are_those_of_the_batch_that_ends_first() -> None:
-    async with VirtualDevice(2.0, gpu=True, budget=8).running() as device:
-        await device.compute(8)
-        first = device.put(8)
-        await run_ready(20)
-        assert device.executor.seconds_left == 0, "it can take a second batch"
-        await asyncio.sleep(0.5)
-        second = device.put(8)
-        await run_ready(20)
-        assert device.executor.seconds_left == pytest.approx(1.5, rel=0.01)
-        await first.result()
-        await second.result()
-
-
-@in_skipped_time
 async def test_metrics_count_each_forward_and_each_queue_wait_once() -> None:
     async with VirtualDevice(2.0).running() as device:
         texts, pair = device.put(3, 3), device.put(4, purpose=Purpose.RERANKING)

@@ -275,17 +275,6 @@ async def test_only_unused_models_are_unloaded_and_no_more_than_needed() -> None
         assert states(engine, *names) == ["ready", "ready", "failed", "unloaded", "ready"]
 
 
-async def test_a_load_waits_for_the_memory_of_a_request_that_has_just_ended() -> None:
-    loader = FakeLoader(gigabytes=1)
-    loader.used_by_others = GIGABYTE
-    async with engine_with(loader, *entries("one")) as engine:
-        waits = asyncio.create_task(vector(engine, "a", "one"))
-        await reached(engine, "one", ModelState.LOADING)
-        await asyncio.sleep(0.05)
-        loader.used_by_others = 0
-        assert await waits == A + 1
-
-
 async def test_a_failed_load_is_retried_by_a_request_after_30_seconds(monkeypatch) -> None:
     loader = FakeLoader()
     loader.failures += [StartupError("a file is missing")] * 2

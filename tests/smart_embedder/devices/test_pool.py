@@ -65,17 +65,6 @@ def letters(*results: EmbeddingResult, length: int = 10) -> str:
     return "".join(chr(int(vector) // length) for vector in vectors)
 
 
-async def test_one_request_is_spread_over_both_devices_and_comes_back_in_order() -> None:
-    models = FakeModel(), FakeModel()
-    async with engine_of(*models) as engine:
-        texts = [letter * 5 for letter in "abcdefgh"]
-        request = asyncio.create_task(engine.embed(EmbedRequest(texts)))
-        await asyncio.gather(*map(entered, models))
-        let_go(*models)
-        assert letters(await request, length=5) == "abcdefgh"
-    assert sum(len(batch) for model in models for batch in model.batches) == 8
-
-
 @pytest.mark.parametrize("code", [214, 700, None])
 async def test_a_failed_device_hands_its_batch_over_unless_the_batch_crashed_it(
     code: int | None,

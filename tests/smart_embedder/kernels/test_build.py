@@ -3,7 +3,6 @@
 import json
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -137,19 +136,6 @@ def test_build_does_nothing_on_an_unsupported_machine(
     assert capsys.readouterr() == ("", "")
     assert not (tmp_path / "log").exists()
     assert list(sources.glob("kernels-*")) == []
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (OSError("no room"), "no room"),
-        (subprocess.CalledProcessError(1, "zig", stderr="a\nb\n \n"), "b"),
-        (subprocess.TimeoutExpired("zig", 600), "Command 'zig' timed out after 600 seconds"),
-        (OSError(), "OSError"),
-    ],
-)
-def test_explain_error_returns_the_last_line(error, message: str) -> None:
-    assert build.explain_error(error) == message
 
 
 @pytest.mark.parametrize(

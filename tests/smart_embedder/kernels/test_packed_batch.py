@@ -135,25 +135,6 @@ def test_select_tokens_and_sequences_leave_no_gaps(texts, multiple) -> None:
             assert all(selected) or (token_spans[number], spans[number]) == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "blocks"),
-    [
-        ([1, 16], ["2 padded to 16"]),
-        ([16, 17], ["1 of 16", "1 of 17"]),
-        ([49, 64], ["2 padded to 64"]),
-        ([64, 65, 65, 66], ["1 of 64", "2 of 65", "1 of 66"]),
-        ([3, 3, 3], ["3 of 3"]),
-    ],
-)
-def test_blocks_have_similar_short_or_equal_long_sequences(lengths, blocks) -> None:
-    assert [
-        f"{block.padding.count} padded to {block.length}"
-        if block.padding
-        else f"{(block.stop - block.start) // block.length} of {block.length}"
-        for block in pack([np.arange(n) for n in lengths], device=CPU).blocks
-    ] == blocks
-
-
 def test_length_classes_have_bounds_from_zero(monkeypatch) -> None:
     monkeypatch.setattr(length_classes, "QUERIES_PER_BLOCK", 2)
     monkeypatch.setattr(length_classes, "CALL_COST", 0)
@@ -189,29 +170,6 @@ def test_group_for_padding_limits_padding_and_pairs(
 ) -> None:
     found = list(group_for_padding(lengths, max_padding, max_pairs))
     assert found == [slice(*span) for span in pairwise(accumulate(groups, initial=0))]
-
-
-MANY_LENGTHS = st.lists(
-    st.integers(1, 600) | st.sampled_from([5000, 32_768]), min_size=1, max_size=400
-)
-
-
-def launched_blocks(lengths: list[int]) -> int:
-    """Return the blocks of threads that a call launches for each head."""
-    return len(lengths) * -(-max(lengths) // 128)
-
-
-def cost(lengths: list[int], classes: list[slice]) -> int:
-    return sum(256 + launched_blocks(lengths[span]) for span in classes)
-
-
-@given(MANY_LENGTHS)
-def test_length_classes_cover_all_sequences_and_never_cost_more(lengths) -> None:
-    lengths.sort()
-    classes = divide_lengths(lengths)
-    indices = np.concatenate([np.arange(len(lengths))[span] for span in classes])
-    assert indices.tolist() == list(range(len(lengths)))
-    assert cost(lengths, classes) <= cost(lengths, [slice(0, len(lengths))])
 
 
 @pytest.mark.parametrize(

@@ -270,14 +270,6 @@ def test_smallest_bucket_that_fits_is_chosen(lengths, chosen) -> None:
     assert found == (chosen and Bucket(*chosen))
 
 
-def test_buckets_are_few_and_start_few_idle_blocks() -> None:
-    buckets = list(make_buckets())
-    assert len(buckets) <= 16
-    for bucket in buckets:
-        assert bucket.sequences * -(-bucket.longest // 128) <= 256
-        assert bucket.sequences * 8 <= max(8, bucket.tokens)
-
-
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 GPU = torch.device("cuda")
 

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from smart_embedder.errors import StartupError
 from smart_embedder.hardware.transfer import not_finite_error
@@ -243,19 +241,6 @@ def test_token_budget_is_capped_by_memory_unless_max_batch_tokens_is_set(
     assert choose_budget(MEASURED, minimum=tokens, most=most).tokens == kept
     assert apply_budget_setting(budget, "auto") == budget
     assert apply_budget_setting(budget, 77) == MeasuredBudget(77, "MAX_BATCH_TOKENS", 0.5)
-
-
-@given(
-    st.lists(st.floats(0.001, 10), min_size=1, max_size=8),
-    st.integers(0, 100_000),
-    st.none() | st.integers(1, 100_000),
-)
-def test_every_machine_gets_a_token_budget(seconds, promised, most) -> None:
-    measured = [Measurement(128 * 2**n, took) for n, took in enumerate(seconds)]
-    budget = choose_budget(measured, promised, most)
-    assert budget.tokens >= 1
-    assert most is None or budget.tokens <= most
-    assert budget.tokens >= min(promised, most or promised)
 
 
 @pytest.mark.parametrize(

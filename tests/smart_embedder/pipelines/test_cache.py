@@ -90,14 +90,6 @@ async def test_an_entry_is_used_only_if_it_has_all_kinds_that_are_asked_for() ->
         assert without_timings(await uncached.embed(request(["ab"]))) == without_timings(everything)
 
 
-async def test_each_model_of_a_request_has_its_own_entries() -> None:
-    model, dense = FakeM3(), FakeM3()
-    async with cached_engine(model, dense=dense) as engine:
-        first = await engine.embed(request(["ab"]))
-        assert without_timings(await engine.embed(request(["ab"]))) == without_timings(first)
-    assert model.batches == dense.batches == [[2]]
-
-
 async def test_a_failure_is_not_cached() -> None:
     model = FakeM3()
     async with cached_engine(model) as engine:

@@ -10,7 +10,6 @@ from smart_embedder.errors import InvalidRequestError
 from smart_embedder.pipelines.embedding import (
     ModelWork,
     assign_models,
-    count_vector_bytes,
     find_truncations,
     reserve_vectors,
 )
@@ -104,20 +103,6 @@ def wide_model() -> FakeModel:
     model = FakeModel()
     model.dense_width, model.colbert_width = 100, 10
     return model
-
-
-@pytest.mark.parametrize(
-    ("outputs", "nbytes"),
-    [
-        (Outputs(), 5 * 8),
-        (Outputs(dense=True), 5 * 8 + 2 * 400),
-        (Outputs(sparse=True), 5 * (8 + 12)),
-        (Outputs(colbert=True), 5 * (8 + 40)),
-        (ALL, 5 * (8 + 12 + 40) + 2 * 400),
-    ],
-)
-def test_each_kind_of_vectors_is_counted_for_each_token_or_text(outputs, nbytes) -> None:
-    assert count_vector_bytes(wide_model(), outputs, [2, 3]) == nbytes
 
 
 def tokenized(outputs: Outputs, *lengths: int) -> ModelWork:

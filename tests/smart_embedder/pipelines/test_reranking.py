@@ -13,7 +13,6 @@ from app.http_metrics import Metrics
 from smart_embedder.errors import (
     EmptyInputError,
     InvalidRequestError,
-    RerankerDisabledError,
 )
 from smart_embedder.pipelines import reranking
 from smart_embedder.pipelines.reranking import fuse, score
@@ -80,12 +79,6 @@ async def test_ranking_is_that_of_logits_whose_sigmoids_are_equal() -> None:
         result = await engine.rerank(request)
     assert set(result.scores) == {1.0}
     assert result.ranking == [1, 4, 3, 0, 2]
-
-
-async def test_reranking_without_a_reranker_is_refused() -> None:
-    async with engine_for() as engine:
-        with pytest.raises(RerankerDisabledError, match="RERANKER_MODEL is none"):
-            await engine.rerank(RerankRequest("q", ["a"]))
 
 
 async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> None:
