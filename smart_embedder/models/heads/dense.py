@@ -26,7 +26,11 @@ from smart_embedder.models.files.config import (
     transformer_folder,
 )
 from smart_embedder.models.files.weights import Weights
-from smart_embedder.models.heads.embedder import HeadsEmbedder
+from smart_embedder.models.heads.embedder import (
+    HeadsEmbedder,
+    compute_token_weights,
+    find_tokens_without_weight,
+)
 from smart_embedder.models.heads.pooling import (
     ENDS,
     DimensionTruncation,
@@ -56,7 +60,10 @@ _QWEN_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document"
 
 
 class DenseEmbedder(HeadsEmbedder):
-    """Implements `smart_embedder.interface.Embedder` for dense vectors only."""
+    """Implements `smart_embedder.interface.Embedder` for dense vectors.
+
+    A model like gte-multilingual-base, which has a logit for each token, also makes sparse ones.
+    """
 
     kinds = Outputs(dense=True)
 
@@ -93,6 +100,13 @@ class DenseEmbedder(HeadsEmbedder):
         if overrides.normalize is not None:
             config = set_normalize(config, enabled=overrides.normalize)
         self._assemble(name, config, backbone, tokenizer)
+        if _weighs_tokens(transformer, weights):
+            head = backbone.place_head(weights.linear("classifier", backbone.hidden_size, 1))
+            self.kinds = Outputs(dense=True, sparse=True)
+            self._token_heads = {"sparse": partial(compute_token_weights, head)}
+            self._without_weight = find_tokens_without_weight(tokenizer)
+            spec = OutputSpec("max", tokenizer.vocabulary_size, head="classifier.")
+            self._output_specs = {**self._output_specs, "sparse": spec}
 
     def _assemble(
         self, name: str, config: SentenceConfig, backbone: Backbone, tokenizer: TextTokenizer
@@ -195,6 +209,18 @@ def _read_projection(
         )
     rows = read_integer(transformer, options, "num_labels", rows)
     return VectorLayer(weights.linear("linear", width, rows, bias=False), width, rows)
+
+
+def _weighs_tokens(transformer: Path, weights: Weights) -> bool:
+    """Return whether a GTE model has weights of tokens, as gte-multilingual-base."""
+    config = read_config(transformer)
+    architectures = config.get("architectures") or [""]
+    return (
+        config.get("model_type") == "gte"
+        and "classifier.weight" in weights
+        and weights.tensors["classifier.weight"].shape[0] == 1
+        and not str(architectures[0]).endswith("ForSequenceClassification")
+    )
 
 
 def _require_encoder(folder: Path) -> None:

@@ -39,6 +39,9 @@ from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOp
 from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
 from smart_embedder.tokens import TokenIds, TokenizedText
 
+# Tokens without a lexical weight: special, padding and unknown ones.
+_WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
+
 # From the states `[R, hidden]` of selected tokens to `[R, ...]`.
 TokenHead = Callable[[Tensor], DeviceRows]
 # From the states `[T, hidden]` of a batch to `[S, width]`, for the sequences at S packed indices.
@@ -174,6 +177,12 @@ class HeadsEmbedder(EmbeddingModel):
 def compute_colbert_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
     """Compute `[R, colbert width]`, rows of unit length, from states `[R, hidden]`."""
     return DeviceRows(*backbone.backend.unit_rows(head(states), backbone.wire_dtype))
+
+
+def find_tokens_without_weight(tokenizer: TextTokenizer) -> TokenIds:
+    """Return the ids of special, padding and unknown tokens, as far as the vocabulary has them."""
+    ids = map(tokenizer.token_id, _WITHOUT_WEIGHT)
+    return np.array([id_ for id_ in ids if id_ is not None], np.int64)
 
 
 def collect_sparse_vectors(

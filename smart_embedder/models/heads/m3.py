@@ -3,8 +3,6 @@
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import encode_calibration
 from smart_embedder.models.families.registry import load_encoder, load_tokenizer
@@ -19,6 +17,7 @@ from smart_embedder.models.heads.embedder import (
     compute_colbert_vectors,
     compute_dense_vectors,
     compute_token_weights,
+    find_tokens_without_weight,
 )
 from smart_embedder.models.heads.pooling import ENDS
 from smart_embedder.models.runner import OutputSpec
@@ -26,8 +25,6 @@ from smart_embedder.requests import Outputs
 
 # The files of bge-m3's heads.
 HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
-# Tokens without a lexical weight: special, padding and unknown ones.
-_WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
 
 
 class M3Embedder(HeadsEmbedder):
@@ -53,10 +50,7 @@ class M3Embedder(HeadsEmbedder):
             "sparse": partial(compute_token_weights, sparse_head),
             "colbert": partial(compute_colbert_vectors, colbert_head, backbone),
         }
-        without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
-        self._without_weight = np.array(
-            [id_ for id_ in without_weight if id_ is not None], np.int64
-        )
+        self._without_weight = find_tokens_without_weight(tokenizer)
         self._output_specs = {
             "dense": OutputSpec(self.pooling, width, unit_length=True),
             "sparse": OutputSpec("max", tokenizer.vocabulary_size, head="sparse_linear."),

@@ -4,18 +4,21 @@ import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from structlog.testing import capture_logs
 from torch.nn import functional
+from transformers import GteConfig, GteForTokenClassification
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.files.config import NO_OVERRIDES, SentenceOverrides
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION, QWEN_END, DenseEmbedder
 from smart_embedder.models.loader import load_embedder
+from smart_embedder.requests import Outputs
 from tests.support.checkpoints import changed_json, changed_weights, corpus, save_qwen
 from tests.support.encoders import (
     TEXTS,
@@ -312,3 +315,35 @@ def test_qwen3_with_modules_equals_sentence_transformers(
     texts = list(filter(None, varied_texts(12)))  # The reference reads no text without a token.
     np.testing.assert_allclose(embed(embedder, texts), reference_vectors(folder, texts), atol=1e-5)
     assert embedder.prompts == {"query": "search "}
+
+
+def test_gte_with_a_token_classifier_also_makes_sparse_vectors(
+    tmp_path: Path, float32_target: Target
+) -> None:
+    """The weights are those of gte-multilingual-base's model card: the logit of each token."""
+    folder = save_family(tmp_path / "model", "gte", word_tokenizer())
+    dense_alone = load(folder, float32_target)
+    torch.manual_seed(3)
+    config = GteConfig.from_pretrained(folder, num_labels=1)
+    classifier = GteForTokenClassification.from_pretrained(folder, config=config).eval()
+    torch.nn.init.normal_(classifier.classifier.weight)
+    classifier.save_pretrained(folder)
+    model = load(folder, float32_target)
+    assert dense_alone.kinds == Outputs(dense=True)
+    assert model.kinds == Outputs(dense=True, sparse=True)
+    samples = [*TEXTS, "search search \u2603"]
+    texts = [text.ids for text in model.tokenize(samples)]
+    results: list[Any] = model.forward(texts, model.kinds)
+    assert_close([result.dense for result in results], reference(folder).encode(samples))
+    unused = [model._tokenizer.token_id(token) for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]")]
+    for ids, result in zip(texts, results, strict=True):
+        with torch.inference_mode():
+            logits = classifier(torch.from_numpy(ids)[None]).logits[0, :, 0].numpy()
+        expected: dict[int, float] = {}
+        for token, logit in zip(ids.tolist(), logits.tolist(), strict=True):
+            if token not in unused and logit > 0:
+                expected[token] = max(logit, expected.get(token, 0.0))
+        assert result.sparse.indices.tolist() == sorted(expected)
+        assert_close(result.sparse.values, [expected[token] for token in sorted(expected)])
+    assert model.spaces["dense"] == dense_alone.spaces["dense"]
+    assert str(model.spaces["sparse"]).startswith("sparse-")
