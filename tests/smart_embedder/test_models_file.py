@@ -19,12 +19,6 @@ def read(folder: Path, text: str) -> tuple[ModelEntry, ...]:
     return read_model_entries(path)
 
 
-def test_only_the_name_of_a_model_is_required(tmp_path: Path) -> None:
-    (entry,) = read(tmp_path, "- name: acme/encoder\n")
-    assert entry == ModelEntry(name="acme/encoder", location="models.yaml, line 1")
-    assert (entry.task, entry.load, entry.pinned) == ("embed", "first_use", False)
-
-
 def test_every_field_is_read(tmp_path: Path) -> None:
     fields = {
         "name": "acme/judge", "task": "rerank", "aliases": ("judge", "j2"), "revision": "3",
@@ -52,6 +46,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
 """
     judge, other = read(tmp_path, text)
     assert judge.model_dump(exclude={"location"}) == fields
+    assert (other.task, other.load, other.pinned) == ("embed", "first_use", False)
     assert (judge.location, other.location) == ("models.yaml, line 3", "models.yaml, line 16")
     assert other.aliases == ("other-one",)
 
@@ -98,30 +93,14 @@ def read_toml(folder: Path, text: str) -> tuple[ModelEntry, ...]:
 
 
 def test_toml_is_read_like_yaml(tmp_path: Path) -> None:
-    in_toml = read_toml(
-        tmp_path,
-        """
-[[models]]
-name = "acme/judge"
-task = "rerank"
-aliases = ["judge", "j2"]
-max_length = 512
-pinned = true
-
-[[models]]
-name = "acme/other"
-aliases = "other-one"
-""",
-    )
+    judge = 'name = "a/judge"\naliases = ["judge", "j2"]\nmax_length = 512\npinned = true'
+    in_toml = read_toml(tmp_path, f"[[models]]\n{judge}\n[[models]]\nname = 'a/other'\n")
     in_yaml = read(
         tmp_path,
-        "- {name: acme/judge, task: rerank, aliases: [judge, j2], max_length: 512, pinned: true}\n"
-        "- {name: acme/other, aliases: other-one}\n",
+        "- {name: a/judge, aliases: [judge, j2], max_length: 512, pinned: true}\n- name: a/other\n",
     )
-    fields = {"exclude": {"location"}}
-    assert [entry.model_dump(**fields) for entry in in_toml] == [
-        entry.model_dump(**fields) for entry in in_yaml
-    ]
+    for left, right in zip(in_toml, in_yaml, strict=True):
+        assert left.model_dump(exclude={"location"}) == right.model_dump(exclude={"location"})
     assert in_toml[1].location == "models.toml, model 2"
 
 

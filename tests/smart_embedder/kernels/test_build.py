@@ -54,41 +54,6 @@ def calls(log: Path) -> list[tuple[list[str], str]]:
     return [tuple(json.loads(line)) for line in log.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("architecture", [X86_64, AARCH64])
-@pytest.mark.parametrize("checks", [(), ("-fsanitize=address",)])
-def test_library_has_each_source_for_every_instruction_set(
-    architecture, checks, sources: Path, monkeypatch, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", log))
-    compiler = build.Compiler(tmp_path / "package", tmp_path, architecture, checks)
-    build.make_library(compiler)
-    *compiled, (link, _) = calls(log)
-    outputs = {}
-    for arguments, path in compiled:
-        assert arguments[:5] == ["-m", "ziglang", "cc", "-target", architecture.target]
-        assert path == str(tmp_path / "package")
-        source = Path(arguments[arguments.index("-c") + 1]).stem
-        instructions = next(
-            candidate
-            for candidate in architecture.sets
-            if f"-DINSTRUCTIONS={candidate.name}" in arguments
-        )
-        assert {f"-mcpu={instructions.processor}", *architecture.flags} <= set(arguments)
-        assert ("-O1" in arguments) == ("-fsanitize=address" in arguments) == bool(checks)
-        outputs[source, instructions.name] = arguments[arguments.index("-o") + 1]
-    names = [instructions.name for instructions in architecture.sets]
-    expected = [(source, name) for source in ("gemm", "rows") for name in names]
-    expected.append(("threads", names[-1]))  # The threads are the same for all instructions.
-    objects = [str(tmp_path / f"{source}-{name}.o") for source, name in expected]
-    assert outputs == dict(zip(expected, objects, strict=True))
-    assert len(outputs) == len(compiled)
-    assert [argument for argument in link if argument.endswith(".o")] == objects
-    assert ("-s" in link) == (not checks)
-    assert "-shared" in link
-    assert list(sources.glob("kernels-*")) == [library_path(architecture)]
-
-
 def test_build_installs_the_compiler_by_its_hash_and_builds_missing_libraries(
     sources: Path, monkeypatch, tmp_path: Path, capsys
 ) -> None:

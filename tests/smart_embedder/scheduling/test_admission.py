@@ -119,13 +119,9 @@ async def test_the_timings_of_a_request_add_up_to_its_total(bench, ticking) -> N
 TEXTS = {
     "a sentence": (["search vector"], False),
     "many texts": (["search vector"] * 1024, False),
-    "a novel": (["search " * 100_000], False),
-    "Chinese": (["检索向量" * 100_000], False),
     "a million characters": (["a" * 1_000_000], False),
     "ligatures that NFKC expands to less": (["ﷺ" * 55_555], False),
     "megabytes": (["search " * 200_000], True),
-    "many long texts": (["search " * 200] * 1024, True),
-    "many texts of ligatures": (["ﷺ" * 60] * 1024, True),
     "a character more than a million": (["a" * 500_000, "a" * 500_001], True),
     "ligatures that NFKC expands to more": (["ﷺ" * 55_556], True),
 }
