@@ -69,6 +69,8 @@ class HeldDevice(PlainModel, ABC):
 class FakeModel(PlainEmbedder, HeldDevice):
     """An embedder: the tokens of a text are its characters, and its vector is their sum."""
 
+    offset = 0.0
+
     def tokenize(
         self,
         texts: list[str],
@@ -90,7 +92,7 @@ class FakeModel(PlainEmbedder, HeldDevice):
         return [chr(token_id) for token_id in ids]
 
     def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
-        return [TextEmbedding(dense=np.float32([ids.sum()])) for ids in sequences]
+        return [TextEmbedding(dense=np.float32([ids.sum() + self.offset])) for ids in sequences]
 
 
 class FakeM3(FakeModel):

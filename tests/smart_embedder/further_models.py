@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from app.http_metrics import Metrics
 from smart_embedder.core import EngineCore
 from smart_embedder.interface import LoadPlan, MemoryUsage, ModelState, ModelStatus, PlacedModels
@@ -20,21 +18,10 @@ from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded, loading,
 GIGABYTE = 10**9
 
 
-class FurtherModel(FakeModel):
-    """A `FakeModel` whose vectors are larger by one."""
-
-    def results(self, sequences: list[np.ndarray]) -> list[Any]:
-        results = super().results(sequences)
-        return [replace(result, dense=result.dense + 1) for result in results]
-
-
-class FurtherReranker(FakeReranker):
-    offset = 100.0
-
-
 class FakeLoader:
     """A loader whose models use a gigabyte, or `gigabytes`, as long as they are referenced.
 
+    Their numbers are larger by one than those of the default models.
     `garbage` is memory that is cached until `free_memory`.
     """
 
@@ -79,8 +66,8 @@ class FakeLoader:
             self.gate.acquire()
         if self.failures:
             raise self.failures.pop(0)
-        model = FurtherModel() if entry.task == "embed" else FurtherReranker()
-        model.name = entry.public_name
+        model = FakeModel() if entry.task == "embed" else FakeReranker()
+        model.name, model.offset = entry.public_name, 1.0
         self.alive[entry.name] = model
         device = loaded(FakeModel()).device
         device = replace(device, name=self.devices.get(entry.name, device.name))

@@ -115,7 +115,7 @@ async def test_each_model_has_its_own_token_budget() -> None:
 async def test_a_reranker_of_models_scores_without_a_default_reranker() -> None:
     async with engine_with(FakeLoader(), *entries("judge", task="rerank")) as engine:
         request = RerankRequest("q", ["ab", "abc"], model="judge")
-        assert (await engine.rerank(request)).scores == [102, 103]
+        assert (await engine.rerank(request)).scores == [3, 4]
         with pytest.raises(RerankerDisabledError):
             await engine.rerank(RerankRequest("q", ["ab"]))
 

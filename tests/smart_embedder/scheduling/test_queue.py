@@ -285,21 +285,23 @@ def test_a_job_an_eighth_as_long_and_of_no_lower_class_preempts(case: str) -> No
     arrived.cancel()
 
 
-@pytest.mark.parametrize(("length", "preempts"), [(95, False), (96, True)])
-def test_the_shortest_job_counts_as_12_tokens_for_preemption(length: int, preempts: bool) -> None:
-    """Otherwise clients that send single words would make all questions wait."""
-    queue = queue_of(arrived := job(3))
-    offered, started = preemption(queue, job(length, client="bulk"))
-    offered.offer([arrived])
-    assert bool(started) is preempts
-
-
 @pytest.mark.parametrize(
-    ("length", "budget", "preempts"), [(256, 9999, True), (257, 9999, False), (8, 7, False)]
+    ("arrives", "length", "budget", "preempts"),
+    [
+        # Fewer than 12 tokens count as 12: otherwise single words would make all questions wait.
+        (3, 95, 9999, False),
+        (3, 96, 9999, True),
+        # A preempting batch has at most 256 tokens, and no more than the token budget.
+        (256, 8192, 9999, True),
+        (257, 8192, 9999, False),
+        (8, 8192, 7, False),
+    ],
 )
-def test_a_preempting_batch_has_at_most_256_tokens_and_the_budget(length, budget, preempts) -> None:
-    queue = queue_of(arrived := job(length))
-    offered, started = preemption(queue, job(8192, client="bulk"), budget=budget)
+def test_a_job_preempts_a_forward_eight_times_as_long_within_limits(
+    arrives, length, budget, preempts
+) -> None:
+    queue = queue_of(arrived := job(arrives))
+    offered, started = preemption(queue, job(length, client="bulk"), budget=budget)
     offered.offer([arrived])
     assert bool(started) is preempts
 
