@@ -35,11 +35,11 @@ def folder(tmp_path: Path) -> Path:
 def verify(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     """Run the tool on vectors of TEXTS, with the model in `folder`."""
     monkeypatch.chdir(tmp_path)
+    defaults = {"DEVICE": "cpu", "EMBEDDING_MODEL": str(folder), "RERANKER_MODEL": "none"}
+    for name, value in defaults.items():
+        monkeypatch.setenv(name, value)
 
-    def run(vectors: np.ndarray, **settings: str) -> tuple[int, str]:
-        defaults = {"DEVICE": "cpu", "EMBEDDING_MODEL": str(folder), "RERANKER_MODEL": "none"}
-        for name, value in (defaults | settings).items():
-            monkeypatch.setenv(name, value)
+    def run(vectors: np.ndarray) -> tuple[int, str]:
         rows = zip(TEXTS, vectors.tolist(), strict=True)
         lines = [json.dumps({"text": text, "vector": vector}) for text, vector in rows]
         (tmp_path / "vectors.jsonl").write_text("\n".join(lines), "utf-8")
@@ -92,8 +92,9 @@ def test_vectors_of_another_model_match_no_setting(tmp_path: Path, verify) -> No
     assert re.match(r"None of \d+ combinations", output)
 
 
-def test_a_qdrant_collection_is_read(folder: Path, verify, capsys) -> None:
-    verify(vectors := reference_vectors(folder, TEXTS))
+@pytest.mark.usefixtures("verify")
+def test_a_qdrant_collection_is_read(folder: Path, capsys) -> None:
+    vectors = reference_vectors(folder, TEXTS)
     with run_qdrant() as server:
         client = QdrantClient(server.url, check_compatibility=False)
         params = VectorParams(size=vectors.shape[1], distance=Distance.DOT)
@@ -121,8 +122,8 @@ def test_a_qdrant_collection_is_read(folder: Path, verify, capsys) -> None:
         (f'{{"text": "a", "vector": {[1.0] * 999}}}', "of another model"),
     ],
 )
-def test_unusable_files_are_refused(content: str, sentence: str, verify, folder, capsys) -> None:
-    verify(np.ones((len(TEXTS), 1)))
+@pytest.mark.usefixtures("verify")
+def test_unusable_files_are_refused(content: str, sentence: str, capsys) -> None:
     Path("vectors.jsonl").write_text(content)
     assert main(["--made-with", "vectors.jsonl"]) == 2
     assert sentence in capsys.readouterr().err
