@@ -52,7 +52,8 @@ if [[ -z $fast ]]; then
   beside documentation scripts/build_docs.sh; documentation=$!
 fi
 # Four processes on two cores: most tests wait for a server's process a part of their time. A file
-# stays in one of them; chosen tests run in this one, where a debugger works.
+# stays in one of them, as does a folder whose files share servers (tests/conftest.py); chosen tests
+# run in this one, where a debugger works.
 processes=4
 (($#)) && processes=0
 [[ -z $fast ]] || { processes=2; set -- --fast "$@"; }

@@ -4,10 +4,12 @@ import gc
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.copied_process import offer_copies
 from tests.support.fast import left_out
@@ -34,6 +36,9 @@ settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 settings.register_profile("fast", deadline=None, max_examples=10)
 
+# Folders whose files share servers, so that one process runs them all.
+_TOGETHER = ("tests/app/ui/", "tests/client/ingest/", "tests/clients/")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "only tests that start no process, reference or browser (tests/support/fast.py)"
@@ -51,6 +56,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     if config.getoption("fast"):
         items[:] = [item for item in items if item.get_closest_marker("long") is None]
+
+
+class LoadSharedServers(LoadFileScheduling):
+    """Hands out whole files, and some folders as a whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return next((folder for folder in _TOGETHER if file.startswith(folder)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadSharedServers:
+    """Replace the scheduler of `--dist`."""
+    return LoadSharedServers(config, log)
 
 
 def pytest_collection_finish() -> None:
