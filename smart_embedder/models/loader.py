@@ -75,7 +75,7 @@ _BESIDE_WEIGHTS = 2**25
 # The longest measured forward, in seconds, while the device serves other models.
 _LONGEST_RUN = 0.1
 # Modules of sentence-transformers that make sparse vectors, and are not supported.
-_UNSUPPORTED_SPARSE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
+_UNSUPPORTED_SPARSE = {"SparseAutoEncoder", "SparseStaticEmbedding"}
 
 Result = TypeVar("Result")
 

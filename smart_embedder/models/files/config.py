@@ -52,6 +52,8 @@ MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", 
 _OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
 POOLING_FOLDER = "1_Pooling"
 TRANSFORMERS = ("Transformer", "MLMTransformer")
+# Modules that choose other modules by the task of a text.
+_ROUTERS = ("Router", "Asym")
 _WITH_TOKENIZER = (*TRANSFORMERS, "StaticEmbedding")
 _SENTENCE_CONFIG = "config_sentence_transformers.json"
 # A tokenizer's configuration states no limit as a much larger number.
@@ -117,7 +119,21 @@ class Module:
 
 
 def read_modules(folder: Path) -> list[Module]:
-    """Read modules.json; raises `StartupError` if it is malformed or names unknown code."""
+    """Read the modules that documents pass: all, unless the model has a `Router`.
+
+    Raises `StartupError` if modules.json is malformed or names unknown code.
+    """
+    modules = _list_modules(folder)
+    return _read_routes(modules)["document"] if _has_router(modules) else modules
+
+
+def read_query_module(folder: Path) -> Module | None:
+    """Read the `SparseStaticEmbedding` of queries, if the model has a `Router`."""
+    modules = _list_modules(folder)
+    return _read_routes(modules)["query"][0] if _has_router(modules) else None
+
+
+def _list_modules(folder: Path) -> list[Module]:
     path = folder / "modules.json"
     entries = _read_json(path) if path.is_file() else []
     if not isinstance(entries, list):
@@ -127,13 +143,62 @@ def read_modules(folder: Path) -> list[Module]:
         kind = entry.get("type") if isinstance(entry, dict) else None
         if not isinstance(kind, str):
             raise StartupError(f"{path} has a module without a type")
-        if kind.partition(".")[0] not in _PACKAGES:
-            raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
-        name = str(entry.get("path") or "")
-        if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
-        modules.append(Module(kind.rpartition(".")[2], folder / name))
+        modules.append(_find_module(path, kind, str(entry.get("path") or "")))
     return modules
+
+
+def _has_router(modules: list[Module]) -> bool:
+    return any(module.kind in _ROUTERS for module in modules)
+
+
+def _find_module(path: Path, kind: str, name: str) -> Module:
+    """Return the module of a class in a folder that the file in `path` names."""
+    folder = path.parent
+    if kind.partition(".")[0] not in _PACKAGES:
+        raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
+    if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
+    return Module(kind.rpartition(".")[2], folder / name)
+
+
+def _read_routes(modules: list[Module]) -> dict[str, list[Module]]:
+    """Read the modules of a `Router`, for queries and for documents.
+
+    Raises `StartupError` unless queries have a `SparseStaticEmbedding`, and documents, which are
+    the default, a `SpladePooling`.
+    """
+    router, *behind = modules
+    files = (router.folder / name for name in ("router_config.json", "config.json"))
+    file = next(filter(Path.is_file, files), router.folder / "router_config.json")
+    config = read_optional(file)
+    structure, parameters = config.get("structure"), config.get("parameters")
+    types = config.get("types")
+    if (
+        not isinstance(types, dict)
+        or not isinstance(structure, dict)
+        or not all(isinstance(names, list) for names in structure.values())
+    ):
+        raise StartupError(f"{file} has no types and structure of routes")
+    parameters = parameters if isinstance(parameters, dict) else {}
+    routes = {
+        str(task): [_find_module(file, str(types.get(name)), str(name)) for name in names]
+        for task, names in structure.items()
+    }
+    kinds = {task: [module.kind for module in route] for task, route in routes.items()}
+    is_supported = (
+        kinds.keys() == {"query", "document"}
+        and kinds["query"] == ["SparseStaticEmbedding"]
+        and "SpladePooling" in kinds["document"]
+        and parameters.get("default_route", "document") == "document"
+        and not parameters.get("route_mappings")
+    )
+    if behind or not is_supported:
+        shown = "; ".join(f"{task}: {', '.join(route)}" for task, route in kinds.items())
+        raise StartupError(
+            f"{file} routes texts by their task ({shown}); supported: SparseStaticEmbedding for "
+            "queries, and for documents, the default, a transformer and SpladePooling"
+        )
+    return routes
 
 
 def transformer_folder(folder: Path) -> Path:

@@ -57,7 +57,7 @@ _FIELDS_WITHOUT_EFFECT = {
     "apply_pca", "apply_zipf", "cache_dir", "embedding_dtype", "hidden_dim", "pooling",
     "seq_length", "sif_coefficient", "tokenizer_name", "vocabulary_quantization",
     # Of modules of sentence-transformers, whose widths are those of their tensors.
-    "embedding_dimension", "word_embedding_dimension",
+    "embedding_dimension", "frozen", "word_embedding_dimension",
 }  # fmt: skip
 
 _current: ContextVar["ReadRecord | None"] = ContextVar("record", default=None)

@@ -4,17 +4,18 @@ Source: "SPLADE v2" (Formal et al. 2021), as sentence-transformers' `SpladePooli
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from smart_embedder.errors import InferenceError, StartupError
 from smart_embedder.hardware.transfer import not_finite_error
 from smart_embedder.kernels.backend import ACTIVATIONS, Linear, make_linear
-from smart_embedder.kernels.packed_batch import PackedBatch
+from smart_embedder.kernels.packed_batch import TOKEN_ID, PackedBatch
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import Backbone, preemption_point
 from smart_embedder.models.families.registry import load_backbone
@@ -25,17 +26,20 @@ from smart_embedder.models.files.config import (
     read_config,
     read_default_prompt,
     read_number,
+    read_optional,
     read_prompts,
+    read_query_module,
     read_vector_limit,
     require_known_modules,
     transformer_folder,
 )
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.embedder import EmbeddingModel
+from smart_embedder.models.heads.static import StaticTokenizer
 from smart_embedder.models.runner import OutputSpec
-from smart_embedder.requests import Outputs
-from smart_embedder.results import SparseVector, TextEmbedding
-from smart_embedder.tokens import TokenIds
+from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOptions
+from smart_embedder.results import FloatArray, SparseVector, TextEmbedding
+from smart_embedder.tokens import TokenIds, TokenizedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ _NAMES_BY_TYPE = {
     ),
 }
 _DEFAULT_EPSILON = 1e-12
+# A mark of the tokens of queries that are weighed without a forward.
+_STATIC = 1 << 31
 # The most logits in memory at once: 64 MiB in float32, whatever the batch.
 _MOST_LOGITS = 2**24
 _POOLINGS = ("max", "sum")
@@ -141,6 +147,56 @@ class SpladePooling:
         return weights
 
 
+@dataclass(frozen=True, slots=True)
+class StaticQueries:
+    """Weighs each token of a query by its entry of `weights` `[vocabulary]`, without a forward.
+
+    Source: `SparseStaticEmbedding` of sentence-transformers, as in OpenSearch's models.
+    """
+
+    tokenizer: StaticTokenizer
+    weights: FloatArray
+    max_active: int | None
+
+    @classmethod
+    def read(cls, folder: Path, max_length: int, max_active: int | None) -> "StaticQueries":
+        """Read weights and tokenizer; raises `StartupError` if they cannot be used."""
+        if read_optional(folder / "config.json").get("path"):
+            raise StartupError(
+                f"{folder} reads the weights of queries from a JSON file, which is not supported: "
+                "save the model again with sentence-transformers"
+            )
+        stored = Weights.read(folder)
+        weights = stored.get("weight", *stored.shape("weight", 1), dtype=torch.float32).numpy()
+        limit = TextOptions.read(folder, MASKED_LANGUAGE).max_length or max_length
+        tokenizer = StaticTokenizer.from_folder(folder, min(max_length, limit))
+        if tokenizer.vocabulary_size > len(weights):
+            raise StartupError(
+                f"the tokenizer in {folder} has {tokenizer.vocabulary_size} tokens, and there are "
+                f"weights for {len(weights)}: they are not of one model"
+            )
+        tokenizer.nothing = len(weights)
+        return cls(tokenizer, weights, max_active)
+
+    def tokenize(
+        self, texts: list[str], prompt: str, truncation: TruncationOptions
+    ) -> list[TokenizedText]:
+        """Tokenize queries, and mark their tokens."""
+        tokenized = self.tokenizer.encode(texts, prompt, truncation)
+        return [replace(text, ids=text.ids | _STATIC) for text in tokenized]
+
+    def embed(self, ids: TokenIds) -> TextEmbedding:
+        """Compute the weights of a query's tokens."""
+        indices = np.unique(ids & TOKEN_ID)
+        indices = indices[indices < len(self.weights)]
+        values = self.weights[indices]
+        if self.max_active is not None:
+            kept = np.argsort(-np.abs(values), kind="stable")[: self.max_active]
+            indices, values = indices[np.sort(kept)], values[np.sort(kept)]
+        is_weighed = values != 0
+        return TextEmbedding(sparse=SparseVector(indices[is_weighed], values[is_weighed]))
+
+
 class SpladeEmbedder(EmbeddingModel):
     """Implements `smart_embedder.interface.Embedder` for sparse vectors only."""
 
@@ -157,25 +213,52 @@ class SpladeEmbedder(EmbeddingModel):
         weights, texts = Weights.read(transformer), TextOptions.read(transformer, MASKED_LANGUAGE)
         backbone, tokenizer = load_backbone(transformer, target, max_length, texts, weights=weights)
         self._head, self._vocabulary = load_masked_language_head(transformer, weights, backbone)
-        self._splade = SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims"))
+        max_active = read_vector_limit(folder, "max_active_dims")
+        self._splade = SpladePooling.read(pooling, max_active)
+        self._queries: StaticQueries | None = None
+        if (module := read_query_module(folder)) is not None:
+            self._queries = StaticQueries.read(module.folder, max_length, max_active)
+            self.reads_input_type = True
         prompts, default = read_prompts(folder), read_default_prompt(folder)
         super().__init__(name, backbone, tokenizer, prompts, default)
         described = f"{'sum' if self._splade.sums else 'max'}_log{self._splade.logarithms}"
         if self._splade.max_active is not None:
             described = f"{described}_{self._splade.max_active}"
-        self._output_specs = {"sparse": OutputSpec(described, self._vocabulary)}
+        reading = None
+        if self._queries is not None:
+            reading = ("static queries", self._queries.tokenizer.digest, self._prompts_read)
+        self._output_specs = {"sparse": OutputSpec(described, self._vocabulary, reading=reading)}
+
+    def tokenize(
+        self,
+        texts: list[str],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
+    ) -> list[TokenizedText]:
+        """Tokenize documents, which are the default, or queries."""
+        if self._queries is not None and input_type == "query":
+            return self._queries.tokenize(texts, prompt, truncation)
+        return super().tokenize(texts, prompt, truncation)
 
     @torch.inference_mode()
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[TextEmbedding | InferenceError]]:
         """Implement `DeviceModel`; waits for the device, which decides the size of the results."""
-        packed = self._backbone.pack(sequences)
-        hidden = self._backbone.forward(packed)
         results: list[TextEmbedding | InferenceError] = [TextEmbedding()] * len(sequences)
-        requested = [index for index, kinds in enumerate(outputs) if kinds.sparse]
-        for index, weights in self._pool(hidden, packed, requested):
-            results[index] = _make_embedding(weights)
+        computed: list[int] = []
+        for index, (ids, kinds) in enumerate(zip(sequences, outputs, strict=True)):
+            if self._queries is None or not ids[0] & _STATIC:
+                computed.append(index)
+            elif kinds.sparse:
+                results[index] = self._queries.embed(ids)
+        if computed:
+            packed = self._backbone.pack([sequences[index] for index in computed])
+            hidden = self._backbone.forward(packed)
+            requested = [place for place, index in enumerate(computed) if outputs[index].sparse]
+            for place, weights in self._pool(hidden, packed, requested):
+                results[computed[place]] = _make_embedding(weights)
         return lambda: results
 
     def _pool(

@@ -66,7 +66,7 @@ def test_only_activations_of_pytorch_are_applied(tmp_path, activation, supported
     "kind",
     [
         *["LSTM", "CNN", "BoW", "WordEmbeddings", "WordWeights", "WeightedLayerPooling"],
-        *["CLIPModel", "LogitScore", "TokenPooling", "Asym"],
+        *["CLIPModel", "LogitScore", "TokenPooling"],
     ],
 )
 def test_unsupported_modules_are_refused(tmp_path, kind) -> None:

@@ -7,7 +7,10 @@ from shutil import copytree
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SparseEncoder
+from sentence_transformers.base.modules.router import Router
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
 from transformers import (
     BertForMaskedLM,
     BertModel,
@@ -208,7 +211,7 @@ def name_modules(folder: Path, *kinds: str) -> None:
     ("spoil", "message"),
     [
         (("MLMTransformer", "SpladePooling", "Normalize"), "names the module Normalize"),
-        (("Router",), "by Router, which is not supported"),
+        (("Router",), "has no types and structure of routes"),
         (("SparseAutoEncoder",), "by SparseAutoEncoder, which is not supported"),
         (
             lambda folder: copy_with_pooling(folder, folder, pooling_strategy="mean"),
@@ -230,4 +233,72 @@ def test_unsupported_splade_models_are_refused(
     else:
         name_modules(folder, *spoil)
     with pytest.raises(StartupError, match=message):
+        load(folder)
+
+
+@pytest.fixture(scope="module")
+def routed(folders, tmp_path_factory) -> Path:
+    """A model whose queries are weighed by a table, and documents by `SpladePooling`."""
+    document = list(SparseEncoder(str(folders["bert"]), device="cpu").children())
+    tokenizer = document[0].tokenizer
+    weights = torch.rand(len(tokenizer.get_vocab()))
+    weights[::7] = 0
+    router = Router.for_query_document([SparseStaticEmbedding(tokenizer, weights)], document)
+    folder = tmp_path_factory.mktemp("routed") / "model"
+    SparseEncoder(modules=[router], device="cpu").save(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("most", [None, 3])
+def test_queries_of_a_router_are_weighed_without_a_forward(
+    routed: Path, load, tmp_path: Path, monkeypatch, most: int | None
+) -> None:
+    folder = copytree(routed, tmp_path / "copy")
+    change(folder / "config_sentence_transformers.json", max_active_dims=most)
+    model, theirs = load(folder), SparseEncoder(str(folder), device="cpu")
+    assert model.reads_input_type
+    documents = [text.ids for text in model.tokenize(TEXTS)]
+    queries = [text.ids for text in model.tokenize(TEXTS, input_type="query")]
+    both = [as_row(result, model) for result in model.forward([*documents, *queries], SPARSE)]
+    expected = [theirs.encode_document(TEXTS), theirs.encode_query(TEXTS)]
+    np.testing.assert_allclose(both, torch.cat([rows.to_dense() for rows in expected]), atol=1e-5)
+    monkeypatch.delattr(type(model._backbone), "forward")
+    found = [as_row(result, model) for result in model.forward(queries, SPARSE)]
+    np.testing.assert_array_equal(found, both[len(TEXTS) :])
+
+
+def test_weights_of_queries_are_part_of_the_vector_space(routed: Path, load, tmp_path) -> None:
+    folder = copytree(routed, tmp_path / "copy")
+    before = load(folder).spaces
+    path = folder / "query_0_SparseStaticEmbedding" / "model.safetensors"
+    save_file({"weight": load_file(path)["weight"] * 2}, path)
+    assert load(folder).spaces != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"structure": {"query": ["document_0_Transformer"]}}, "routes texts by their task"),
+        ({"parameters": {"default_route": "query"}}, "routes texts by their task"),
+        ({"parameters": {"route_mappings": {"a": "query"}}}, "routes texts by their task"),
+        ({"types": {"query_0_SparseStaticEmbedding": "own.Static"}}, "code of a checkpoint"),
+        ({"types": None}, "has no types and structure"),
+        ({"structure": {"query": 1}}, "has no types and structure"),
+    ],
+)
+def test_unsupported_routes_are_refused(routed: Path, load, tmp_path, changes, message) -> None:
+    folder = copytree(routed, tmp_path / "copy")
+    change(folder / "router_config.json", **changes)
+    with pytest.raises(StartupError, match=message):
+        load(folder)
+
+
+def test_query_weights_that_do_not_fit_are_refused(routed: Path, load, tmp_path) -> None:
+    folder = copytree(routed, tmp_path / "copy")
+    queries = folder / "query_0_SparseStaticEmbedding"
+    save_file({"weight": torch.ones(3)}, queries / "model.safetensors")
+    with pytest.raises(StartupError, match="and there are weights for 3: they are not of one"):
+        load(folder)
+    (queries / "config.json").write_text(json.dumps({"path": "idf.json"}))
+    with pytest.raises(StartupError, match="reads the weights of queries from a JSON file"):
         load(folder)
