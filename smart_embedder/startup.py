@@ -53,7 +53,7 @@ def load_models(settings: EngineSettings, status: DownloadStatus | None = None) 
     # Read the weights from the disk, and parse the tokenizers, while Python imports PyTorch.
     folders = list(model_folders(settings))
     read_ahead(folders)
-    from smart_embedder.models.tokenizer import parse_ahead  # noqa: PLC0415 - see above
+    from smart_embedder.models.tokenizer_files import parse_ahead  # noqa: PLC0415 - see above
 
     with parse_ahead(folder / "tokenizer.json" for folder in folders):
         from smart_embedder.models.loader import EntryLoader  # noqa: PLC0415 - see above

@@ -1,41 +1,34 @@
 """Tokenizes texts in time and memory that do not grow with the text.
 
 A text is cut at 32 characters for each token of the limit, on the side that its truncation cuts.
-The rest is tokenized to its end, and its first or last tokens are kept. Texts are tokenized in
-slices of 32,768 characters, which bounds their memory. A slice ends before a space between two
-letters, where every tokenizer ends a word, or anywhere if it has no such space. The token count of
-a text that was cut is a lower bound: the tokens that were counted, and one for the rest.
+The rest is tokenized to its end, and its first or last tokens are kept. The token count of a text
+that was cut is a lower bound: the tokens that were counted, and one for the rest.
 
-The model's `tokenizer.json` is read with the tokenizers library. Its calls for batches release the
-GIL, and may run in several threads at once; its calls for one text hold the GIL.
+Texts are tokenized in slices of 32,768 characters, which bounds their memory. A slice ends before a
+space between two letters, where every tokenizer ends a word, and the text has the same tokens as a
+whole. Without such a space the slice ends anywhere, and tokens beside its end may differ. Many
+tokenizers put a sign in front of what they are given, so a slice that does not begin its text is
+tokenized behind a letter or a full stop, whose tokens are dropped.
+
+The calls of the tokenizers library for batches release the GIL, and may run in several threads at
+once; its calls for one text hold the GIL.
 """
 
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-import structlog
-from tokenizers import Encoding, Tokenizer, normalizers
-from xxhash import xxh3_128_digest
+from tokenizers import Encoding, Tokenizer
 
 from smart_embedder.errors import StartupError
 from smart_embedder.interrupts import stop_if_given_up
-from smart_embedder.models.files.config import read_optional
-from smart_embedder.models.files.reading import read_file
-from smart_embedder.models.tokenizer_contradictions import (
-    find_template,
-    follow_transformers,
-    require_unknown_words,
-)
+from smart_embedder.models.tokenizer_files import read_tokenizer
 from smart_embedder.requests import CUT_AT_END, Side, TruncationOptions
 from smart_embedder.tokens import SpecialToken, TokenIds, TokenizedText, TokenSpans
-
-log = structlog.get_logger(__name__)
 
 # Words in the cache of the tokenizers library, of up to 15 kB each. Its default is ten times as
 # many, which is hardly faster.
@@ -49,38 +42,10 @@ CHARACTERS_PER_TOKEN = 32
 SLICE_CHARACTERS = 32_768
 _GROWING, _GROWTH = "\ufdfa", 9
 _SLICE_END = re.compile(r"(?s:.*)[^\W_](?= [^\W_])")
-
-# The members of truncation and padding, which stand at the beginning of a tokenizer's file.
-_LIMITS = re.compile(rb'"(?:truncation|padding)"\s*:\s*(?:null|\{(?:[^{}]|\{[^{}]*\})*\})\s*,?\s*')
-_BEGINNING = 4096
+# The first of these that forms no token with the beginning of a slice is put in front of it.
+_CONTEXTS = ("a", "\u3002")
 
 NO_IDS = np.array([], dtype=np.int64)
-# By the content of the file, so that a replaced file is parsed again.
-_parsed_ahead: dict[bytes, "Future[Tokenizer]"] = {}
-
-
-@contextmanager
-def parse_ahead(paths: Iterable[Path]) -> Iterator[None]:
-    """Parse these files on another thread, for each `TextTokenizer.from_folder` in the block.
-
-    `from_folder` raises the errors of that thread. The tokenizers library holds the GIL for most of
-    the time.
-    """
-    threads = ThreadPoolExecutor(1, thread_name_prefix="parse-ahead")
-    for path in filter(Path.is_file, paths):
-        with suppress(OSError, StartupError):
-            content = read_file(path)
-            if content not in _parsed_ahead:
-                _parsed_ahead[content] = threads.submit(_parse, content)
-    try:
-        yield
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-        _parsed_ahead.clear()
-
-
-def _parse(content: bytes) -> Tokenizer:
-    return Tokenizer.from_buffer(content)
 
 
 def cut_text(text: str, tokens: int, side: Side = "right") -> str:
@@ -152,6 +117,12 @@ class TextTokenizer:
             tokenizer.model._resize_cache(_CACHED_WORDS)  # noqa: SLF001
         self._tokenizer = tokenizer
         self._slice_characters = slice_characters
+        encodings = tokenizer.encode_batch_fast(_CONTEXTS, add_special_tokens=False)
+        self._contexts = {
+            context: encoding.ids
+            for context, encoding in zip(_CONTEXTS, encodings, strict=True)
+            if encoding.ids
+        }
         self._prefix, self._suffix = find_template(tokenizer, "a")
         if closing is not None:
             token_id = tokenizer.token_to_id(closing)
@@ -180,42 +151,14 @@ class TextTokenizer:
         slice_characters: int = SLICE_CHARACTERS,
     ) -> Self:
         """Read `tokenizer.json`; raises `StartupError` if it is unusable or of another model."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise StartupError(f"{folder} holds no tokenizer.json")
-        try:
-            content = read_file(path)
-            ahead = _parsed_ahead.pop(content, None)
-            parsed = _parse(content) if ahead is None else ahead.result()
-            tokenizer = follow_transformers(parsed, content, folder)
-            _require_embeddings(tokenizer, folder)
-            _require_no_dropout(tokenizer, folder)
-            _warn_of_truncation_side(tokenizer, folder)
-            require_unknown_words(tokenizer)
-            # The repr of these is hashed: another order or type would change vector space ids.
-            options: tuple[object, ...]
-            options = (lower_case, closing, None if tokenizer is parsed else tokenizer.to_str())
-            if tokenizer.encode_special_tokens:
-                options = (*options, "split_special_tokens")
-            if lower_case:
-                normalizer, lower = tokenizer.normalizer, normalizers.Lowercase()
-                tokenizer.normalizer = (
-                    lower if normalizer is None else normalizers.Sequence([lower, normalizer])
-                )
-            # Programs rewrite the limits in the file, which have no effect here.
-            content = _LIMITS.sub(b"", content[:_BEGINNING]) + content[_BEGINNING:]
-            digest = xxh3_128_digest(content + repr(options).encode())
-            return cls(
-                tokenizer,
-                max_length,
-                closing=closing,
-                slice_characters=slice_characters,
-                digest=digest,
-            )
-        except StartupError:
-            raise
-        except Exception as error:  # The tokenizers library raises bare Exception.
-            raise StartupError(f"{path} cannot be read: {error}") from error
+        tokenizer, digest = read_tokenizer(folder, closing=closing, lower_case=lower_case)
+        return cls(
+            tokenizer,
+            max_length,
+            closing=closing,
+            slice_characters=slice_characters,
+            digest=digest,
+        )
 
     def encode(
         self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
@@ -248,10 +191,24 @@ class TextTokenizer:
                 cut = cut_text(prompt + text, max(1, limit))
             tokens.exact = len(cut) == len(prompt) + len(text)
             cut_texts.append(cut)
-        for owners, slices in self._slice_batches(cut_texts, truncated):
-            encodings = self._tokenizer.encode_batch_fast(slices, add_special_tokens=False)
-            for tokens, encoding in zip(owners, encodings, strict=True):
+        slices = [self._slices(text) for text in cut_texts]
+        beginnings = (
+            (tokens, text_slice)
+            for tokens, rest in zip(truncated, slices, strict=True)
+            if tokens.exact or side == "right" or prompt
+            for text_slice in islice(rest, 1)
+        )
+        for batch in self._batches(beginnings):
+            stop_if_given_up()
+            texts = [text_slice for _, text_slice in batch]
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            for (tokens, _), encoding in zip(batch, encodings, strict=True):
                 tokens.add(encoding.ids)
+        for tokens, rest in zip(truncated, slices, strict=True):
+            for text_slice in rest:
+                stop_if_given_up()
+                encoding, skipped, _ = self._encode_behind(text_slice)
+                tokens.add(encoding.ids[skipped:])
         for cut, tokens in zip(cut_texts, truncated, strict=True):
             if prompt and side == "left" and tokens.total > limit:
                 tokens.begin_with(self._find_prompt_ids(prompt, cut))
@@ -261,25 +218,21 @@ class TextTokenizer:
                 cut_end.clear()
         return truncated
 
-    def _slice_batches(
-        self, texts: list[str], truncated: list[TruncatedTokens]
-    ) -> Iterator[tuple[list[TruncatedTokens], list[str]]]:
-        """Yield slices that together are no larger than one may be, with the texts they are of."""
-        owners: list[TruncatedTokens] = []
-        slices: list[str] = []
+    def _batches(
+        self, slices: Iterable[tuple[TruncatedTokens, str]]
+    ) -> Iterator[list[tuple[TruncatedTokens, str]]]:
+        """Group slices that together are no larger than one may be, with the texts they are of."""
+        batch: list[tuple[TruncatedTokens, str]] = []
         left = self._slice_characters
-        for text, tokens in zip(texts, truncated, strict=True):
-            for text_slice in self._slices(text):
-                size = len(text_slice) * (_GROWTH if _GROWING in text_slice else 1)
-                if size > left and slices:
-                    yield owners, slices
-                    stop_if_given_up()
-                    owners, slices, left = [], [], self._slice_characters
-                owners.append(tokens)
-                slices.append(text_slice)
-                left -= size
-        if slices:
-            yield owners, slices
+        for tokens, text_slice in slices:
+            size = len(text_slice) * (_GROWTH if _GROWING in text_slice else 1)
+            if size > left and batch:
+                yield batch
+                batch, left = [], self._slice_characters
+            batch.append((tokens, text_slice))
+            left -= size
+        if batch:
+            yield batch
 
     def _slices(self, text: str) -> Iterator[str]:
         begin = 0
@@ -293,21 +246,28 @@ class TextTokenizer:
             yield text[begin:stop]
             begin = stop
 
-    def _encode(self, text_slice: str) -> Encoding:
-        """Compute the ids and offsets of one slice."""
-        (encoding,) = self._tokenizer.encode_batch([text_slice], add_special_tokens=False)
-        return encoding
+    def _encode_behind(
+        self, text_slice: str, *, with_offsets: bool = False
+    ) -> tuple[Encoding, int, int]:
+        """Tokenize a slice that does not begin its text, behind a context.
+
+        Returns the numbers of ids and characters of the context too.
+        """
+        encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
+        for context, ids in self._contexts.items():
+            (encoding,) = encode([context + text_slice], add_special_tokens=False)
+            if encoding.ids[: len(ids)] == ids:
+                return encoding, len(ids), len(context)
+        (encoding,) = encode([text_slice], add_special_tokens=False)
+        return encoding, 0, 0
 
     def _find_prompt_ids(self, prompt: str, text: str) -> list[int]:
         """Return the ids of the tokens that begin within the prompt at the start of `text`."""
         ids: list[int] = []
-        begin, end = 0, len(prompt.rstrip())
-        for text_slice in self._slices(text):
-            encoding = self._encode(text_slice)
-            starts = [begin + start for start, _ in encoding.offsets]
-            ids += [id_ for id_, start in zip(encoding.ids, starts, strict=True) if start < end]
-            begin += len(text_slice)
-            if begin >= end:
+        end = len(prompt.rstrip())
+        for spans in self.spans(text):
+            ids += spans.ids[spans.starts < end].tolist()
+            if (spans.starts >= end).any():
                 break
         return ids
 
@@ -316,15 +276,20 @@ class TextTokenizer:
         begin = 0
         for text_slice in self._slices(text):
             stop_if_given_up()
-            encoding = self._encode(text_slice)
+            if begin:
+                encoding, skipped, characters = self._encode_behind(text_slice, with_offsets=True)
+            else:
+                (encoding,) = self._tokenizer.encode_batch([text_slice], add_special_tokens=False)
+                skipped = characters = 0
             pairs = encoding.offsets
             offsets = np.empty((len(pairs), 2), dtype=np.int64)
             # NumPy holds the GIL while it reads a list. The event loop runs between the parts.
             for start in range(0, len(pairs), _OFFSETS_AT_ONCE):
                 part = slice(start, start + _OFFSETS_AT_ONCE)
                 offsets[part] = pairs[part]
-            offsets += begin
-            yield TokenSpans(np.array(encoding.ids, np.int64), offsets[:, 0], offsets[:, 1])
+            offsets = offsets[skipped:] + (begin - characters)
+            ids = np.array(encoding.ids[skipped:], np.int64)
+            yield TokenSpans(ids, offsets[:, 0], offsets[:, 1])
             begin += len(text_slice)
 
     @property
@@ -349,33 +314,18 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
 
-def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise `StartupError` if a token has no embedding, for which a whole batch would fail."""
-    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
-    embedded = read_optional(folder / "config.json").get("vocab_size", tokens)
-    if tokens > embedded:
-        raise StartupError(
-            f"the tokenizer in {folder} has {tokens} tokens, and the model only {embedded}: "
-            "they are not of one model"
-        )
-
-
-def _require_no_dropout(tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise `StartupError` for a tokenizer that tokenizes at random."""
-    if getattr(tokenizer.model, "dropout", None):
-        raise StartupError(
-            f"the tokenizer in {folder} splits a text differently each time (dropout in "
-            "tokenizer.json): set it to null"
-        )
-
-
-def _warn_of_truncation_side(tokenizer: Tokenizer, folder: Path) -> None:
-    """Log that a tokenizer's configuration would cut texts at their beginning."""
-    side = read_optional(folder / "tokenizer_config.json").get("truncation_side")
-    if (side or (tokenizer.truncation or {}).get("direction")) == "left":
-        log.warning(
-            "truncation_side_not_followed",
-            model=folder.name,
-            detail="its tokenizer cuts long texts at their beginning (truncation_side), and this "
-            "service at their end, unless a request says otherwise",
-        )
+def find_template(tokenizer: Tokenizer, first: str, second: str | None = None) -> list[TokenIds]:
+    """Find the special tokens before, between and after these plain texts, by tokenizing them."""
+    rest: list[int] = tokenizer.encode(first, second, add_special_tokens=True).ids
+    template: list[list[int]] = []
+    for text in (first,) if second is None else (first, second):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        starts = range(len(rest) - len(ids) + 1)
+        start = next((start for start in starts if rest[start : start + len(ids)] == ids), None)
+        if start is None:
+            raise StartupError(
+                "tokenizer.json changes the text itself where it adds special tokens"
+            )
+        template.append(rest[:start])
+        rest = rest[start + len(ids) :]
+    return [np.array(ids, np.int64) for ids in (*template, rest)]

@@ -3,24 +3,22 @@
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
 from tests.support.checkpoints import save_byte_level_tokenizer, save_qwen
+from tests.support.tokenizer_kinds import KINDS
 from tests.support.wordpiece import ROBERTA, change, save_model
-from tests.support.words import qwen_words
 
 
-@pytest.fixture(scope="session", params=["tiny_m3", "tiny_qwen", "qwen's words", "demo_checkpoint"])
+@pytest.fixture(scope="session", params=KINDS)
 def tokenizer(request) -> Tokenizer:
-    """The tokenizers of SentencePiece, GPT-2, Qwen, and BERT's word pieces."""
-    if request.param == "qwen's words":
-        return qwen_words(request.getfixturevalue("tiny_qwen"))
-    folder = request.getfixturevalue(request.param)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    if request.param == "tiny_m3":  # As in the file of bge-m3.
-        tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
-    return tokenizer
+    """A tokenizer of each form."""
+
+    def read(name: str) -> Tokenizer:
+        return Tokenizer.from_file(str(request.getfixturevalue(name) / "tokenizer.json"))
+
+    return KINDS[request.param](read)
 
 
 @pytest.fixture(scope="session")

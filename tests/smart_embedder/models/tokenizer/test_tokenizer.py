@@ -3,34 +3,24 @@
 The reference for truncation is the whole text, tokenized at once and cut.
 """
 
-import json
-import os
 import re
-import shutil
 from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models import tokenizer as tokenizer_module
-from smart_embedder.models.tokenizer import (
-    TextTokenizer,
-    find_template,
-    parse_ahead,
-)
+from smart_embedder.models.tokenizer import TextTokenizer, find_template
 from smart_embedder.requests import Side, TruncationOptions
 from tests.support.texts import varied_texts
-from tests.support.wordpiece import change
-from tests.support.words import ODD, TEXTS, ids_of
+from tests.support.words import GAPS, ODD, TEXTS, WORDS, ids_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
@@ -87,8 +77,9 @@ class WatchedTokenizer:
         (["a" * 10] * 10, [4, 4, 2]),
         (["a" * 15] * 5, [2, 2, 1]),
         (["a" * 40] * 2, [1, 1]),
-        (["a" * 100], [1, 1, 1]),
-        (["a" * 30, "a" * 60, "a" * 10], [1, 1, 2]),
+        # Slices that do not begin their text have no batch with others.
+        (["ab " * 25], [1, 1]),
+        (["a" * 30, "ab " * 20, "a" * 10], [1, 1, 1, 1]),
         (["", "a", "\ufdfa", "a" * 30, "a" * 5], [3, 1]),
         ([], []),
         (["", ""], []),
@@ -97,9 +88,9 @@ class WatchedTokenizer:
 def test_texts_are_tokenized_in_batches_of_one_slice(tiny_m3: Path, texts, together) -> None:
     watched = WatchedTokenizer(Tokenizer.from_file(str(tiny_m3 / "tokenizer.json")))
     tokenizer = TextTokenizer(watched, 8192, slice_characters=40)
+    watched.batches.clear()
     found = tokenizer.encode_plain(texts, 100)
     assert [len(batch) for batch in watched.batches] == together
-    assert "".join(map("".join, watched.batches)) == "".join(texts)
     assert len(found) == len(texts)
 
 
@@ -157,132 +148,6 @@ def test_text_without_a_token_becomes_token_0(tiny_m3: Path) -> None:
     empty, word = TextTokenizer(bare, 10).encode(["", "search"])
     assert (empty.ids.tolist(), empty.original_tokens, empty.truncated) == ([0], 1, False)
     assert (len(word.ids), word.original_tokens) == (1, 1)
-
-
-def test_lower_case_option(kinds) -> None:
-    for folder in kinds.values():
-        capital, small = "Hybrid SEARCH", "hybrid search"
-        tokenizer = TextTokenizer.from_folder(folder, 50, lower_case=True)
-        first, second = tokenizer.encode([capital, small])
-        assert first.ids.tolist() == second.ids.tolist()
-        (plain,) = TextTokenizer.from_folder(folder, 50).encode([small])
-        assert plain.ids.tolist() == second.ids.tolist()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"holds no tokenizer\.json"),
-        ('{"model": ', r"tokenizer\.json cannot be read"),
-        ("[" * 100_000, r"tokenizer\.json cannot be read"),
-    ],
-)
-def test_missing_or_damaged_tokenizer_is_refused(tmp_path: Path, content, message: str) -> None:
-    if content is not None:
-        (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(StartupError, match=message):
-        TextTokenizer.from_folder(tmp_path, 10)
-
-
-def test_parse_ahead_parses_a_file_once_unless_it_is_replaced(
-    tiny_m3: Path, tmp_path: Path, monkeypatch
-) -> None:
-    folder = shutil.copytree(tiny_m3, tmp_path / "model")
-    path, parsed = folder / "tokenizer.json", []
-    parse = tokenizer_module._parse
-    monkeypatch.setattr(
-        tokenizer_module, "_parse", lambda content: parsed.append(content) or parse(content)
-    )
-    content = path.read_bytes()
-    with parse_ahead([path, path, tmp_path / "missing"]):
-        TextTokenizer.from_folder(folder, 50)
-        assert parsed == [content]
-        path.write_bytes(content + b"\n")
-        TextTokenizer.from_folder(folder, 50)
-    assert parsed == [content, content + b"\n"]
-    TextTokenizer.from_folder(folder, 50)
-    assert len(parsed) == 3
-
-
-def test_parse_ahead_leaves_errors_to_from_folder(
-    tiny_m3: Path, tmp_path: Path, monkeypatch
-) -> None:
-    def changed(path: Path) -> bytes:
-        raise StartupError(f"{path} was changed")
-
-    folder = shutil.copytree(tiny_m3, tmp_path / "model")
-    (folder / "tokenizer.json").write_bytes(b"{")
-    os.mkfifo(tmp_path / "pipe")
-    with parse_ahead([tmp_path / "pipe", tmp_path, folder / "tokenizer.json"]):
-        with pytest.raises(StartupError, match="cannot be read"):
-            TextTokenizer.from_folder(folder, 50)
-        monkeypatch.setattr(tokenizer_module, "read_file", changed)
-        with parse_ahead([folder / "tokenizer.json"]):
-            pass
-
-
-def test_tokenizer_with_more_tokens_than_embeddings_is_refused(tiny_m3: Path, tmp_path) -> None:
-    config = json.loads((tiny_m3 / "config.json").read_text())
-    shutil.copy(tiny_m3 / "tokenizer.json", tmp_path)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    tokenizer.add_special_tokens(["<added>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
-    assert tokens > tokenizer.get_vocab_size(with_added_tokens=False)
-    del config["vocab_size"]
-    for size in (None, tokens + 1, tokens, tokens - 1):
-        changed = config if size is None else config | {"vocab_size": size}
-        (tmp_path / "config.json").write_text(json.dumps(changed))
-        if size == tokens - 1:
-            with pytest.raises(StartupError, match=f"has {tokens} tokens, and the model only"):
-                TextTokenizer.from_folder(tmp_path, 10)
-        else:
-            TextTokenizer.from_folder(tmp_path, 10)
-
-
-def test_tokenizer_with_dropout_is_refused(kinds, tmp_path: Path) -> None:
-    folder = shutil.copytree(kinds["qwen"], tmp_path / "model")
-    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    written = json.loads((folder / "tokenizer.json").read_text())
-    written["model"]["dropout"] = 0.1
-    (folder / "tokenizer.json").write_text(json.dumps(written))
-    with pytest.raises(StartupError, match="splits a text differently each time"):
-        TextTokenizer.from_folder(folder, 100)
-
-
-@pytest.mark.parametrize(
-    ("kind", "unknown"), [("bert", {"unk_token": "[NONE]"}), ("xlm-roberta", {"unk_id": None})]
-)
-def test_tokenizer_without_its_unknown_token_is_refused(
-    kinds, tmp_path: Path, kind, unknown
-) -> None:
-    folder = shutil.copytree(kinds[kind], tmp_path / "model")
-    change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    written = json.loads((folder / "tokenizer.json").read_text())
-    written["model"] |= unknown
-    (folder / "tokenizer.json").write_text(json.dumps(written))
-    with pytest.raises(StartupError, match="the tokenizer cannot read an unknown word: "):
-        TextTokenizer.from_folder(folder, 100)
-
-
-@pytest.mark.parametrize(
-    ("in_config", "in_file", "logged"),
-    [("left", None, True), (None, "Left", True), ("right", "Left", False), (None, None, False)],
-)
-def test_left_truncation_side_of_a_tokenizer_is_logged(
-    kinds, tmp_path: Path, in_config, in_file, logged
-) -> None:
-    folder = shutil.copytree(kinds["bert"], tmp_path / "model")
-    if in_config is not None:
-        change(folder / "tokenizer_config.json", truncation_side=in_config)
-    if in_file is not None:
-        limits = {"direction": in_file, "max_length": 9, "strategy": "LongestFirst", "stride": 0}
-        change(folder / "tokenizer.json", truncation=limits)
-    with capture_logs() as logs:
-        TextTokenizer.from_folder(folder, 100)
-    assert [line["event"] for line in logs] == ["truncation_side_not_followed"] * logged
-    sides = AutoTokenizer.from_pretrained(folder).truncation_side
-    assert (sides == "left") == logged
 
 
 class GivenUpError(Exception):
@@ -389,16 +254,6 @@ SIDES = st.sampled_from(["left", "right"])
 PROMPTS = st.sampled_from(["query: ", "Instruct: search\nQuery:", "search", " ", "検索:", "a\n"])
 
 
-@given(TEXTS)
-@settings(max_examples=60)
-def test_slices_do_not_change_tokens(tokenizer: Tokenizer, text: str) -> None:
-    """The shortest slices end at every place where a slice may end."""
-    ends = [found.end() for found in re.finditer(r"[^\W_](?= [^\W_])", text)]
-    parts = [text[start:stop] for start, stop in pairwise([0, *ends, len(text)])]
-    apart = [token for part in parts for token in ids_of(tokenizer, part)]
-    assert apart == ids_of(tokenizer, text)
-
-
 @given(TEXTS | ODD | st.text(), st.integers(2, 400))
 @settings(max_examples=60)
 def test_slices_join_to_the_text_and_are_bounded(
@@ -426,18 +281,53 @@ def test_slice_ends_before_its_last_space_between_letters(
     assert list(sliced._slices("ab cd ef gh")) == expected
 
 
-@given(TEXTS, st.integers(0, 60), SIDES)
-@settings(max_examples=60)
-def test_truncation_of_a_text_in_slices(tokenizer: Tokenizer, text: str, limit: int, side) -> None:
-    long = " search vector ".join([text] * 12)  # Every slice can end before a space.
-    whole = ids_of(tokenizer, long)
+# Parts of at most 36 characters, between which a slice can end.
+PARTS = st.lists(
+    st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=3), max_size=20
+)
+
+
+@given(PARTS, st.integers(0, 60), SIDES)
+@settings(max_examples=40)
+def test_slices_and_truncation_do_not_change_tokens(
+    tokenizer: Tokenizer, parts: list[list[tuple[str, str]]], limit: int, side: Side
+) -> None:
+    """Slices that end between words have the tokens of the whole text, and their offsets."""
+    text = " search vector ".join("".join(map("".join, part)) for part in parts)
+    tokenizer.no_truncation()
+    whole = tokenizer.encode(text, add_special_tokens=False)
+    characters = 9 * 120 if "\ufdfa" in text else 120
+    sliced = TextTokenizer(tokenizer, 100, slice_characters=characters)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer_module, "CHARACTERS_PER_TOKEN", len(long) + 1)
-        sliced = TextTokenizer(tokenizer, 100, slice_characters=9 * (len(text) + 40))
-        (tokens,) = sliced.encode_plain([long], limit, side)
-    assert tokens.ids.tolist() == (whole[:limit] if side == "right" else whole[-limit:][:limit])
-    assert (tokens.kept, tokens.total, tokens.exact) == (len(tokens.ids), len(whole), True)
-    assert (tokens.first, tokens.last) == (whole[:16], whole[-16:])
+        patch.setattr(tokenizer_module, "CHARACTERS_PER_TOKEN", len(text) + 1)
+        (tokens,) = sliced.encode_plain([text], limit, side)
+    ids = whole.ids
+    assert tokens.ids.tolist() == (ids[:limit] if side == "right" else ids[-limit:][:limit])
+    assert (tokens.kept, tokens.total, tokens.exact) == (len(tokens.ids), len(ids), True)
+    assert (tokens.first, tokens.last) == (ids[:16], ids[-16:])
+    rows = [
+        row
+        for span in sliced.spans(text)
+        for row in zip(span.ids.tolist(), span.starts.tolist(), span.stops.tolist(), strict=True)
+    ]
+    expected = zip(ids, whole.offsets, strict=True)
+    assert rows == [(token_id, start, stop) for token_id, (start, stop) in expected]
+
+
+@pytest.mark.parametrize("text", ["検索言葉世界", "searchvector", "жизньпоиск", "42"])
+def test_no_sign_is_put_in_front_of_a_slice_or_cut_text(tokenizer: Tokenizer, text: str) -> None:
+    """Slices end within words, as does a text that is cut on its left."""
+
+    def count_signs(ids: list[int]) -> int:
+        return sum(tokenizer.id_to_token(token_id).startswith(("\u2581", "Ġ")) for token_id in ids)
+
+    long = text * 40
+    sliced = TextTokenizer(tokenizer, 100, slice_characters=50)
+    (whole,) = sliced.encode_plain([long], len(long))
+    assert count_signs(whole.ids.tolist()) == count_signs(ids_of(tokenizer, long))
+    (cut,) = sliced.encode_plain([f"search {long}"], len(long) // 32 - 1, "left")
+    assert not cut.exact
+    assert count_signs(cut.first) == count_signs(cut.ids.tolist()) == 0
 
 
 @given(TEXTS | ODD, st.integers(1, 12), SIDES)
