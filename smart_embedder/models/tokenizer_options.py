@@ -24,8 +24,8 @@ EXAMPLES = (
     "Rivière жизнь 世界", "don't 3.14159 SEARCH", "  a\tb  c\n\n d", "a\u0301 \ufb01", "x_y (z)!?",
 )  # fmt: skip
 _SHOWN_IDS = 12
-# Classes that read tokenizer.json as it is.
-GENERIC = {"PreTrainedTokenizer", "TokenizersBackend"}
+# Classes that read tokenizer.json as it is; static embeddings name none.
+GENERIC = {"PreTrainedTokenizer", "TokenizersBackend", ""}
 _BERT_DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
 # Options for the tokens around texts, and these tokens if they are not named.
 _END_OPTIONS = ("add_bos_token", "add_eos_token")
@@ -43,7 +43,7 @@ def find_class(folder: Path) -> str:
     model = read_optional(folder / "config.json")
     config = read_optional(folder / "tokenizer_config.json")
     kind = config.get("tokenizer_class") or model.get("tokenizer_class") or model.get("model_type")
-    return str(kind).removesuffix("Fast")
+    return str(kind or "").removesuffix("Fast")
 
 
 def apply_other_files(tokenizer: Tokenizer, folder: Path) -> bool:
