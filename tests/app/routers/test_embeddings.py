@@ -98,6 +98,7 @@ def test_all_options_reach_the_engine() -> None:
         ({"task": "search"}, "There is no field task here: did you mean prompt?"),
         ({"output_dtype": "float16"}, "JSON numbers cannot hold"),
         ({"output_dtype": "bfloat16"}, f"or ask for {SAFETENSORS} in Accept"),
+        ({"colbert_pool_factor": 2, "input_type": "query"}, "these are queries"),
         (NO_KIND, "No output is requested"),
     ],
     ids=str,
