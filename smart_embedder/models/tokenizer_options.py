@@ -24,8 +24,8 @@ EXAMPLES = (
     "Rivière жизнь 世界", "don't 3.14159 SEARCH", "  a\tb  c\n\n d", "a\u0301 \ufb01", "x_y (z)!?",
 )  # fmt: skip
 _SHOWN_IDS = 12
-# Classes that read tokenizer.json as it is; static embeddings name none.
-GENERIC = {"PreTrainedTokenizer", "TokenizersBackend", ""}
+# Classes that read tokenizer.json as it is, and the types of static embeddings, which name none.
+GENERIC = {"PreTrainedTokenizer", "TokenizersBackend", "model2vec", ""}
 _BERT_DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
 # Options for the tokens around texts, and these tokens if they are not named.
 _END_OPTIONS = ("add_bos_token", "add_eos_token")
