@@ -14,7 +14,6 @@ from smart_embedder.settings import EngineSettings
 from smart_embedder.startup import limit_spins, load_models
 
 PACKAGE = "smart-embedder"
-_ALL = Outputs(dense=True, sparse=True, colbert=True)
 # Prefixes of CPU features that are hidden from this engine, by oneDNN's limit.
 _HIDDEN = {
     "AVX512_CORE_VNNI": ("amx", "avx10", "avx512_bf16", "avx512_fp16"),
@@ -33,7 +32,7 @@ def hide_instructions() -> None:
 
 
 class Adapter:
-    """All three kinds in one call; the engine forms batches itself."""
+    """All kinds of the model in one call; the engine forms batches itself."""
 
     def __init__(self, folder: Path, precision: str) -> None:
         limit_spins()
@@ -43,14 +42,21 @@ class Adapter:
         self._runner = asyncio.Runner()
         self._engine = EngineCore(settings, load_models)
         self._runner.run(self._engine.start())
+        self._kinds = self._runner.run(self._find_kinds())
+
+    async def _find_kinds(self) -> Outputs:
+        async with self._engine.lease() as models:
+            return models.kinds
 
     def encode(self, texts: list[str], _setting: Setting) -> EmbeddingResult:
-        """Compute dense, sparse and ColBERT vectors."""
-        return self._runner.run(self._engine.embed(EmbedRequest(texts, _ALL)))
+        """Compute all kinds of vectors that the model makes."""
+        return self._runner.run(self._engine.embed(EmbedRequest(texts, self._kinds)))
 
     def vectors(self, output: EmbeddingResult) -> Vectors:
         """Join the arrays of the texts."""
         return Vectors(
             dense=np.stack([e.dense for e in output.embeddings if e.dense is not None]),
-            colbert=np.concatenate([e.colbert for e in output.embeddings if e.colbert is not None]),
+            colbert=np.concatenate([e.colbert for e in output.embeddings if e.colbert is not None])
+            if self._kinds.colbert
+            else None,
         )
