@@ -179,6 +179,7 @@ class ModelEntry(BaseModel):
     normalize: Annotated[bool | None, Field(strict=True)] = None
     query_prompt: Prompt | None = None
     document_prompt: Prompt | None = None
+    kind: _Name | None = None
     load: Literal["start", "first_use"] = "first_use"
     pinned: Annotated[bool, Field(strict=True)] = False
     location: str = "MODELS"
@@ -234,6 +235,9 @@ class EngineSettings(BaseModel):
     reranker_model: RerankerModel = "BAAI/bge-reranker-v2-m3"
     """hub id or folder of a cross-encoder or Qwen3-Reranker; or `late-interaction`, in which
     `EMBEDDING_MODEL` scores the passages; or `none`"""
+    reranker_kind: str | None = None
+    """how `RERANKER_MODEL` is read, where its files do not say it: of several labels the one that
+    means relevant, or the template of a language model: see docs/models.md"""
     model_revision: str | None = None
     """branch, tag or commit of `EMBEDDING_MODEL` on the hub; not set, the newest"""
     dense_model_revision: str | None = None
@@ -340,7 +344,12 @@ class EngineSettings(BaseModel):
         if self.dense_model != self.embedding_model:
             dense, options = entry(self.dense_model, self.dense_model_revision, **options), {}
         if self.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
-            reranker = entry(self.reranker_model, self.reranker_model_revision, "rerank")
+            reranker = entry(
+                self.reranker_model,
+                self.reranker_model_revision,
+                "rerank",
+                kind=self.reranker_kind or None,
+            )
         embedder = entry(self.embedding_model, self.model_revision, **options)
         return DefaultEntries(embedder, dense, reranker)
 

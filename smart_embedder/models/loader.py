@@ -164,16 +164,25 @@ def _make_embedder(
 
 
 def load_reranker(
-    name: str, folder: Path, max_length: int, target: Target, *, max_qwen_pairs: int
+    name: str,
+    folder: Path,
+    max_length: int,
+    target: Target,
+    *,
+    max_qwen_pairs: int,
+    kind: str | None = None,
 ) -> CrossEncoder | QwenReranker:
-    """Load a reranker; a Qwen3 one has at most `max_qwen_pairs` pairs in a forward."""
+    """Load a reranker; a Qwen3 one has at most `max_qwen_pairs` pairs in a forward.
+
+    `kind` is that of its entry in MODELS, or the setting RERANKER_KIND.
+    """
     _warn_of_ignored_code(name, folder)
     model: CrossEncoder | QwenReranker
     with record_reading(folder, config.transformer_folder(folder)) as record:
         if is_qwen3(folder) and not is_classifier(folder):
             model = QwenReranker(name, folder, max_length, max_qwen_pairs, target)
         else:
-            model = CrossEncoder(name, folder, max_length, target)
+            model = CrossEncoder(name, folder, max_length, target, kind)
     record.require_all_read()
     model.set_vector_spaces(record)
     return model
@@ -329,7 +338,9 @@ class EntryLoader:
         else:
             default = settings.qwen_rerank_max_length if is_qwen else settings.bge_rerank_max_length
             length, pairs = entry.max_length or default, settings.qwen_rerank_batch_size
-            model = load_reranker(entry.public_name, folder, length, target, max_qwen_pairs=pairs)
+            model = load_reranker(
+                entry.public_name, folder, length, target, max_qwen_pairs=pairs, kind=entry.kind
+            )
         if settings.reproducible:
             model.make_reproducible()
         return model

@@ -305,6 +305,26 @@ class TextTokenizer:
         """Return the special tokens before, between and after the two texts of a pair."""
         return find_template(self._tokenizer, "a", "b")
 
+    def pair_segments(self) -> list[int]:
+        """Return the segment of each part of a pair: special tokens, text, and so on, five parts.
+
+        Raises `StartupError` if the special tokens of one part have several.
+        """
+        found = self._tokenizer.encode("a", "b").type_ids
+        prefix, middle, suffix = map(len, self.pair_template())
+        texts = [len(self._tokenizer.encode(text, add_special_tokens=False)) for text in ("a", "b")]
+        segments, start = [], 0
+        for length in (prefix, texts[0], middle, texts[1], suffix):
+            part = set(found[start : start + length])
+            if len(part) > 1 or not part <= {0, 1}:
+                raise StartupError(
+                    "tokenizer.json gives the tokens of a pair more than two segments, which is "
+                    "not supported"
+                )
+            segments.append(max(part, default=0))
+            start += length
+        return segments
+
     def token_strings(self, ids: TokenIds) -> list[str]:
         """Look up the strings of these tokens in the vocabulary."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids.tolist()]

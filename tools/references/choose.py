@@ -105,7 +105,7 @@ class References:
             return Reranker(folder, _lower_limit(limit, folder))
         with _require("sentence-transformers"):
             from tools.references import sentence  # noqa: PLC0415
-        return sentence.Reranker(folder, limit)
+        return sentence.Reranker(folder, limit, settings.reranker_kind)
 
 
 class LateInteraction:

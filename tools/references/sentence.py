@@ -15,7 +15,6 @@ from sentence_transformers import (
 from sentence_transformers.sentence_transformer.modules import Normalize
 
 from smart_embedder.models.files.config import NO_OVERRIDES, POOLINGS, SentenceOverrides
-from smart_embedder.models.rerankers.cross_encoder import find_ranking_label
 from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions
 from smart_embedder.results import SparseVector, TextEmbedding
 
@@ -94,12 +93,13 @@ class MultiVector:
 
 
 class Reranker:
-    """Scores of `CrossEncoder`, with one label or several."""
+    """Scores of `CrossEncoder`, with one label, or of the label `kind`."""
 
     package = PACKAGE
 
-    def __init__(self, folder: Path, max_length: int) -> None:
+    def __init__(self, folder: Path, max_length: int, kind: str | None = None) -> None:
         self._model = _load(CrossEncoder, folder, max_length)
+        self._kind = kind
 
     def scores(self, query: str, passages: list[str]) -> list[float]:
         """Return the logit, or with several labels the log odds of the one that ranks."""
@@ -111,9 +111,7 @@ class Reranker:
         ).cpu()
         if logits.dim() == 1:
             return logits.tolist()
-        ranking = find_ranking_label(tuple(self._model.config.id2label.values()))
-        if ranking is None:
-            raise ValueError("none of the labels says that a passage answers a query")
+        ranking = list(self._model.config.id2label.values()).index(self._kind)
         probabilities = logits.double().softmax(dim=1)[:, ranking]
         return torch.logit(probabilities).tolist()
 

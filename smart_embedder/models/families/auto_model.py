@@ -31,10 +31,15 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModel,
+    AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
 )
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
+)
 
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.hardware.device import memory_usage
@@ -46,6 +51,7 @@ from smart_embedder.kernels.attention import (
     has_window,
 )
 from smart_embedder.kernels.packed_batch import (
+    SECOND_SEGMENT,
     PackedBatch,
     PositionScheme,
     group_for_padding,
@@ -81,6 +87,7 @@ from smart_embedder.models.files.config import read_config, unusable_value
 from smart_embedder.models.files.record import current_record
 from smart_embedder.models.files.weights import StoredTensor, Weights
 from smart_embedder.models.tokenizer import TextTokenizer
+from smart_embedder.tokens import TokenIds
 
 log = structlog.get_logger(__name__)
 
@@ -131,17 +138,56 @@ _WITHOUT_EFFECT = {
 }  # fmt: skip
 # The number of positions of a model that has no limit.
 _UNLIMITED = 2**31
+# Added to the positions of the second text of a pair, by which a classifier's tokens are marked.
+_SECOND_SEGMENT = 2**32
+
+
+class Classifier(nn.Module):
+    """A classifier of transformers, whose logits are the state of each token of a sequence.
+
+    So it is loaded, proven and run as any module. With `marks_segments` it reads which tokens are
+    of the second text of a pair.
+    """
+
+    _supports_attention_backend = False  # Packed, its head would read the tokens of other texts.
+
+    def __init__(self, classifier: Any, *, marks_segments: bool) -> None:
+        super().__init__()
+        self.classifier, self.config = classifier, classifier.config
+        takes_segments = "token_type_ids" in inspect.signature(classifier.forward).parameters
+        self.marks_segments = marks_segments and takes_segments
+
+    @property
+    def body(self) -> Any:
+        """The module without its head, which is not computed in 8 bits."""
+        return getattr(self.classifier, self.classifier.base_model_prefix, self.classifier)
+
+    def forward(self, input_ids: Tensor, **options: Tensor) -> BaseModelOutput:
+        """Compute `[N, L, labels]` from `input_ids` `[N, L]`."""
+        logits = self.classifier(input_ids=input_ids, **options).logits
+        return BaseModelOutput(logits[:, None].expand(-1, input_ids.shape[1], -1))
 
 
 def load_by_transformers(
-    folder: Path, target: Target, read_tokenizer: Callable[[int], TextTokenizer]
+    folder: Path,
+    target: Target,
+    read_tokenizer: Callable[[int], TextTokenizer],
+    *,
+    classifies: bool = False,
+    marks_segments: bool = False,
 ) -> tuple[Backbone, TextTokenizer]:
     """Load the transformer in `folder` and its tokenizer, for the module's number of positions.
 
-    Raises `StartupError` if transformers cannot load it.
+    With `classifies` it is loaded with its head, as a `Classifier`. Raises `StartupError` if
+    transformers cannot load it.
     """
+
+    def load_module() -> Any:
+        module = _load_module(folder, target, classifies=classifies)
+        return Classifier(module, marks_segments=marks_segments) if classifies else module
+
     try:
-        return _load(folder, target, read_tokenizer)
+        return _load(folder, target, read_tokenizer, load_module)
     except StartupError:
         raise
     except Exception as error:
@@ -151,21 +197,35 @@ def load_by_transformers(
 
 
 def _load(
-    folder: Path, target: Target, read_tokenizer: Callable[[int], TextTokenizer]
+    folder: Path,
+    target: Target,
+    read_tokenizer: Callable[[int], TextTokenizer],
+    load_module: Callable[[], Any],
 ) -> tuple[Backbone, TextTokenizer]:
-    module = _load_module(folder, target)
+    module = load_module()
     count, positions = _find_positions(module)
     tokenizer = read_tokenizer(count)
+    ending = np.zeros(0, np.int64)
+    if isinstance(module, Classifier):
+        # Some read the state of the token that ends a text.
+        ending = tokenizer.pair_template()[-1]
+        positions = replace(
+            positions, segment_offset=_SECOND_SEGMENT if module.marks_segments else 0
+        )
     tables = (part for part in module.modules() if isinstance(part, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
     parameters = sum(parameter.numel() for parameter in module.parameters()) - in_tables
     with _lower_limits(module):
-        trial = _Trial(folder, module, target, count, positions)
+        trial = _Trial(
+            folder, load_module, module, target, count=count, positions=positions, ending=ending
+        )
         target = trial.choose_layout()
     target = trial.quantize(target, tokenizer) if target.quantized else trial.use_backend(target)
     transformer = trial.transformer(target)
     if transformer.attend is None:
-        transformer.bytes_per_pair = _measure_bytes_per_pair(trial.module, count, target.device)
+        transformer.bytes_per_pair = _measure_bytes_per_pair(
+            trial.module, count, target.device, ending
+        )
     backbone = Backbone(
         transformer,
         target,
@@ -195,8 +255,8 @@ def _find_positions(module: Any) -> tuple[int, PositionScheme]:
     return limit if is_limit else _UNLIMITED, PositionScheme()
 
 
-def _load_module(folder: Path, target: Target) -> Any:
-    """Load the module in `folder`, without a head, on its device.
+def _load_module(folder: Path, target: Target, *, classifies: bool) -> Any:
+    """Load the module in `folder`, with a head only if it `classifies`, on its device.
 
     Raises `StartupError` if it cannot be loaded or lacks tensors.
     """
@@ -206,13 +266,14 @@ def _load_module(folder: Path, target: Target) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            module, report = _from_pretrained(folder, target)
+            module, report = _from_pretrained(folder, target, classifies=classifies)
     except StartupError:
         raise
     except Exception as error:
         reason = _one_line(error)
         raise StartupError(f"transformers cannot load the model in {folder}: {reason}") from error
-    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    # A pooler that no head reads is not computed.
+    missing = sorted(name for name in report["missing_keys"] if classifies or "pooler" not in name)
     if missing:
         raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
     module.config.use_cache = False
@@ -240,7 +301,9 @@ def _require_supported(folder: Path) -> None:
     require_positions(folder, config)
 
 
-def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
+def _from_pretrained(
+    folder: Path, target: Target, *, classifies: bool
+) -> tuple[Any, dict[str, Any]]:
     """Load the module; return it with transformers' report of missing tensors.
 
     Raises `StartupError` for impossible sizes, before memory is allocated for them.
@@ -254,9 +317,18 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
         # Each layer has its own tensors, unless all layers share them.
         if "layers" in key and type(value) is int and value > _MAX_LAYERS + len(weights.tensors):
             raise unusable_value(folder, key, value)
-    encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    auto: Any = AutoModelForTextEncoding
+    if classifies:
+        auto = AutoModelForSequenceClassification
+        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            raise StartupError(
+                f"{folder} holds a model of type {config.model_type}, of which transformers "
+                f"{transformers.__version__} has no classifier"
+            )
+    elif type(config) not in MODEL_FOR_TEXT_ENCODING_MAPPING:
+        auto = AutoModel
     with torch.device("meta"):
-        described = (AutoModelForTextEncoding if encodes else AutoModel).from_config(config)
+        described = auto.from_config(config)
     if "input_ids" not in inspect.signature(described.forward).parameters:
         raise StartupError(
             f"{folder} holds a model of type {config.model_type}, which reads no texts"
@@ -326,7 +398,8 @@ def _named_tensors(weights: Weights, described: Any) -> Iterator[tuple[str, Stor
         if stored_name.startswith(prefix):
             kept_name = stored_name.removeprefix(prefix)
             name = kept_name.removeprefix(base)
-            is_hashed = "pooler" not in name and tensor.dtype.is_floating_point
+            is_read = "pooler" not in name or kept_name in names
+            is_hashed = is_read and tensor.dtype.is_floating_point
             yield kept_name, replace(tensor, hashed_as=name if is_hashed else None)
 
 
@@ -384,7 +457,11 @@ class ModuleTransformer(Transformer):
             input_ids = pad(list(ids[group]), padding_value=float(self._padding))
             is_token = np.arange(input_ids.shape[1]) < np.array(packed.lengths[group])[:, None]
             mask = pad(list(attended[group])).long()
-            output = self._module(input_ids=input_ids, attention_mask=mask)
+            options = {"attention_mask": mask}
+            if getattr(self._module, "marks_segments", False):
+                is_second = torch.split(packed.position_ids[0] >= _SECOND_SEGMENT, packed.lengths)
+                options["token_type_ids"] = pad(list(is_second[group])).long()
+            output = self._module(input_ids=input_ids, **options)
             # A boolean index on the device would make this thread wait for the device.
             slots = to_device(packed.device, np.flatnonzero(is_token))
             yield output.last_hidden_state.flatten(0, 1).index_select(0, slots)
@@ -419,8 +496,17 @@ class _Trial:
     """
 
     def __init__(
-        self, folder: Path, module: Any, target: Target, count: int, positions: PositionScheme
+        self,
+        folder: Path,
+        load_module: Callable[[], Any],
+        module: Any,
+        target: Target,
+        *,
+        count: int,
+        positions: PositionScheme,
+        ending: TokenIds,
     ) -> None:
+        self._load_module = load_module
         self._described = f"the model in {folder}, of type {read_config(folder).get('model_type')},"
         self._folder = folder
         self.module = module
@@ -429,7 +515,14 @@ class _Trial:
         lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
         random = np.random.default_rng(0)
         texts = [random.integers(*_TRIAL_IDS, min(length, count)) for length in sorted(lengths)]
-        others = [ids[::-1] if i % 2 == 0 else ids for i, ids in enumerate(texts)]
+        # A head that needs as many ending tokens in each text of a batch does not get batches.
+        for text in texts[1::2]:
+            text[: len(ending)] = ending[: len(text)]
+        others = [ids[::-1].copy() if i % 2 == 0 else ids for i, ids in enumerate(texts)]
+        for text in (*texts, *others):
+            text[max(0, len(text) - len(ending)) :] = ending[-len(text) :]
+            if positions.segment_offset:
+                text[len(text) // 2 :] |= SECOND_SEGMENT
         self._pack = partial(pack, device=target.device, positions=positions)
         self._texts = self._pack(texts)
         # The same lengths, but every second text is reversed.
@@ -496,7 +589,7 @@ class _Trial:
         if proof.holds:
             return proven
         log_refused_paths([proof], TRANSFORMERS)
-        self.module = _load_module(self._folder, self._target)
+        self.module = self._load_module()
         if target.paths[_LAYOUT] == PACKED:
             _use_packed_attention(self.module)
         return replace(target, refused=(*target.refused, proof))
@@ -536,7 +629,8 @@ class _Trial:
 
     def _prove_parts(self, target: Target) -> tuple[Target, list[Replacement]]:
         """Find the parts that can be replaced, and prove the operations that they need."""
-        parts = find_parts(self.module, target.dtype, packed=target.paths[_LAYOUT] == PACKED)
+        body = self.module.body if isinstance(self.module, Classifier) else self.module
+        parts = find_parts(body, target.dtype, packed=target.paths[_LAYOUT] == PACKED)
         operations = {name for part in parts for name in part.operations}
         return prove(target, _read_shapes(self.module), sorted(operations)), parts
 
@@ -561,7 +655,9 @@ class _Trial:
             return states
 
         def compute_beside_others() -> list[Tensor]:
-            transformer = ModuleTransformer(self.module, layout, attend, _OTHER_PADDING)
+            # Classifiers of decoders find the end of a text by the padding's id.
+            padding = None if isinstance(self.module, Classifier) else _OTHER_PADDING
+            transformer = ModuleTransformer(self.module, layout, attend, padding)
             return [transformer(self._beside_others).index_select(0, self._kept)]
 
         proof = try_path("forward", layout, compute, [self._expected], rounding)
@@ -662,7 +758,9 @@ class _LiveBytes(TorchFunctionMode):
 
 
 @torch.inference_mode()
-def _measure_bytes_per_pair(module: Any, positions: int, device: torch.device) -> float:
+def _measure_bytes_per_pair(
+    module: Any, positions: int, device: torch.device, ending: TokenIds
+) -> float:
     """Return the memory that a forward takes for each pair of tokens of a text, in bytes.
 
     After each operation the memory in use is a quadratic polynomial of the number of tokens. Texts
@@ -673,6 +771,7 @@ def _measure_bytes_per_pair(module: Any, positions: int, device: torch.device) -
     for length in (step, 2 * step, 3 * step):
         with _LiveBytes() as live:
             ids = torch.full((1, length), _OTHER_PADDING, device=device)
+            ids[0, length - min(length, len(ending)) :] = to_device(device, ending[-length:])
             module(input_ids=ids, attention_mask=torch.ones_like(ids))
         counts.append(live.after)
     if len({len(count) for count in counts}) > 1:  # Longer texts take other operations.

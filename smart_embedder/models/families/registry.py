@@ -71,12 +71,14 @@ def load_backbone(
     *,
     closing: str | None = None,
     weights: Weights | None = None,
+    **classifier: bool,
 ) -> tuple[Backbone, TextTokenizer]:
     """Load the transformer in `folder`, of any family, and its tokenizer.
 
     The tokenizer follows the options in `texts`, cuts texts to `max_length` tokens or to the number
     of positions, and ends them with the token `closing`. `weights` are the folder's, if they were
-    read already. Raises `StartupError` for a folder that cannot be used.
+    read already. With options of a `classifier`, transformers' own class computes its logits, too.
+    Raises `StartupError` for a folder that cannot be used.
     """
 
     def read_tokenizer(positions: int) -> TextTokenizer:
@@ -85,13 +87,13 @@ def load_backbone(
             folder, longest, closing=closing, lower_case=texts.lower_case
         )
 
-    if is_qwen3(folder):
+    if is_qwen3(folder) and not classifier:
         tokenizer = read_tokenizer(DecoderConfig.read(folder).positions)
         backbone = load_decoder(
             folder, target, weights or Weights.read(folder), encode_calibration(tokenizer)
         )
         return backbone, tokenizer
-    if _read_type(folder) in ENCODER_TYPES:
+    if _read_type(folder) in ENCODER_TYPES and not classifier:
         tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
         return load_encoder(folder, target, encode_calibration(tokenizer), weights), tokenizer
     if target.float8:
@@ -102,7 +104,7 @@ def load_backbone(
     # transformers takes seconds to import, and most models do not need it.
     from smart_embedder.models.families.auto_model import load_by_transformers  # noqa: PLC0415
 
-    return load_by_transformers(folder, target, read_tokenizer)
+    return load_by_transformers(folder, target, read_tokenizer, **classifier)
 
 
 def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:

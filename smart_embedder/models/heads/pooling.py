@@ -262,13 +262,16 @@ def _require_order(folder: Path, kinds: list[str]) -> None:
         )
 
 
-def require_vector(folder: Path, known: str = _TEXT_VECTOR) -> None:
-    """Raise `StartupError` if a module reads or writes another feature than `known`."""
+def require_vector(folder: Path, known: str = _TEXT_VECTOR, *, last: str | None = None) -> None:
+    """Raise `StartupError` if a module reads another feature than `known`, or does not write it.
+
+    With `last`, it must write that instead.
+    """
     config = read_optional(folder / "config.json")
-    for side in ("input", "output"):
-        named = config.get(f"module_{side}_name")
-        if named is not None and named != known:
-            raise StartupError(f"{folder} works on {named}; supported here: {known}")
+    for side, expected in (("input", known), ("output", last or known)):
+        named = config.get(f"module_{side}_name") or known
+        if named != expected:
+            raise StartupError(f"{folder} works on {named}; supported here: {expected}")
 
 
 def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[nn.Module, int]:

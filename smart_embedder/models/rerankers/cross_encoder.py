@@ -16,23 +16,36 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.packed_batch import SECOND_SEGMENT, PackedBatch
+from smart_embedder.kernels.packed_batch import SECOND_SEGMENT, End, PackedBatch
 from smart_embedder.kernels.target import Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
     CLASSES,
+    STATES,
+    TRANSFORMERS,
     TextOptions,
     read_config,
     read_default_prompt,
     read_modules,
     read_number,
     read_optional,
+    read_poolings,
     require_known_modules,
+    transformer_folder,
 )
 from smart_embedder.models.files.weights import Weights
-from smart_embedder.models.heads.pooling import describe_layers, first, mean
+from smart_embedder.models.heads.pooling import (
+    ENDS,
+    VectorLayer,
+    describe_layers,
+    first,
+    mean,
+    pool,
+    require_vector,
+)
 from smart_embedder.models.runner import OutputSpec, RerankingModel
-from smart_embedder.models.tokenizer import NO_IDS
+from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer
 from smart_embedder.requests import CUT_AT_END, TruncationOptions
 from smart_embedder.results import FloatArray
 from smart_embedder.tokens import JoinedIds, TokenizedPair
@@ -70,86 +83,94 @@ _NAMES_BY_TYPE = {
     ),
 }
 _POOLINGS = {"cls": first, "mean": mean}
-# Names of the label that means relevant, by priority: the first is that of natural language
-# inference, the others are those of rerankers with two labels.
-_RANKING_LABELS = ("entailment", "relevant", "yes", "true")
-_SECOND_OF_TWO = "label_1"
 # Classes of tokenizers that mark the two texts of a pair by default.
-_SEGMENT_TOKENIZERS = {"BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"}
+_SEGMENT_TOKENIZERS = {
+    "BertTokenizer", "CanineTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer",
+    "ElectraTokenizer", "FNetTokenizer", "MobileBertTokenizer",
+}  # fmt: skip
+# The modules of sentence-transformers from a pooled vector to scores, and their last output.
+_STEPS = ("Dense", "LayerNorm", "Dropout")
+_SCORES = "scores"
 # The types that are computed as by FlagReranker, which leaves out an empty passage.
 _FLAG_TYPES = ("xlm-roberta", "roberta")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scorer:
+    """A transformer, and a head that computes logits `[N, labels]` of its states.
+
+    `pool` computes a vector of each sequence, whose name is in vector space ids, and `layers` its
+    logits. `end` is the token that `pool` reads; None if it reads several.
+    """
+
+    backbone: Backbone
+    tokenizer: TextTokenizer
+    pool: Pool
+    pooling: str
+    layers: nn.Module
+    end: End | None
+    labels: int
 
 
 class CrossEncoder(RerankingModel):
     """Implements `smart_embedder.interface.Reranker`.
 
-    A score is the raw logit. With several labels it is the log odds of the label that means
-    relevant, whose sigmoid is the probability of that label.
+    A score is the raw logit. With several labels it is the log odds of the label `kind`, whose
+    sigmoid is the probability of that label.
     """
 
     always_normalizes = False
     reads_instruction = False
 
-    def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
+    def __init__(
+        self, name: str, folder: Path, max_length: int, target: Target, kind: str | None = None
+    ) -> None:
         """Load the model; raises `StartupError` if the folder holds no cross-encoder."""
-        weights, config = Weights.read(folder), read_config(folder)
-        names = _find_names(folder, config)
-        if f"{names.logits}.weight" not in weights:
-            raise StartupError(
-                f"{folder} holds an embedding model and not a reranker: it has no classification "
-                "head"
-            )
-        require_known_modules(folder, "Transformer")
-        tokenizer_config = read_optional(folder / "tokenizer_config.json")
+        transformer = transformer_folder(folder)
+        config = read_config(transformer)
+        tokenizer_config = read_optional(transformer / "tokenizer_config.json")
         has_template = bool(tokenizer_config.get("chat_template"))
-        has_template = has_template or (folder / "chat_template.jinja").is_file()
+        has_template = has_template or (transformer / "chat_template.jinja").is_file()
         if has_template and not read_modules(folder):
             raise StartupError(
                 f"{folder} has a chat template for its pairs, which is not supported; without it "
                 "they are read one text after the other"
             )
         require_default_prompt(folder, "")
-        # Labels without a name are called as by transformers.
-        names_of_labels: Any = config.get("id2label")
-        names_of_labels = names_of_labels if isinstance(names_of_labels, dict) else {}
-        count = weights.tensors[f"{names.logits}.weight"].shape[0]
-        self.labels = tuple(
-            str(names_of_labels.get(str(index), f"LABEL_{index}")) for index in range(count)
-        )
-        ranking_label = find_ranking_label(self.labels)
-        if ranking_label is None:
-            raise StartupError(
-                f"{folder} cannot rerank: none of its labels, {', '.join(self.labels)}, says that "
-                "a passage answers a query"
-            )
-        texts = TextOptions.read(folder, CLASSES)
-        backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-        super().__init__(name, backbone, tokenizer)
-        self._ranking_label = ranking_label
-        layers = _load_layers(folder, config, names, weights, backbone.hidden_size)
-        self._layers = backbone.place_head(nn.Sequential(*layers))
-        self._pool: Pool = first
-        if names.reads == "last":
-            self._pool = partial(_last_before_padding, config.get("pad_token_id"))
-        elif names.reads == "configured":  # transformers has refused other poolings.
-            self._pool = _POOLINGS[config.get("classifier_pooling", "cls")]
-        self._end = "first" if self._pool is first else None
-        self._prefix, self._middle, self._suffix = tokenizer.pair_template()
-        # With an empty passage FlagReranker reads only the query.
-        self._drops_empty = config.get("model_type") in _FLAG_TYPES and count == 1
         # The tokenizer of transformers may mark each token with the text of the pair it belongs to.
         inputs = tokenizer_config.get("model_input_names")
-        kind = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
-        segments = kind is None or str(kind).removesuffix("Fast") in _SEGMENT_TOKENIZERS
+        tokenizer_class = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
+        segments = tokenizer_class is None
+        segments = segments or str(tokenizer_class).removesuffix("Fast") in _SEGMENT_TOKENIZERS
         if isinstance(inputs, list):
             segments = "token_type_ids" in inputs
-        self._marks_segments = backbone.reads_segments and segments
+        is_modular = any(module.kind == "Pooling" for module in read_modules(folder))
+        if not is_modular:
+            require_known_modules(folder, *TRANSFORMERS)
+        if is_modular:
+            scorer = _load_modules(folder, transformer, max_length, target)
+        elif config.get("model_type") in _NAMES_BY_TYPE:
+            scorer = _load_own_head(transformer, max_length, target)
+        else:
+            scorer = _load_classifier(transformer, max_length, target, marks_segments=segments)
+        super().__init__(name, scorer.backbone, scorer.tokenizer)
+        self._layers, self._pool, self._end = scorer.layers, scorer.pool, scorer.end
+        self.labels = _name_labels(config, scorer.labels)
+        self._ranking_label = _find_label(name, self.labels, kind)
+        self._several = config.get("problem_type") == "multi_label_classification"
+        tokenizer = scorer.tokenizer
+        self._prefix, self._middle, self._suffix = tokenizer.pair_template()
+        self._segments = [0] * 5
+        if scorer.backbone.reads_segments and segments:
+            self._segments = tokenizer.pair_segments()
+        # With an empty passage FlagReranker reads only the query.
+        self._drops_empty = config.get("model_type") in _FLAG_TYPES and scorer.labels == 1
         reading = [ids.tolist() for ids in (self._prefix, self._middle, self._suffix)]
-        reading += [self._marks_segments, self._drops_empty]
-        # The names of the pooling functions are part of vector space ids.
-        pooling = getattr(self._pool, "__name__", "last")
+        reading += [any(self._segments), self._drops_empty]
         steps = f"{self._ranking_label} {describe_layers(self._layers)}"
-        self._output_specs = {SCORE: OutputSpec(pooling, count, steps=steps, reading=reading)}
+        self._output_specs = {
+            SCORE: OutputSpec(scorer.pooling, scorer.labels, steps=steps, reading=reading)
+        }
 
     def tokenize_pairs(
         self,
@@ -165,15 +186,14 @@ class CrossEncoder(RerankingModel):
         limit = self.max_length - special_count - query_tokens.kept
         if truncation.max_tokens is not None:
             limit = min(limit, truncation.max_tokens)
-        head = np.concatenate((self._prefix, query_tokens.ids))
+        marks = [SECOND_SEGMENT * segment for segment in self._segments]
+        head = np.concatenate((self._prefix | marks[0], query_tokens.ids | marks[1]))
         pairs: list[TokenizedPair] = []
         for text in self._tokenizer.encode_plain(passages, max(0, limit), truncation.side):
             middle = self._middle if text.total or not self._drops_empty else NO_IDS
-            end = np.concatenate((middle, text.ids, self._suffix))
+            end = np.concatenate((middle | marks[2], text.ids | marks[3], self._suffix | marks[4]))
             if not len(head) + len(end):  # A forward needs at least one token.
                 end = np.zeros(1, np.int64)
-            if self._marks_segments:
-                end[len(middle) :] |= SECOND_SEGMENT
             pairs.append(
                 TokenizedPair(
                     sequence=JoinedIds(head, end),
@@ -188,12 +208,11 @@ class CrossEncoder(RerankingModel):
         return pairs
 
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
-        pooled = self._pool(hidden, packed).to(hidden.dtype)
-        return self._layers(pooled).float()  # type: ignore[no-any-return]
+        return self._layers(self._pool(hidden, packed)).float()  # type: ignore[no-any-return]
 
     def _relevance(self, logits: FloatArray) -> npt.NDArray[np.floating[Any]]:
-        if len(self.labels) == 1:
-            return logits[:, 0]
+        if len(self.labels) == 1 or self._several:
+            return logits[:, self._ranking_label]
         # In PyTorch, because NumPy warns of numbers that are not finite.
         exact = torch.from_numpy(logits).double()
         relevant = exact[:, self._ranking_label].clone()
@@ -210,28 +229,123 @@ def require_default_prompt(folder: Path, *supported: str) -> None:
         )
 
 
-def find_ranking_label(labels: tuple[str, ...]) -> int | None:
-    """Return the index of the label that means relevant; None if no label has such a name."""
-    names = [label.lower() for label in labels]
-    known = (*_RANKING_LABELS, _SECOND_OF_TWO) if len(labels) <= 2 else _RANKING_LABELS  # noqa: PLR2004
-    found = (names.index(name) for name in known if name in names)
-    return 0 if len(labels) == 1 else next(found, None)
+def _name_labels(config: dict[str, Any], count: int) -> tuple[str, ...]:
+    """Return the names of the labels; those without a name are called as by transformers."""
+    names: Any = config.get("id2label")
+    names = names if isinstance(names, dict) else {}
+    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
+
+
+def _find_label(name: str, labels: tuple[str, ...], kind: str | None) -> int:
+    """Return the index of the label that means relevant: the only one, or the one named `kind`."""
+    if len(labels) == 1:
+        if kind not in {None, *labels}:
+            raise StartupError(
+                f"kind={kind} has no effect on {name}, which has one label: remove it"
+            )
+        return 0
+    if kind is None:
+        raise StartupError(
+            f"{name} has the labels {', '.join(labels)}, and nothing says which of them means that "
+            "a passage is relevant: name it as the kind of this model"
+        )
+    if kind not in labels:
+        raise StartupError(f"kind={kind} is no label of {name}: it has {', '.join(labels)}")
+    return labels.index(kind)
 
 
 def is_classifier(folder: Path) -> bool:
     """Return whether the architecture of the model is one for sequence classification."""
-    architectures = read_config(folder).get("architectures") or [""]
+    architectures = read_config(transformer_folder(folder)).get("architectures") or [""]
     return str(architectures[0]).endswith("ForSequenceClassification")
 
 
-def _find_names(folder: Path, config: dict[str, Any]) -> _HeadNames:
-    kind = config.get("model_type")
-    if kind not in _NAMES_BY_TYPE:
+def _load_modules(folder: Path, transformer: Path, max_length: int, target: Target) -> _Scorer:
+    """Load a cross-encoder of sentence-transformers' modules: a pooling and layers behind it."""
+    pooling, steps = None, list[VectorLayer]()
+    modules = [module for module in read_modules(folder) if module.kind != "Dropout"]
+    for index, module in enumerate(modules[1:], 1):
+        if module.kind == "Pooling" and index == 1:
+            pooling = read_poolings(module.folder)
+        elif module.kind in _STEPS and pooling is not None:
+            require_vector(module.folder, last=_SCORES if index == len(modules) - 1 else None)
+            steps.append(VectorLayer.read(module))
+        else:
+            kinds = ", ".join(module.kind for module in modules)
+            raise StartupError(
+                f"{folder / 'modules.json'} has the modules {kinds}; supported for a reranker: "
+                "Transformer, Pooling, and then Dense and LayerNorm"
+            )
+    if pooling is None or not steps:
         raise StartupError(
-            f"{folder} holds a model of type {kind}, which is not supported as a reranker: use a "
-            f"cross-encoder of type {', '.join(_NAMES_BY_TYPE)}, or Qwen3-Reranker"
+            f"{folder} holds an embedding model and not a reranker: no module of it computes scores"
         )
-    return _NAMES_BY_TYPE[kind]
+    texts = TextOptions.read(transformer, STATES)
+    backbone, tokenizer = load_backbone(transformer, target, max_length, texts)
+    width = backbone.hidden_size * len(pooling)
+    for step in steps:
+        width = step.require_width(width)
+    layers = backbone.place_head(nn.Sequential(*steps), torch.float32)
+
+    def pool_all(hidden: Tensor, packed: PackedBatch) -> Tensor:
+        return pool(hidden, packed, pooling, np.arange(len(packed.lengths)))
+
+    name = "+".join(pooling)
+    return _Scorer(backbone, tokenizer, pool_all, name, layers, ENDS.get(name), width)
+
+
+def _load_classifier(
+    folder: Path, max_length: int, target: Target, *, marks_segments: bool
+) -> _Scorer:
+    """Load a classifier that transformers' own class computes, with its head."""
+    if not is_classifier(folder):
+        raise _no_head_error(folder)
+    backbone, tokenizer = load_backbone(
+        folder,
+        target,
+        max_length,
+        TextOptions.read(folder, CLASSES),
+        classifies=True,
+        marks_segments=marks_segments,
+    )
+    # The state of each token is the logits of its sequence.
+    labels = backbone.hidden_size
+    return _Scorer(backbone, tokenizer, first, "classifier", nn.Identity(), "first", labels)
+
+
+def _load_own_head(folder: Path, max_length: int, target: Target) -> _Scorer:
+    """Load a classifier of a type whose head is computed here."""
+    weights, config = Weights.read(folder), read_config(folder)
+    names = _NAMES_BY_TYPE[config["model_type"]]
+    if f"{names.logits}.weight" not in weights:
+        raise _no_head_error(folder)
+    texts = TextOptions.read(folder, CLASSES)
+    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+    layers = _load_layers(folder, config, names, weights, backbone.hidden_size)
+    pool_states: Pool = first
+    if names.reads == "last":
+        pool_states = partial(_last_before_padding, config.get("pad_token_id"))
+    elif names.reads == "configured":  # transformers has refused other poolings.
+        pool_states = _POOLINGS[config.get("classifier_pooling", "cls")]
+
+    def pool_rounded(hidden: Tensor, packed: PackedBatch) -> Tensor:
+        return pool_states(hidden, packed).to(hidden.dtype)
+
+    return _Scorer(
+        backbone,
+        tokenizer,
+        pool_rounded,
+        getattr(pool_states, "__name__", "last"),
+        backbone.place_head(nn.Sequential(*layers)),
+        "first" if pool_states is first else None,
+        weights.tensors[f"{names.logits}.weight"].shape[0],
+    )
+
+
+def _no_head_error(folder: Path) -> StartupError:
+    return StartupError(
+        f"{folder} holds an embedding model and not a reranker: it has no classification head"
+    )
 
 
 def _load_layers(

@@ -400,7 +400,7 @@ def several(tiny_m3: Path, hold_loading: Path, tmp_path_factory: pytest.TempPath
     (folder / "other-m3").symlink_to(tiny_m3)
     names = ("tiny-splade", "tiny-colbert", "other-m3", "tiny-nli")
     entries = "".join(f"- name: {folder / name}\n" for name in names)
-    (folder / "models.yaml").write_text(f"{entries}  task: rerank\n", "utf-8")
+    (folder / "models.yaml").write_text(f"{entries}  task: rerank\n  kind: entailment\n", "utf-8")
     settings = {"EMBEDDING_MODEL": str(dense), "RERANKER_MODEL": "none", "MODELS": "models.yaml"}
     settings["HOLD_LOADING"] = str(hold_loading)
     with run_server(folder, "tests.app.ui.unloading_server", healthy=False, **settings) as server:

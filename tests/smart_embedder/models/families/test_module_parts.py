@@ -216,8 +216,8 @@ def test_int8_product_that_calibration_never_reaches_is_logged(
 ) -> None:
     loaded = transformers_module._load_module
 
-    def load_with_more(folder, target):
-        module = loaded(folder, target)
+    def load_with_more(folder, target, **options):
+        module = loaded(folder, target, **options)
         module.unused = nn.Linear(64, 64)
         return module
 

@@ -1,5 +1,6 @@
 """Laws that hold for every model.
 
+import json
 A result does not depend on the rest of the batch, has exactly the requested kinds, and a number
 that is not finite fails only its own text.
 """
@@ -53,8 +54,9 @@ def folder(request, tiny_reranker: Path, tmp_path_factory) -> Path:
 
 
 def load(folder: Path, target: Target) -> Any:
-    if "SequenceClassification" in (folder / "config.json").read_text():
-        return load_reranker("m", folder, 512, target, max_qwen_pairs=16)
+    if "SequenceClassification" in (config := (folder / "config.json").read_text()):
+        kind = "entailment" if "entailment" in config else None
+        return load_reranker("m", folder, 512, target, max_qwen_pairs=16, kind=kind)
     return load_embedder("m", folder, 512, target)
 
 

@@ -13,7 +13,7 @@ from transformers import BertForSequenceClassification
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_reranker
-from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, find_ranking_label
+from smart_embedder.models.rerankers.cross_encoder import CrossEncoder
 from smart_embedder.requests import Outputs
 from tests.support.checkpoints import (
     changed_json,
@@ -108,14 +108,14 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     return saved
 
 
-# The index of the label that means relevant, for models with several labels.
+# The label that means relevant, and its index, for models with several labels.
 RANKING = {
-    "bert, three labels": 1,
-    "roberta, two labels": 1,
-    "xlm-roberta, four labels": 2,
-    "modernbert, the mean": 1,
-    "distilbert": 1,
-    "qwen3, texts that end in padding": 1,
+    "bert, three labels": ("Entailment", 1),
+    "roberta, two labels": ("LABEL_1", 1),
+    "xlm-roberta, four labels": ("relevant", 2),
+    "modernbert, the mean": ("Entailment", 1),
+    "distilbert": ("LABEL_1", 1),
+    "qwen3, texts that end in padding": ("LABEL_1", 1),
 }
 FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
 FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
@@ -129,30 +129,30 @@ def scores_of(model: CrossEncoder, passages: list[str]) -> list[float]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cross_encoder_scores_equal_sentence_transformers(folders, family, float32_target) -> None:
-    ours = CrossEncoder("tiny", folders[family], LIMIT, float32_target)
+    kind, ranking = RANKING.get(family, (None, 0))
+    ours = CrossEncoder("tiny", folders[family], LIMIT, float32_target, kind)
     theirs = Reference(str(folders[family]), device="cpu", activation_fn=torch.nn.Identity())
     scores, expected = scores_of(ours, PASSAGES), theirs.predict([(QUERY, p) for p in PASSAGES])
     if len(ours.labels) == 1:
         np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
     else:
-        chances = torch.tensor(expected).softmax(dim=1)[:, RANKING[family]]
+        chances = torch.tensor(expected).softmax(dim=1)[:, ranking]
         torch.testing.assert_close(torch.tensor(scores).sigmoid(), chances, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("labels", "ranking"),
+    ("family", "kind", "message"),
     [
-        ("any", 0),
-        ("LABEL_0 LABEL_1", 1),
-        ("no YES", 1),
-        ("relevant other", 0),
-        ("LABEL_0 LABEL_1 LABEL_2", None),
-        ("false true neutral", 1),
-        ("true entailment neutral", 1),
+        ("bert, three labels", None, "labels contradiction, Entailment, neutral, and nothing says"),
+        ("bert, three labels", "entailment", "kind=entailment is no label of m: it has contradict"),
+        ("bert", "entailment", "kind=entailment has no effect on m, which has one label"),
     ],
 )
-def test_ranking_label_is_found_by_its_name(labels: str, ranking: int | None) -> None:
-    assert find_ranking_label(tuple(labels.split())) == ranking
+def test_kind_must_name_one_of_several_labels(
+    folders, family, kind, message, float32_target
+) -> None:
+    with pytest.raises(StartupError, match=message):
+        CrossEncoder("m", folders[family], LIMIT, float32_target, kind)
 
 
 def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(
@@ -174,7 +174,7 @@ def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(
 
 def test_pair_without_a_token_is_scored(folders, float32_target) -> None:
     folder = folders["qwen3, texts that end in padding"]
-    model = load_reranker("q", folder, LIMIT, float32_target, max_qwen_pairs=16)
+    model = load_reranker("q", folder, LIMIT, float32_target, max_qwen_pairs=16, kind="LABEL_1")
     assert isinstance(model, CrossEncoder)
     (pair,) = model.tokenize_pairs("", [""], None)
     assert pair.ids.tolist() == [0]
@@ -209,14 +209,9 @@ def with_a_prompt(folder: Path) -> None:
         # transformers refuses it.
         ("modernbert", {"classifier_pooling": "max"}, "'classifier_pooling' expected one of"),
         (
-            "bert, three labels",
-            {"id2label": {0: "good", 1: "bad"}},
-            "cannot rerank: none of its labels, good, bad, LABEL_2, says that a passage answers",
-        ),
-        (
             "bert",
-            {"model_type": "t5"},
-            "type t5, which is not supported as a reranker: use a cross-encoder",
+            {"model_type": "bert-generation"},
+            "type bert-generation, of which transformers .* has no classifier",
         ),
         ("qwen3", with_a_template, "has a chat template for its pairs"),
         ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "has a chat template for its"),
