@@ -94,26 +94,6 @@ def test_texts_are_tokenized_in_batches_of_one_slice(tiny_m3: Path, texts, toget
     assert len(found) == len(texts)
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 4096])
-@pytest.mark.parametrize("characters", [40, 400, 65_536])
-def test_token_spans_are_right_in_every_slice(
-    tiny_m3: Path, characters: int, at_once: int, monkeypatch
-) -> None:
-    monkeypatch.setattr(tokenizer_module, "_OFFSETS_AT_ONCE", at_once)
-    text = "hybrid search 検索 of vectors, " * 12
-    whole = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
-    expected = whole.encode(text, add_special_tokens=False)
-    tokenizer = TextTokenizer.from_folder(tiny_m3, 8192, slice_characters=characters)
-    parts = list(tokenizer.spans(text))
-    assert (len(parts) > 1) == (characters < len(text))
-    found = [
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("ids", "starts", "stops")
-    ]
-    assert found[0].tolist() == expected.ids
-    assert list(zip(*(numbers.tolist() for numbers in found[1:]), strict=True)) == expected.offsets
-
-
 def test_smallest_usable_max_length(tiny_m3: Path) -> None:
     with pytest.raises(StartupError, match="a length limit of 2 tokens leaves no room"):
         TextTokenizer.from_folder(tiny_m3, 2)
@@ -300,14 +280,16 @@ def test_slices_and_truncation_do_not_change_tokens(
     sliced = TextTokenizer(tokenizer, 100, slice_characters=characters)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "CHARACTERS_PER_TOKEN", len(text) + 1)
+        patch.setattr(tokenizer_module, "_OFFSETS_AT_ONCE", 7)
         (tokens,) = sliced.encode_plain([text], limit, side)
+        spans = list(sliced.spans(text))
     ids = whole.ids
     assert tokens.ids.tolist() == (ids[:limit] if side == "right" else ids[-limit:][:limit])
     assert (tokens.kept, tokens.total, tokens.exact) == (len(tokens.ids), len(ids), True)
     assert (tokens.first, tokens.last) == (ids[:16], ids[-16:])
     rows = [
         row
-        for span in sliced.spans(text)
+        for span in spans
         for row in zip(span.ids.tolist(), span.starts.tolist(), span.stops.tolist(), strict=True)
     ]
     expected = zip(ids, whole.offsets, strict=True)
