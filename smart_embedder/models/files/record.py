@@ -39,6 +39,7 @@ _FIELDS_WITHOUT_EFFECT = {
     "_commit_hash", "_name_or_path", "architectures", "auto_map", "dtype", "finetuning_task",
     "model_max_length", "model_type", "name_or_path", "prefix", "problem_type",
     "sbert_ce_default_activation_function", "sentence_transformers", "smart_embedder_demo",
+    "smart_embedder_demo_recipe",
     "task_specific_params", "tokenizer_class", "torch_dtype", "transformers_version",
     "attention_dropout", "attention_probs_dropout_prob", "classifier_dropout",
     "gradient_checkpointing", "hidden_dropout_prob", "initializer_range", "loss_function",
@@ -53,6 +54,8 @@ _FIELDS_WITHOUT_EFFECT = {
     "tie_encoder_decoder", "tie_word_embeddings",
     # Of attention windows, which use_sliding_window and layer_types turn on.
     "max_window_layers", "sliding_window",
+    # Of rotary positions in older files, which are merged into the fields that are read.
+    "rope_theta",
     # Of how a model of model2vec was made.
     "apply_pca", "apply_zipf", "cache_dir", "embedding_dtype", "hidden_dim", "pooling",
     "seq_length", "sif_coefficient", "tokenizer_name", "vocabulary_quantization",

@@ -108,6 +108,8 @@ def test_every_field_of_our_own_families_is_read_or_has_no_effect(
     config = AutoConfig.from_pretrained(folder).to_dict()
     assert len(config) > 30
     assert logged_fields(folder, float32_target, **config) == []
+    older = {"rope_theta": 1e6, "rope_scaling": None} if family == "qwen3" else {}
+    assert logged_fields(folder, float32_target, torch_dtype="bfloat16", **older) == []
     found = logged_fields(folder, float32_target, own_scale=2, another=None)
     assert found == ["another", "own_scale"]
 
