@@ -180,7 +180,7 @@ def load_reranker(
     model: CrossEncoder | QwenReranker
     with record_reading(folder, config.transformer_folder(folder)) as record:
         if is_qwen3(folder) and not is_classifier(folder):
-            model = QwenReranker(name, folder, max_length, max_qwen_pairs, target)
+            model = QwenReranker(name, folder, max_length, max_qwen_pairs, target, kind=kind)
         else:
             model = CrossEncoder(name, folder, max_length, target, kind)
     record.require_all_read()

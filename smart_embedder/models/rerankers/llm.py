@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import structlog
 import torch
 from torch import Tensor
 
@@ -34,8 +33,6 @@ from smart_embedder.requests import CUT_AT_END, TruncationOptions
 from smart_embedder.tokens import JoinedIds, TokenizedPair
 from smart_embedder.vector_space import SCORE
 
-log = structlog.get_logger(__name__)
-
 PREFIX = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -44,6 +41,12 @@ PREFIX = (
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _BEHIND_QUERY = "\n<Document>:"
 _ARCHITECTURE = "Qwen3ForCausalLM"
+# The only template that is known, by the name that `kind` gives it.
+QWEN3_RERANKER = "qwen3-reranker"
+# The rows of the published model's head. Qwen3's other language models have unused rows, too.
+_PUBLISHED_ROWS = 151_669
+# What the chat template that the published model has for sentence-transformers says.
+_SENTENCE = "Judge whether the Document meets the requirements based on the Query and the Instruct"
 # The embeddings of tokens, and their prefix in checkpoints with a head.
 _TOKENS, _PREFIX = "embed_tokens.weight", "model."
 # The head of a checkpoint for classification.
@@ -61,13 +64,23 @@ class QwenReranker(RerankingModel):
     reads_instruction = True
 
     def __init__(
-        self, name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
+        self,
+        name: str,
+        folder: Path,
+        max_length: int,
+        max_batch_sequences: int,
+        target: Target,
+        *,
+        kind: str | None = None,
     ) -> None:
-        """Load the model; raises `StartupError` if the folder holds no language model of Qwen3.
+        """Load the model; raises `StartupError` if nothing says that it is a Qwen3-Reranker.
 
-        Language models that were trained for other tasks have the same files: a name without
-        "rerank" is logged.
+        That are its configuration, its vocabulary and its chat template, or `kind`.
         """
+        if kind not in {None, QWEN3_RERANKER}:
+            raise StartupError(
+                f"kind={kind} is unknown for {name}, a language model: {QWEN3_RERANKER} is known"
+            )
         weights = Weights.read(folder)
         if (folder / "1_Pooling").is_dir() or weights.with_prefix_of(_TOKENS).prefix != _PREFIX:
             raise StartupError(
@@ -87,15 +100,14 @@ class QwenReranker(RerankingModel):
             )
         # sentence-transformers puts the default prompt into the template as the instruction.
         require_default_prompt(folder, "", DEFAULT_INSTRUCTION)
-        if "rerank" not in name.lower():
-            log.warning(
-                "language_model_reranks",
-                model=name,
-                detail="it is scored with the prompt of Qwen3-Reranker, and its scores mean little "
-                "if it was not trained with that prompt",
-            )
         positions = DecoderConfig.read(folder).positions
         tokenizer = TextTokenizer.from_folder(folder, min(max_length, positions))
+        if kind is None and not _is_published(folder, tokenizer):
+            raise StartupError(
+                f"{name} is a language model, and its files do not say with which template it was "
+                f"trained to rerank: if with that of Qwen3-Reranker, set its kind to "
+                f"{QWEN3_RERANKER}"
+            )
         self._template = QwenTemplate(tokenizer)
         query, *passages = CALIBRATION_TEXTS[1::3]
         pairs = self._template.fill(query, passages, DEFAULT_INSTRUCTION)
@@ -117,6 +129,19 @@ class QwenReranker(RerankingModel):
 
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         return self._yes_minus_no(last(hidden, packed)).squeeze(1)  # type: ignore[no-any-return]
+
+
+def _is_published(folder: Path, tokenizer: TextTokenizer) -> bool:
+    """Whether a Qwen3 has the head and the template with which Qwen3-Reranker was published."""
+    if DecoderConfig.read(folder).vocabulary not in {tokenizer.vocabulary_size, _PUBLISHED_ROWS}:
+        return False
+    if all(module.kind != "LogitScore" for module in read_modules(folder)):
+        return True
+    # Since then the template is one that reads a query and a document.
+    template = str(read_optional(folder / "tokenizer_config.json").get("chat_template", ""))
+    if (file := folder / "chat_template.jinja").is_file():
+        template = file.read_text("utf-8")
+    return _SENTENCE in template
 
 
 def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:

@@ -6,7 +6,6 @@ from shutil import copytree
 
 import numpy as np
 import pytest
-import structlog
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.llm import QwenReranker, QwenTemplate
+from smart_embedder.models.rerankers.llm import PREFIX, QwenReranker, QwenTemplate
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs, TruncationOptions
 from smart_embedder.results import sigmoid
@@ -67,7 +66,7 @@ def test_lm_head_in_the_file_counts_even_if_tied(
 
 def largest_allocation(folder: Path, target: Target) -> int:
     """Return the bytes of the largest allocation in a forward of 64 pairs."""
-    reranker = QwenReranker("wide", folder, 4096, 64, target)
+    reranker = QwenReranker("wide", folder, 4096, 64, target, kind="qwen3-reranker")
     ids = [pair.ids for pair in reranker.tokenize_pairs("search", corpus(64), None)]
     with torch.profiler.profile(profile_memory=True) as profile:
         reranker.forward(ids, Outputs())
@@ -123,33 +122,61 @@ def test_folders_without_a_qwen3_reranker_are_refused(
         QwenReranker("tiny", copy, LIMIT, 16, float32_target)
 
 
-def test_language_model_without_rerank_in_its_name_is_logged(
-    tiny_qwen: Path, float32_target
+def with_unused_rows(folder: Path) -> None:
+    """Qwen3's chat models have more rows than tokens."""
+    save_qwen(folder, vocabulary=1000)
+
+
+def with_scores_of_sentence_transformers(folder: Path) -> None:
+    CrossEncoder(str(folder), device="cpu").save_pretrained(str(folder))
+
+
+def with_another_template(folder: Path) -> None:
+    with_scores_of_sentence_transformers(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}", "utf-8")
+
+
+@pytest.mark.parametrize(
+    "change_folder",
+    [with_unused_rows, with_scores_of_sentence_transformers, with_another_template],
+)
+def test_language_model_of_another_template_is_refused_unless_kind_names_one(
+    change_folder, tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
-    with structlog.testing.capture_logs() as logged:
-        for name in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-Reranker-0.6B"):
-            QwenReranker(name, tiny_qwen, LIMIT, 16, float32_target)
-    warned = [line["model"] for line in logged if line["event"] == "language_model_reranks"]
-    assert warned == ["Qwen/Qwen3-0.6B"]
+    copy = copytree(tiny_qwen, tmp_path / "Qwen3-Reranker-0.6B")
+    change_folder(copy)
+    with pytest.raises(StartupError, match="set its kind to qwen3-reranker"):
+        QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
+    with pytest.raises(StartupError, match="kind=zerank-2 is unknown for Qwen3-Reranker-0.6B"):
+        QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="zerank-2")
+    QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
+
+
+def test_qwen3_reranker_of_sentence_transformers_is_known_by_its_template(
+    tiny_qwen: Path, float32_target, tmp_path: Path
+) -> None:
+    copy = copytree(tiny_qwen, tmp_path / "any name")
+    with_scores_of_sentence_transformers(copy)
+    change(copy / "tokenizer_config.json", chat_template=PREFIX + "{{ messages[0].content }}")
+    QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
 
 
 def test_reranker_with_other_tokens_than_yes_and_no_is_refused(
     tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
-    CrossEncoder(str(copy), device="cpu").save_pretrained(str(copy))
+    with_scores_of_sentence_transformers(copy)
     (scores,) = copy.glob("*LogitScore")
-    QwenReranker("tiny", copy, LIMIT, 16, float32_target)
     kind = "sentence_transformers.base.modules.dense.Dense"
     with changed_json(copy / "modules.json") as modules:
         modules.append(modules[-1] | {"type": kind})
     with pytest.raises(StartupError, match="names the module Dense"):
-        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
+        QwenReranker("tiny", copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
     with changed_json(copy / "modules.json") as modules:
         modules.pop()
     change(scores / "config.json", true_token_id=7)
     with pytest.raises(StartupError, match="compares other tokens than yes and no"):
-        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
+        QwenReranker("tiny", copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
 
 
 PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "search"]), max_size=8)
