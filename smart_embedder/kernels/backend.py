@@ -32,6 +32,14 @@ ACTIVATIONS = {
     "relu": ("relu", ""),
     "silu": ("swish", ""),
 }
+# transformers' further names for them.
+_SAME_ACTIVATIONS = {
+    "swish": "silu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "gelu_python_tanh": "gelu_new",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,6 +422,12 @@ def activate(states: Tensor, activation: str | None) -> Tensor:
         case "swish":
             return functional.silu(states)
     return states
+
+
+def find_activation(name: object) -> str | None:
+    """Return the activation of `ACTIVATIONS` that transformers calls `name`, or None."""
+    known = _SAME_ACTIVATIONS.get(str(name), str(name))
+    return known if known in ACTIVATIONS else None
 
 
 def join_layers(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -1,18 +1,15 @@
 """Encoders of families without an implementation here, computed by transformers' modules.
 
-After a module is loaded, a trial runs it with each layout of a batch, the fastest (packed) first.
-The first layout in which each text has the same states as alone is used. A checkpoint's code is
-never run.
+A module's forward runs on groups of texts of near lengths with padding, if a trial at the start
+finds that each text then has the same states as alone; else on groups of one length, or on each
+text alone. The types in `PACKED_TYPES` run on packed texts, with linear layers, norms and attention
+by the backend, and if anything goes wrong in that trial, they run as all others do. If anything
+goes wrong there, the start ends with one sentence.
 """
 
-import inspect
 import math
-import re
-import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -22,24 +19,11 @@ from typing import Any, Self
 import numpy as np
 import structlog
 import torch
-import transformers
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    AttentionInterface,
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoModelForTextEncoding,
-)
-from transformers.modeling_outputs import BaseModelOutput
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_TEXT_ENCODING_MAPPING,
-)
+from transformers import AttentionInterface
 
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.hardware.device import memory_usage
@@ -69,62 +53,47 @@ from smart_embedder.kernels.target import (
 from smart_embedder.models.families.backbone import (
     Backbone,
     Transformer,
-    preemption_point,
 )
-from smart_embedder.models.families.bert import require_positions
 from smart_embedder.models.families.int8 import (
     calibrating_backend,
     encode_calibration,
     warn_if_inexact,
 )
+from smart_embedder.models.families.module_loading import Classifier, load_module
 from smart_embedder.models.families.module_parts import (
-    Replacement,
+    PACKED_TYPES,
     attend_packed,
     find_parts,
     replace_parts,
 )
-from smart_embedder.models.files.config import read_config, unusable_value
-from smart_embedder.models.files.record import current_record
-from smart_embedder.models.files.weights import StoredTensor, Weights
+from smart_embedder.models.files.config import read_config
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.tokens import TokenIds
 
 log = structlog.get_logger(__name__)
 
-# The most parameters of a module, relative to the stored numbers: it may also have an unused
-# pooler, and tables that it computes.
-_MAX_PARAMETERS = 1.5
-# The names of tensors for other inputs than texts.
-_OTHER_INPUTS = r"(vision|visual|image|audio|sound|speech|video|multi_modal|mm_projector)"
-# The most layers of a model whose layers share their tensors.
-_MAX_LAYERS = 100
 # The layouts of the texts of a batch, the fastest first.
 PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
-_PACKED = "smart_embedder_packed"
 # The most padding of a group that is computed together, as a share of its tokens.
 _MAX_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
+_PACKED_ATTENTION = "smart_embedder_packed"
+# The kinds of rotary positions that depend on the longest text of a batch.
+_KINDS_BY_LONGEST = {"dynamic", "longrope"}
 # The most memory of attention for a group of several texts, and for a single text on a CPU before
 # the free memory is checked. Then a text may take this share of it, as others need memory, too.
 _GROUP_BYTES = 2**28
 _FREE_SHARE = 0.5
 _RETRY_AFTER = 30
-_LAYOUT = "batch"
-# Names in the report of the start: the proof of replaced parts, and the two that can compute them.
-_PARTS, _BACKEND, TRANSFORMERS = "modules", "backend", "transformers"
+# Names in the report of the start: the layout, and what computes the parts of a module.
+_LAYOUT, _PARTS, _BACKEND, TRANSFORMERS = "batch", "modules", "backend", "transformers"
 # All layers together may differ by this many times the tolerance of one operation.
 _ROUNDING_FACTOR = 4
 # The tolerance of one product in 8 bits.
 _INT8_TOLERANCE = 3e-2
 # The tokens of the trial's texts. Some are padded beside others, two have the same length, and one
-# is longer than the window and than the blocks of windowed attention.
+# is longer than most windows and than the blocks of windowed attention.
 _TRIAL_LENGTHS = (3, 15, 17, 19, 19, 40)
 _LONGEST_TRIAL = 700
-_WIDEST_TRIAL = (_LONGEST_TRIAL - 9) // 2
-# Attributes, of configurations and of attentions, that limit how far a token attends.
-_WINDOWS = ("sliding_window", "attention_chunk_size")
-# The number of tokens above which rotary positions change (`longrope`). In the trial, some of the
-# texts that are padded together are longer than this number, and some are not.
-_LONGROPE_FROM, _TRIAL_LONGROPE_FROM = "original_max_position_embeddings", 16
 # A range of ids that every vocabulary has.
 _TRIAL_IDS = (5, 100)
 # One of these ids, to test that the padding's id does not matter.
@@ -142,32 +111,6 @@ _UNLIMITED = 2**31
 _SECOND_SEGMENT = 2**32
 
 
-class Classifier(nn.Module):
-    """A classifier of transformers, whose logits are the state of each token of a sequence.
-
-    So it is loaded, proven and run as any module. With `marks_segments` it reads which tokens are
-    of the second text of a pair.
-    """
-
-    _supports_attention_backend = False  # Packed, its head would read the tokens of other texts.
-
-    def __init__(self, classifier: Any, *, marks_segments: bool) -> None:
-        super().__init__()
-        self.classifier, self.config = classifier, classifier.config
-        takes_segments = "token_type_ids" in inspect.signature(classifier.forward).parameters
-        self.marks_segments = marks_segments and takes_segments
-
-    @property
-    def body(self) -> Any:
-        """The module without its head, which is not computed in 8 bits."""
-        return getattr(self.classifier, self.classifier.base_model_prefix, self.classifier)
-
-    def forward(self, input_ids: Tensor, **options: Tensor) -> BaseModelOutput:
-        """Compute `[N, L, labels]` from `input_ids` `[N, L]`."""
-        logits = self.classifier(input_ids=input_ids, **options).logits
-        return BaseModelOutput(logits[:, None].expand(-1, input_ids.shape[1], -1))
-
-
 def load_by_transformers(
     folder: Path,
     target: Target,
@@ -182,17 +125,17 @@ def load_by_transformers(
     transformers cannot load it.
     """
 
-    def load_module() -> Any:
-        module = _load_module(folder, target, classifies=classifies)
+    def load() -> Any:
+        module = load_module(folder, target, classifies=classifies)
         return Classifier(module, marks_segments=marks_segments) if classifies else module
 
     try:
-        return _load(folder, target, read_tokenizer, load_module)
+        return _load(folder, target, read_tokenizer, load)
     except StartupError:
         raise
     except Exception as error:
         raise StartupError(
-            f"transformers cannot compute the model in {folder}: {_one_line(error)}"
+            f"transformers cannot load the model in {folder}: {_one_line(error)}"
         ) from error
 
 
@@ -200,260 +143,119 @@ def _load(
     folder: Path,
     target: Target,
     read_tokenizer: Callable[[int], TextTokenizer],
-    load_module: Callable[[], Any],
+    load: Callable[[], Any],
 ) -> tuple[Backbone, TextTokenizer]:
-    module = load_module()
-    count, positions = _find_positions(module)
+    module = load()
+    count = _count_positions(module)
     tokenizer = read_tokenizer(count)
-    ending = np.zeros(0, np.int64)
-    if isinstance(module, Classifier):
-        # Some read the state of the token that ends a text.
-        ending = tokenizer.pair_template()[-1]
-        positions = replace(
-            positions, segment_offset=_SECOND_SEGMENT if module.marks_segments else 0
-        )
     tables = (part for part in module.modules() if isinstance(part, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
     parameters = sum(parameter.numel() for parameter in module.parameters()) - in_tables
-    with _lower_limits(module):
-        trial = _Trial(
-            folder, load_module, module, target, count=count, positions=positions, ending=ending
+    # Without defaults and options that do not change the states.
+    configuration = sorted(
+        (name, repr(value))
+        for name, value in module.config.to_diff_dict().items()
+        if name not in _WITHOUT_EFFECT
+    )
+    whole = read_config(folder)
+    if "text_config" in whole:
+        log.warning(
+            "only_texts_read",
+            model=folder.name,
+            detail=f"a model of type {whole['model_type']} also reads other inputs than texts: its "
+            "text part is served, and pictures and sound are not read",
         )
-        target = trial.choose_layout()
-    target = trial.quantize(target, tokenizer) if target.quantized else trial.use_backend(target)
-    transformer = trial.transformer(target)
-    if transformer.attend is None:
-        transformer.bytes_per_pair = _measure_bytes_per_pair(
-            trial.module, count, target.device, ending
-        )
+    trial = _Trial(folder, load, module, target, tokenizer, count=count)
+    del module  # The trial may load it again.
+    transformer, target = trial.choose()
     backbone = Backbone(
         transformer,
         target,
         hidden_size=trial.hidden_size,
         max_length=count,
         parameters=parameters,
-        positions=positions,
-        # Without defaults and options that do not change the states.
-        configuration=sorted(
-            (name, repr(value))
-            for name, value in module.config.to_diff_dict().items()
-            if name not in _WITHOUT_EFFECT
-        ),
+        positions=trial.positions,
+        configuration=configuration,
     )
     return backbone, tokenizer
 
 
-def _find_positions(module: Any) -> tuple[int, PositionScheme]:
-    """Return the number of positions, and how they are counted."""
+def _count_positions(module: Any) -> int:
+    """Return the number of positions, without those that RoBERTa's families never use."""
     for name, table in module.named_modules():
         if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
-            padding = table.padding_idx
-            unused = 0 if padding is None else padding + 1
-            return table.num_embeddings - unused, PositionScheme(padding)
+            return table.num_embeddings - (
+                0 if table.padding_idx is None else table.padding_idx + 1
+            )
     limit: Any = getattr(module.config, "max_position_embeddings", None)
-    is_limit = isinstance(limit, int) and limit > 0
-    return limit if is_limit else _UNLIMITED, PositionScheme()
+    return limit if isinstance(limit, int) and limit > 0 else _UNLIMITED
 
 
-def _load_module(folder: Path, target: Target, *, classifies: bool) -> Any:
-    """Load the module in `folder`, with a head only if it `classifies`, on its device.
+class PackedModule(Transformer):
+    """A module that computes packed texts, with `attend` in place of its own attention."""
 
-    Raises `StartupError` if it cannot be loaded or lacks tensors.
-    """
-    _require_supported(folder)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module, report = _from_pretrained(folder, target, classifies=classifies)
-    except StartupError:
-        raise
-    except Exception as error:
-        reason = _one_line(error)
-        raise StartupError(f"transformers cannot load the model in {folder}: {reason}") from error
-    # A pooler that no head reads is not computed.
-    missing = sorted(name for name in report["missing_keys"] if classifies or "pooler" not in name)
-    if missing:
-        raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
-    module.config.use_cache = False
-    # Lets short forwards run between two layers. The layers are the longest list of modules.
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    for layer in max(lists, key=len, default=()):
-        layer.register_forward_pre_hook(lambda *_: preemption_point())
-    return module.eval().to(target.device)
+    def __init__(self, module: nn.Module, attend: Attention) -> None:
+        self._module = module
+        self._attend = attend
+        self.window = getattr(module.config, "sliding_window", None)
+        # If the kernel has no window, the texts are divided by their lengths, and a captured graph
+        # would use those of its own batch for all others.
+        self.capturable = self.window is None or has_window(attend)
+
+    def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
+        """Implement `Transformer`."""
+        states: Tensor = self._module(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            packed_attention=PackedAttention(self._attend, packed),
+        ).last_hidden_state[0]
+        return states if rows is None else states.index_select(0, rows)
+
+    def without_unattended(self) -> Self:
+        """Implement `Transformer`."""
+        changed = copy(self)
+        changed._attend = exclude_unattended(self._attend)  # noqa: SLF001 - a copy
+        return changed
 
 
-def _require_supported(folder: Path) -> None:
-    """Raise `StartupError` for a model that transformers cannot compute without further code."""
-    config = read_config(folder)
-    model_type = config.get("model_type")
-    if model_type not in CONFIG_MAPPING:
-        if "auto_map" in config:
-            raise StartupError(
-                f"the model in {folder} needs code of its own (auto_map in config.json), and code "
-                "of a checkpoint is never run"
-            )
-        raise StartupError(
-            f"{folder} holds a model of type {model_type}, which transformers "
-            f"{transformers.__version__} does not know"
-        )
-    require_positions(folder, config)
-
-
-def _from_pretrained(
-    folder: Path, target: Target, *, classifies: bool
-) -> tuple[Any, dict[str, Any]]:
-    """Load the module; return it with transformers' report of missing tensors.
-
-    Raises `StartupError` for impossible sizes, before memory is allocated for them.
-    """
-    weights = Weights.read(folder)
-    config = _read_text_part(folder)
-    weights.require_numbers()
-    for key, value in config.to_dict().items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise unusable_value(folder, key, value)
-        # Each layer has its own tensors, unless all layers share them.
-        if "layers" in key and type(value) is int and value > _MAX_LAYERS + len(weights.tensors):
-            raise unusable_value(folder, key, value)
-    auto: Any = AutoModelForTextEncoding
-    if classifies:
-        auto = AutoModelForSequenceClassification
-        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-            raise StartupError(
-                f"{folder} holds a model of type {config.model_type}, of which transformers "
-                f"{transformers.__version__} has no classifier"
-            )
-    elif type(config) not in MODEL_FOR_TEXT_ENCODING_MAPPING:
-        auto = AutoModel
-    with torch.device("meta"):
-        described = auto.from_config(config)
-    if "input_ids" not in inspect.signature(described.forward).parameters:
-        raise StartupError(
-            f"{folder} holds a model of type {config.model_type}, which reads no texts"
-        )
-    # transformers would allocate missing tensors, however large they are.
-    needed = sum(parameter.numel() for parameter in described.parameters())
-    stored = sum(math.prod(tensor.shape) for tensor in weights.tensors.values())
-    if needed > _MAX_PARAMETERS * stored:
-        raise StartupError(
-            f"{folder / 'config.json'} describes a model of {needed:,} numbers, and its weights "
-            f"have {stored:,}"
-        )
-    # With the tensors, not the folder's name, from which transformers would map the files.
-    loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
-        None,
-        config=config,
-        state_dict=dict(_named_tensors(weights, described)),
-        dtype=torch.float32 if target.quantized else target.dtype,
-        output_loading_info=True,
-        local_files_only=True,
-    )
-    if (record := current_record()) is not None:
-        record.read_all_fields(folder / "config.json")
-        record.leave_out(loaded[0]._keys_to_ignore_on_load_unexpected or ())  # noqa: SLF001
-    return loaded
-
-
-def _read_text_part(folder: Path) -> Any:
-    """Read the configuration, or that of the text part of a model that also reads other inputs."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    text = getattr(config, "text_config", None)
-    if text is None:
-        return config
-    if hasattr(config, "logit_scale_init_value"):
-        raise StartupError(
-            f"{folder} holds a model of type {config.model_type}, which projects texts and images "
-            "into one space; such projections are not supported"
-        )
-    log.warning(
-        "only_texts_read",
-        model=folder.name,
-        detail=f"a model of type {config.model_type} also reads other inputs than texts: its text "
-        "part is served, and pictures and sound are not read",
-    )
-    if (record := current_record()) is not None:
-        record.leave_out([_OTHER_INPUTS])
-    return text
-
-
-def _named_tensors(weights: Weights, described: Any) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors of the described part; their contents are hashed under its names.
-
-    The hash leaves out the pooler, which is not computed, and whole numbers.
-    """
-    names, base = set(described.state_dict()), f"{described.base_model_prefix}."
-    # How often each prefix stands before a name of the part.
-    prefixes = Counter(
-        stored_name[:start]
-        for stored_name in weights.tensors
-        for start in (0, *(dot.end() for dot in re.finditer(r"\.", stored_name)))
-        if stored_name[start:] in names
-    )
-    prefix = max(prefixes, key=prefixes.__getitem__, default="")
-    # transformers knows its own prefix, and renames tensors of older versions by it.
-    prefix = "" if prefix == base else prefix
-    for stored_name, tensor in weights.tensors.items():
-        if stored_name.startswith(prefix):
-            kept_name = stored_name.removeprefix(prefix)
-            name = kept_name.removeprefix(base)
-            is_read = "pooler" not in name or kept_name in names
-            is_hashed = is_read and tensor.dtype.is_floating_point
-            yield kept_name, replace(tensor, hashed_as=name if is_hashed else None)
-
-
-class ModuleTransformer(Transformer):
-    """A transformers module that gets its batches in a `layout`; the packed one needs `attend`.
+class PaddedModule(Transformer):
+    """A module that computes groups of texts, in one of the layouts with padding or without.
 
     `padding` is the id of the padding token, by default the model's. `bytes_per_pair` is the memory
     of attention for each pair of tokens of a text, if it is quadratic.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        layout: str,
-        attend: Attention | None = None,
-        padding: int | None = None,
-    ) -> None:
+    capturable = rounds_up = False
+
+    def __init__(self, module: Any, layout: str, padding: int | None = None) -> None:
         self._module = module
-        self.layout = layout
-        self.attend = attend
+        self._layout = layout
         default: int | None = getattr(module.config, "pad_token_id", None)
         self._padding = (default or 0) if padding is None else padding
         self.bytes_per_pair = 0.0
-        self.rounds_up = layout == PACKED
-        self.window = _read_option(module.config, "sliding_window")
-        # If the kernel has no window, the texts are divided by their lengths, and a captured graph
-        # would use those of its own batch for all others.
-        self.capturable = attend is not None and (self.window is None or has_window(attend))
 
     def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
         """Implement `Transformer`.
 
         Raises `OutOfMemoryError` for a text whose attention does not fit the free memory of a CPU.
         """
-        if self.attend is None:
-            self._require_memory(packed)
-            states = torch.cat(list(self._padded(packed)))
-        else:
-            states = self._module(
-                input_ids=packed.input_ids,
-                position_ids=packed.position_ids,
-                packed_attention=PackedAttention(self.attend, packed),
-            ).last_hidden_state[0]
+        self._require_memory(packed)
+        states = torch.cat(list(self._compute_groups(packed)))
         return states if rows is None else states.index_select(0, rows)
 
-    def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
+    def without_unattended(self) -> Self:
+        """Implement `Transformer`; the mask of a group hides unattended tokens."""
+        return self
+
+    def _compute_groups(self, packed: PackedBatch) -> Iterator[Tensor]:
         """Yield the states of each group of sequences, computed with padding, in packed order."""
         pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
         ids = torch.split(packed.input_ids[0], packed.lengths)
         attended = torch.split(packed.attended, packed.lengths)
         max_pairs = _GROUP_BYTES / self.bytes_per_pair if self.bytes_per_pair else math.inf
-        if self.layout == ALONE:
+        if self._layout == ALONE:
             max_pairs = 0.0
-        for group in group_for_padding(packed.lengths, _MAX_PADDING[self.layout], max_pairs):
+        for group in group_for_padding(packed.lengths, _MAX_PADDING[self._layout], max_pairs):
             input_ids = pad(list(ids[group]), padding_value=float(self._padding))
             is_token = np.arange(input_ids.shape[1]) < np.array(packed.lengths[group])[:, None]
             mask = pad(list(attended[group])).long()
@@ -481,65 +283,69 @@ class ModuleTransformer(Transformer):
                 retry_after=_RETRY_AFTER,
             )
 
-    def without_unattended(self) -> Self:
-        """Implement `Transformer`; a padded batch hides unattended tokens by its mask."""
-        changed = copy(self)
-        if self.attend is not None:
-            changed.attend = exclude_unattended(self.attend)
-        return changed
-
 
 class _Trial:
-    """Random texts, for which layouts of batches are compared with each text alone.
-
-    Run it within `_lower_limits`, so that some texts are longer than the module's limits.
-    """
+    """Random texts, for which ways to compute a batch are compared with each text alone."""
 
     def __init__(
         self,
         folder: Path,
-        load_module: Callable[[], Any],
+        load: Callable[[], Any],
         module: Any,
         target: Target,
+        tokenizer: TextTokenizer,
         *,
         count: int,
-        positions: PositionScheme,
-        ending: TokenIds,
     ) -> None:
-        self._load_module = load_module
-        self._described = f"the model in {folder}, of type {read_config(folder).get('model_type')},"
-        self._folder = folder
-        self.module = module
-        self._target = target
+        self._folder, self._target, self._count = folder, target, count
+        self._load, self._module = load, module
+        self._described = f"the model in {folder}, of type {module.config.model_type},"
+        own = module.config._attn_implementation  # noqa: SLF001 - it has no public name
+        self._own_attention: str = own or "eager"
+        self._classifies = isinstance(module, Classifier)
+        # Some classifiers read the state of the token that ends a text.
+        self._ending = np.zeros(0, np.int64)
+        self.positions = PositionScheme()
+        if self._classifies:
+            self._ending = tokenizer.pair_template()[-1]
+            self.positions = PositionScheme(
+                segment_offset=_SECOND_SEGMENT if module.marks_segments else 0
+            )
+        self._pack = partial(pack, device=target.device, positions=self.positions)
         window = _read_option(module.config, "sliding_window") or 0
-        lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
-        random = np.random.default_rng(0)
-        texts = [random.integers(*_TRIAL_IDS, min(length, count)) for length in sorted(lengths)]
+        texts, others = self._draw_texts((*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9)))
+        self._texts = self._pack(texts)
+        # The same lengths, but every second text is reversed.
+        self._beside_others = self._pack(others)
+        kept = np.concatenate([np.full(len(ids), i % 2 == 1) for i, ids in enumerate(texts)])
+        self._kept = to_device(target.device, np.flatnonzero(kept))
+        self._calibration = encode_calibration(tokenizer) if target.quantized else []
+        self._longest = tokenizer.max_length
+        self._refused: list[Proof] = []
+        self._compute_alone()
+
+    def _draw_texts(self, lengths: tuple[int, ...]) -> tuple[list[TokenIds], list[TokenIds]]:
+        """Draw texts of these lengths, and the same ones with every second text reversed."""
+        random, ending = np.random.default_rng(0), self._ending
+        texts = [
+            random.integers(*_TRIAL_IDS, min(length, self._count)) for length in sorted(lengths)
+        ]
         # A head that needs as many ending tokens in each text of a batch does not get batches.
         for text in texts[1::2]:
             text[: len(ending)] = ending[: len(text)]
         others = [ids[::-1].copy() if i % 2 == 0 else ids for i, ids in enumerate(texts)]
         for text in (*texts, *others):
             text[max(0, len(text) - len(ending)) :] = ending[-len(text) :]
-            if positions.segment_offset:
+            if self.positions.segment_offset:
                 text[len(text) // 2 :] |= SECOND_SEGMENT
-        self._pack = partial(pack, device=target.device, positions=positions)
-        self._texts = self._pack(texts)
-        # The same lengths, but every second text is reversed.
-        self._beside_others = self._pack(others)
-        kept = np.concatenate([np.full(len(ids), i % 2 == 1) for i, ids in enumerate(texts)])
-        self._kept = to_device(target.device, np.flatnonzero(kept))
+        return texts, others
 
     @torch.inference_mode()
-    def choose_layout(self) -> Target:
-        """Return the target with the first layout that computes texts as if they were alone.
-
-        Raises `StartupError` if there is none.
-        """
-        module, target = self.module, self._target
-        own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
+    def _compute_alone(self) -> None:
+        """Compute the states of each text alone; raises `StartupError` if they are unusable."""
+        alone = PaddedModule(self._module, ALONE)
         try:
-            self._expected = ModuleTransformer(module, ALONE)(self._texts)
+            self._expected = alone(self._texts)
         except Exception as error:
             raise StartupError(
                 f"{self._described} cannot compute a text that is alone in its batch: "
@@ -548,99 +354,107 @@ class _Trial:
         self.hidden_size = self._expected.shape[1]
         if not self._expected.cpu().isfinite().any():
             raise never_finite_error(f"in {self._folder}")
-        refused: list[Proof] = []
-        takes_positions = "position_ids" in inspect.signature(module.forward).parameters
-        # `_supports_attention_backend` has no public name.
-        if module._supports_attention_backend and takes_positions:  # noqa: SLF001
-            _use_packed_attention(module)
-            packed = prove(target, _read_shapes(module), (ATTENTION,))
-            refused.append(self._prove_layout(PACKED, packed.backend.attention))
-            if refused[0].holds:
-                return packed.with_path(_LAYOUT, PACKED)
-            module.set_attn_implementation(own_attention)
-        if target.attention_named:
+        is_bidirectional = getattr(self._module.config, "is_causal", None) is False
+        if is_bidirectional and self._count > 1 and not self._classifies:
+            texts = self._pack([np.array([5, 6])]), self._pack([np.array([5, 7])])
+            first, other = (alone(text)[0] for text in texts)
+            if torch.equal(first, other):
+                raise StartupError(
+                    f"{self._described} attends in both directions by its configuration, but "
+                    "transformers computes it as causal"
+                )
+        if self._calibration:
+            self._exact = alone(self._pack(self._calibration))
+
+    @torch.inference_mode()
+    def choose(self) -> tuple[Transformer, Target]:
+        """Return the fastest way to compute texts as if each was alone, and its target.
+
+        Raises `StartupError` if there is none.
+        """
+        config, layouts, found = self._module.config, [PADDED, ONE_LENGTH, ALONE], None
+        if _rotary_kinds(config) & _KINDS_BY_LONGEST:
+            layouts.remove(PADDED)
+        elif config.model_type in PACKED_TYPES and not self._classifies:
+            found = self._try(_BACKEND, [PACKED])
+        if self._target.attention_named and not found:
             raise StartupError(
                 f"the model in {self._folder} has its own attention, which no other can replace; "
                 "set ATTENTION to auto"
             )
-        for layout in (PADDED, ONE_LENGTH, ALONE):
-            proof = self._prove_layout(layout)
-            if proof.holds:
-                target = target.with_path(ATTENTION, own_attention or "eager")
-                return target.with_path(_LAYOUT, layout, refused)
-            refused.append(proof)
-        raise StartupError(
-            f"{self._described} computes different vectors for the same text each time "
-            f"({refused[-1].reason})"
-        )
-
-    def transformer(self, target: Target) -> ModuleTransformer:
-        """Make a transformer of the module, as it is now, in the layout of a target."""
-        layout = target.paths[_LAYOUT]
-        attend = target.backend.attention if layout == PACKED else None
-        return ModuleTransformer(self.module, layout, attend)
-
-    @torch.inference_mode()
-    def use_backend(self, target: Target) -> Target:
-        """Replace parts of the module by the backend's; undo that if the states change."""
-        proven, parts = self._prove_parts(target)
-        replace_parts(parts, proven.backend)
-        proof = self._prove_replaced_parts(proven)
-        if proof.holds:
-            return proven
-        log_refused_paths([proof], TRANSFORMERS)
-        self.module = self._load_module()
-        if target.paths[_LAYOUT] == PACKED:
-            _use_packed_attention(self.module)
-        return replace(target, refused=(*target.refused, proof))
-
-    @torch.inference_mode()
-    def quantize(self, target: Target, tokenizer: TextTokenizer) -> Target:
-        """Replace the products by products in 8 bits, calibrated with some texts.
-
-        Raises `StartupError` if the module cannot be computed so.
-        """
-        texts = encode_calibration(tokenizer)
-        packed = self._pack(texts)
-        exact = self.transformer(target)(packed)
-        target, parts = self._prove_parts(target)
-        transformer = self.transformer(target)
-        # One call calibrates all texts; layouts that are not packed get them joined as one text.
-        joined = np.concatenate(texts)[: tokenizer.max_length]
-        try:
-            with calibrating_backend(target.backend, target.dtype) as int8_backend:
-                replace_parts(parts, int8_backend)
-                for parameter in self.module.parameters():
-                    parameter.data = parameter.data.to(target.dtype)
-                transformer(packed if transformer.layout == PACKED else self._pack([joined]))
-        except Exception as error:
+        found = found or self._try(_BACKEND, layouts)
+        if self._target.quantized and not found:
+            failed = self._refused[-1]
+            reason = ": ".join(filter(None, (failed.reason, failed.message)))
             raise StartupError(
-                f"{self._described} is not computed in 8 bits: {_one_line(error)}; set DTYPE to "
-                "auto"
-            ) from error
-        proof = self._prove_replaced_parts(target)
-        if not proof.holds:
-            raise StartupError(
-                f"{self._described} is not computed in 8 bits correctly ({proof.reason}); set "
-                "DTYPE to auto"
+                f"{self._described} is not computed in 8 bits ({reason}); set DTYPE to auto"
             )
-        warn_if_inexact(self._folder.name, transformer(packed), exact, packed)
-        return target
+        found = found or self._try(TRANSFORMERS, layouts)
+        if not found:
+            raise StartupError(
+                f"{self._described} computes different vectors for the same text each time "
+                f"({self._refused[-1].reason})"
+            )
+        return found
 
-    def _prove_parts(self, target: Target) -> tuple[Target, list[Replacement]]:
-        """Find the parts that can be replaced, and prove the operations that they need."""
-        body = self.module.body if isinstance(self.module, Classifier) else self.module
-        parts = find_parts(body, target.dtype, packed=target.paths[_LAYOUT] == PACKED)
-        operations = {name for part in parts for name in part.operations}
-        return prove(target, _read_shapes(self.module), sorted(operations)), parts
+    def _try(self, parts: str, layouts: list[str]) -> tuple[Transformer, Target] | None:
+        """Return the first layout that holds if `parts` computes the module's parts, or None."""
+        if self._refused:  # The module's parts were replaced.
+            self._module = self._load()
+        refused, packs = list[Proof](), layouts == [PACKED]
+        try:
+            make, target = self._prepare(parts, packs=packs)
+            for layout in layouts:
+                proof = self._prove(layout, make)
+                if proof.holds:
+                    target = target.with_path(_LAYOUT, layout, refused)
+                    target = replace(target, refused=(*self._refused, *target.refused))
+                    return self._finish(make(layout)), target
+                refused.append(proof)
+        except StartupError:
+            raise
+        except Exception as error:  # noqa: BLE001 - after any error, the next way is tried
+            error_name = type(error).__name__
+            refused.append(Proof("forward", PACKED, math.inf, 0.0, error_name, _one_line(error)))
+        failed = refused[-1]
+        if not packs:
+            failed = replace(failed, operation=_PARTS, path=parts)
+        log_refused_paths([failed], PADDED if packs else TRANSFORMERS)
+        self._refused.append(failed)
+        return None
 
-    def _prove_replaced_parts(self, target: Target) -> Proof:
-        with _lower_limits(self.module):
-            transformer = self.transformer(target)
-            proof = self._prove_layout(transformer.layout, transformer.attend)
-        return replace(proof, operation=_PARTS, path=_BACKEND)
+    def _prepare(self, parts: str, *, packs: bool) -> tuple[Callable[..., Transformer], Target]:
+        """Replace parts of the module; return how to make its transformer of a layout."""
+        module, target = self._module, self._target
+        if parts == TRANSFORMERS:
+            return partial(PaddedModule, module), target.with_path(ATTENTION, self._own_attention)
+        if packs:
+            AttentionInterface.register(_PACKED_ATTENTION, attend_packed)
+            module.set_attn_implementation(_PACKED_ATTENTION)
+        body = module.body if isinstance(module, Classifier) else module
+        replaced = find_parts(body, target.dtype, packed=packs)
+        operations = sorted({name for part in replaced for name in part.operations})
+        shapes = _read_shapes(module, self.hidden_size)
+        target = prove(target, shapes, [ATTENTION, *operations] if packs else operations)
+        make: Callable[..., Transformer] = partial(PaddedModule, module)
+        if packs:
+            attend = target.backend.attention
+            make = lambda *_: PackedModule(module, attend)  # noqa: E731 - has the other's arguments
+        else:
+            target = target.with_path(ATTENTION, self._own_attention)
+        if not target.quantized:
+            replace_parts(replaced, target.backend)
+            return make, target
+        # One call calibrates all texts; a module that is not packed gets them as one text.
+        texts = self._calibration if packs else [np.concatenate(self._calibration)[: self._longest]]
+        with calibrating_backend(target.backend, target.dtype) as int8_backend:
+            replace_parts(replaced, int8_backend)
+            for parameter in module.parameters():
+                parameter.data = parameter.data.to(target.dtype)
+            make(ALONE)(self._pack(texts))
+        return make, target
 
-    def _prove_layout(self, layout: str, attend: Attention | None = None) -> Proof:
+    def _prove(self, layout: str, make: Callable[..., Transformer]) -> Proof:
         """Compare a layout with each text alone, and then with itself beside other texts.
 
         The second comparison is between equal shapes, so its tolerance is that of one operation:
@@ -651,14 +465,14 @@ class _Trial:
         states: list[Tensor] = []
 
         def compute() -> list[Tensor]:
-            states.append(ModuleTransformer(self.module, layout, attend)(self._texts))
+            states.append(make(layout)(self._texts))
             return states
 
         def compute_beside_others() -> list[Tensor]:
             # Classifiers of decoders find the end of a text by the padding's id.
-            padding = None if isinstance(self.module, Classifier) else _OTHER_PADDING
-            transformer = ModuleTransformer(self.module, layout, attend, padding)
-            return [transformer(self._beside_others).index_select(0, self._kept)]
+            padding = None if self._classifies else _OTHER_PADDING
+            others = make(layout, padding)(self._beside_others)
+            return [others.index_select(0, self._kept)]
 
         proof = try_path("forward", layout, compute, [self._expected], rounding)
         if not proof.holds:
@@ -666,15 +480,27 @@ class _Trial:
         kept = [states[0].index_select(0, self._kept)]
         return try_path("forward", layout, compute_beside_others, kept, tolerance)
 
+    def _finish(self, transformer: Transformer) -> Transformer:
+        """Measure the attention's memory; log a warning if vectors in 8 bits are inexact."""
+        if isinstance(transformer, PaddedModule):
+            transformer.bytes_per_pair = _measure_bytes_per_pair(
+                self._module, self._count, self._target.device, self._ending
+            )
+        if self._calibration:
+            texts = self._pack(self._calibration)
+            warn_if_inexact(self._folder.name, transformer(texts), self._exact, texts)
+        return transformer
+
 
 def _one_line(error: Exception) -> str:
     return " ".join((str(error) or type(error).__name__).split())
 
 
-def _use_packed_attention(module: Any) -> None:
-    """Let a module compute packed attention."""
-    AttentionInterface.register(_PACKED, attend_packed)
-    module.set_attn_implementation(_PACKED)
+def _rotary_kinds(config: Any) -> set[str]:
+    rotary = _read_option(config, "rope_parameters") or {}
+    # The parameters of all layers, or those of each kind of layer.
+    options = (rotary, *rotary.values())
+    return {str(option.get("rope_type")) for option in options if isinstance(option, dict)}
 
 
 def _read_option(holder: Any, name: str) -> Any:
@@ -685,51 +511,24 @@ def _read_option(holder: Any, name: str) -> Any:
         return None
 
 
-def _read_shapes(module: Any) -> Shapes:
-    """Return sizes for the proof of operations; options with a value for each layer have none."""
-    read = partial(_read_option, module.config)
-    width, heads = module.config.hidden_size, read("num_attention_heads") or 1
-    inner_width = read("intermediate_size")
+def _read_shapes(module: Any, width: int) -> Shapes:
+    """Return sizes for the proof of operations; `width` is that of the states."""
+
+    def size(name: str, default: int) -> int:
+        value = _read_option(module.config, name)
+        return value if isinstance(value, int) and value else default
+
+    width = size("hidden_size", width)
+    heads = size("num_attention_heads", 1)
     return Shapes(
         width,
-        inner_width if isinstance(inner_width, int) else width,
+        size("intermediate_size", width),
         heads,
-        read("num_key_value_heads") or heads,
-        read("head_dim") or width // heads,
+        size("num_key_value_heads", heads),
+        size("head_dim", width // heads),
         bias=False,
         causal=any(getattr(part, "is_causal", False) for part in module.modules()),
     )
-
-
-@contextmanager
-def _lower_limits(module: Any) -> Iterator[None]:
-    """Lower a module's limits, so that the trial's longest texts are computed as long texts.
-
-    The limits are attention windows, and the number of tokens above which rotary positions change
-    (`longrope`). Modules read them at each call, and compute a low limit as they do the real one.
-    """
-    window = _read_option(module.config, "sliding_window") or 0
-    # All windows are lowered by the same number: some families' attentions add one to it.
-    reduction = max(0, window - _WIDEST_TRIAL)
-    parts = list(module.modules())
-    configs = [part.config for part in parts if getattr(part, "config", None) is not None]
-    with ExitStack() as restore:
-        for holder in {id(holder): holder for holder in (*parts, *configs)}.values():
-            for name in _WINDOWS:
-                value = _read_option(holder, name)
-                if isinstance(value, int) and value > _WIDEST_TRIAL:
-                    narrowed = value - reduction if name == "sliding_window" else 0
-                    restore.callback(setattr, holder, name, value)
-                    setattr(holder, name, narrowed if narrowed > 0 else _WIDEST_TRIAL)
-        for config in configs:
-            rotary = getattr(config, "rope_parameters", None) or {}
-            # The parameters of all layers, or those of each kind of layer.
-            for options in (rotary, *rotary.values()):
-                is_long = isinstance(options, dict) and options.get("rope_type") == "longrope"
-                if is_long and _LONGROPE_FROM in options:
-                    restore.callback(options.__setitem__, _LONGROPE_FROM, options[_LONGROPE_FROM])
-                    options[_LONGROPE_FROM] = _TRIAL_LONGROPE_FROM
-        yield
 
 
 class _LiveBytes(TorchFunctionMode):

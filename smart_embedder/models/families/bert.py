@@ -14,7 +14,13 @@ from torch.nn import functional
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.attention import Attention
-from smart_embedder.kernels.backend import ACTIVATIONS, Backend, EncoderParts, LayerNorm
+from smart_embedder.kernels.backend import (
+    ACTIVATIONS,
+    Backend,
+    EncoderParts,
+    LayerNorm,
+    find_activation,
+)
 from smart_embedder.kernels.native import NativeEncoderLayer
 from smart_embedder.kernels.packed_batch import PackedBatch, PositionScheme
 from smart_embedder.models.families.backbone import (
@@ -81,10 +87,12 @@ class EncoderConfig:
                 f"{folder} has states of {size['width']} numbers, which {size['heads']} heads "
                 "cannot share"
             )
-        activation = config.get("hidden_act", "gelu")
-        if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        activation = find_activation(config.get("hidden_act", "gelu"))
+        if activation is None:
             known = ", ".join(filter(None, ACTIVATIONS))
-            raise StartupError(f"{folder} has the activation {activation}; supported: {known}")
+            raise StartupError(
+                f"{folder} has the activation {config['hidden_act']}; supported: {known}"
+            )
         padding = None
         if model_type in _ROBERTA:
             padding = read_integer(folder, config, "pad_token_id", _DEFAULT_PADDING, least=0)
@@ -114,6 +122,13 @@ class EncoderConfig:
     def parameters(self) -> int:
         """The number of weights that each token is multiplied with."""
         return self.layers * self.width * (4 * self.width + 2 * self.inner_width)
+
+
+def is_encoder(config: dict[str, Any]) -> bool:
+    """Whether this encoder computes a model with the configuration."""
+    is_causal = config.get("is_decoder") or config.get("is_causal")
+    activation = find_activation(config.get("hidden_act", "gelu"))
+    return config.get("model_type") in ENCODER_TYPES and not is_causal and activation is not None
 
 
 def require_positions(folder: Path, config: dict[str, Any]) -> None:

@@ -14,7 +14,14 @@ from torch.nn import functional
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.attention import Attention
-from smart_embedder.kernels.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
+from smart_embedder.kernels.backend import (
+    AddLinear,
+    Backend,
+    Linear,
+    RmsNorm,
+    RotaryEmbedding,
+    find_activation,
+)
 from smart_embedder.kernels.packed_batch import PackedBatch
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
@@ -47,9 +54,15 @@ _HEAD = "lm_head.weight"
 _DEFAULT_HEAD_WIDTH = 128
 _DEFAULT_EPSILON = 1e-6
 _DEFAULT_THETA = 10_000.0
-# Options that have one value in all known models; only that value is implemented.
-_LAYER_TYPE = "full_attention"
-_FIXED = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
+# Options that have one value in nearly all models; only that value is computed here.
+_LAYER_TYPE, _ROTARY_KIND = "full_attention", "default"
+_FIXED = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "is_causal": True,
+    "use_bidirectional_attention": False,
+    "use_sliding_window": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +95,9 @@ class DecoderConfig:
             raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")
         config.setdefault("head_dim", _DEFAULT_HEAD_WIDTH)
         size = {name: read_integer(folder, config, key) for name, key in _SIZES.items()}
-        kinds = config.get("layer_types") or []
-        if not isinstance(kinds, list) or any(kind != _LAYER_TYPE for kind in kinds):
-            raise unusable_value(folder, "layer_types", kinds)
-        for key, known in _FIXED.items():
-            value = config.get(key, known)
-            if value != known:
-                raise StartupError(f"{folder} has {key} {value}; supported: {known}")
+        other = find_other_option(config)
+        if other is not None:
+            raise StartupError(f"{folder} has {other}, which is not supported for this use")
         if size["heads"] % size["key_heads"] or size["head_width"] % 2:
             raise StartupError(
                 f"{folder} has {size['heads']} heads of {size['head_width']} numbers, which "
@@ -108,20 +117,34 @@ class DecoderConfig:
         return self.layers * self.width * (attention + 3 * self.inner_width)
 
 
+def find_other_option(config: dict[str, Any]) -> str | None:
+    """Return an option that this decoder does not compute, such as `hidden_act gelu`, or None."""
+    kinds, rotary = config.get("layer_types") or [], config.get(_rotary_key(config)) or {}
+    options = {name: config.get(name, fixed) for name, fixed in _FIXED.items()}
+    options["hidden_act"] = find_activation(options["hidden_act"]) or options["hidden_act"]
+    for name, fixed in _FIXED.items():
+        if options[name] != fixed:
+            return f"{name} {options[name]!s:.60}"
+    if not isinstance(kinds, list) or any(kind != _LAYER_TYPE for kind in kinds):
+        return f"layer_types {kinds!s:.60}"
+    # A dictionary of dictionaries has parameters for each kind of layer.
+    if not isinstance(rotary, dict) or any(isinstance(value, dict) for value in rotary.values()):
+        return f"{_rotary_key(config)} {rotary!s:.60}"
+    kind = rotary.get("rope_type", rotary.get("type", _ROTARY_KIND))
+    return None if kind == _ROTARY_KIND else f"rotary positions of type {kind}"
+
+
+def _rotary_key(config: dict[str, Any]) -> str:
+    """Return the option of rotary positions that counts, as in transformers, if both exist."""
+    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+
+
 def _read_theta(folder: Path, config: dict[str, Any]) -> float:
     """Read `rope_theta`, which transformers 5 writes into `rope_parameters`.
 
-    Older versions write it beside `rope_scaling`. If both exist, the older ones count, as in
-    transformers.
+    Older versions write it beside `rope_scaling`.
     """
-    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    rotary = config.get(key) or {}
-    # A dictionary of dictionaries has parameters for each kind of layer.
-    if not isinstance(rotary, dict) or any(isinstance(value, dict) for value in rotary.values()):
-        raise unusable_value(folder, key, rotary)
-    kind = rotary.get("rope_type", rotary.get("type", "default"))
-    if kind != "default":
-        raise StartupError(f"{folder} has rotary positions of type {kind}; supported: default")
+    rotary = config.get(_rotary_key(config)) or {}
     theta = read_number(folder, {**config, **rotary}, "rope_theta", _DEFAULT_THETA)
     if not theta:
         raise unusable_value(

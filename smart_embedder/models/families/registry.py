@@ -21,6 +21,7 @@ from smart_embedder.models.families.backbone import Backbone, Transformer
 from smart_embedder.models.families.bert import (
     ENCODER_TYPES,
     EncoderConfig,
+    is_encoder,
     make_encoder,
 )
 from smart_embedder.models.families.int8 import (
@@ -29,7 +30,7 @@ from smart_embedder.models.families.int8 import (
     make_quantized_encoder,
     min_cosine,
 )
-from smart_embedder.models.families.qwen3 import DecoderConfig, make_decoder
+from smart_embedder.models.families.qwen3 import DecoderConfig, find_other_option, make_decoder
 from smart_embedder.models.files.config import TextOptions, read_transformer_config
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.tokenizer import TextTokenizer
@@ -46,21 +47,24 @@ _COMPARED_EVERY = 8
 def is_qwen3(folder: Path) -> bool:
     """Whether the folder holds a causal decoder of Qwen3's kind."""
     config = read_transformer_config(folder)
-    return config.get("model_type") == "qwen3" and bool(config.get("is_causal", True))
+    attends_back = config.get("is_causal", True) and not config.get("use_bidirectional_attention")
+    return config.get("model_type") == "qwen3" and bool(attends_back)
 
 
 def is_quantized_by_layers(folder: Path) -> bool:
     """Whether the start in 8 bits quantizes layer by layer, so that it never holds all weights."""
-    return is_qwen3(folder) or _read_type(folder) in ENCODER_TYPES
+    return _is_decoder(folder) or is_encoder(read_transformer_config(folder))
+
+
+def _is_decoder(folder: Path) -> bool:
+    """Whether the decoder implemented here computes the model."""
+    return is_qwen3(folder) and find_other_option(read_transformer_config(folder)) is None
 
 
 def overflows_float16(folder: Path) -> bool:
     """Whether states may leave the range of float16, so that the model needs bfloat16."""
-    return _read_type(folder) not in _HALF_PRECISION_TYPES
-
-
-def _read_type(folder: Path) -> str | None:
-    return read_transformer_config(folder).get("model_type")
+    model_type = read_transformer_config(folder).get("model_type")
+    return model_type not in _HALF_PRECISION_TYPES
 
 
 def load_backbone(
@@ -87,13 +91,13 @@ def load_backbone(
             folder, longest, closing=closing, lower_case=texts.lower_case
         )
 
-    if is_qwen3(folder) and not classifier:
+    if _is_decoder(folder) and not classifier:
         tokenizer = read_tokenizer(DecoderConfig.read(folder).positions)
         backbone = load_decoder(
             folder, target, weights or Weights.read(folder), encode_calibration(tokenizer)
         )
         return backbone, tokenizer
-    if _read_type(folder) in ENCODER_TYPES and not classifier:
+    if is_encoder(read_transformer_config(folder)) and not classifier:
         tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
         return load_encoder(folder, target, encode_calibration(tokenizer), weights), tokenizer
     if target.float8:

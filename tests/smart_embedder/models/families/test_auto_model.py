@@ -16,8 +16,12 @@ from tokenizers import Tokenizer
 from transformers import (
     Gemma3Config,
     Gemma3Model,
+    MambaConfig,
+    MambaModel,
     MPNetConfig,
     MPNetModel,
+    Qwen3Config,
+    Qwen3Model,
     ReformerConfig,
     ReformerModel,
     T5EncoderModel,
@@ -28,6 +32,7 @@ from smart_embedder.interface import MemoryUsage
 from smart_embedder.kernels.attention import PackedAttention
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families import auto_model as transformers_module
+from smart_embedder.models.families import module_parts
 from smart_embedder.models.families.auto_model import attend_packed
 from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.requests import EmbedRequest, Outputs
@@ -83,15 +88,18 @@ def test_vectors_of_each_family_match_sentence_transformers(
     assert model.max_length == 200
 
 
+@pytest.mark.parametrize("error", [False, True])
 def test_wrong_packed_attention_is_refused_and_padding_used(
-    tokenizer, tmp_path, float32_target, monkeypatch
+    error, tokenizer, tmp_path, float32_target, monkeypatch
 ) -> None:
     def wrong(*arguments, **options):
+        if error:
+            raise RecursionError
         attended, rest = attend(*arguments, **options)
         return attended * 1.01, rest
 
-    attend = transformers_module.attend_packed
-    monkeypatch.setattr(transformers_module, "attend_packed", wrong)
+    attend = module_parts.attend_packed
+    monkeypatch.setattr(module_parts, "attend_packed", wrong)
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with capture_logs() as logs:
         model = load(folder, float32_target)
@@ -102,20 +110,10 @@ def test_wrong_packed_attention_is_refused_and_padding_used(
     assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
 
 
-def test_trial_finds_a_missing_wide_window(
-    tokenizer, tmp_path, float32_target, monkeypatch
-) -> None:
-    attend = transformers_module.attend_packed
-
-    def without_window(*states, **options):
-        return attend(*states, **options | {"sliding_window": None})
-
-    monkeypatch.setattr(transformers_module, "attend_packed", without_window)
+def test_window_wider_than_every_text_of_the_trial(tokenizer, tmp_path, float32_target) -> None:
     folder = save_family(tmp_path / "mistral", "mistral", tokenizer)
     change(folder / "sentence_bert_config.json", max_seq_length=3000)
-    with capture_logs() as logs:
-        model = load(folder, float32_target)
-    assert [log["path"] for log in logs] == ["packed"]
+    model = load(folder, float32_target)
     text = " ".join(corpus(80))
     assert 1200 < len(model.tokenize([text])[0].ids) < 3000
     assert_close(embed(model, [text, "music"]), reference_vectors(folder, [text, "music"]))
@@ -131,9 +129,8 @@ def test_longrope_positions_are_those_of_each_text_alone(
     }  # fmt: skip
     by_layer = {"full_attention": long, "sliding_attention": {"rope_type": "default"} | THETA}
     change(folder / "config.json", rope_parameters=by_layer)
-    with capture_logs() as logs:
-        model = load(folder, float32_target)
-    assert {log["used_instead"] for log in logs} == {"one_length"}
+    model = load(folder, float32_target)
+    assert model.info.paths["batch"] == "one_length"
     texts = [" ".join(corpus(9)), *TEXTS]
     lengths = [len(text.ids) for text in model.tokenize(texts)]
     assert max(lengths) > 100 > min(lengths)
@@ -208,6 +205,71 @@ NEWEST: dict[str, dict[str, Any]] = {
     },
     "CLIPText": SIZES | {"max_position_embeddings": 77},
 }  # fmt: skip
+
+
+# Options that the families implemented here leave to transformers.
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "yarn": (
+        "qwen3",
+        {"rope_parameters": THETA | {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+        }},
+    ),
+    "window": (
+        "qwen3",
+        {
+            "use_sliding_window": True, "sliding_window": 16,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+    ),
+    "bias": ("qwen3", {"attention_bias": True}),
+    "activation": ("qwen3", {"hidden_act": "mish"}),
+    "swish": ("qwen3", {"hidden_act": "swish"}),
+    "quick gelu": ("bert", {"hidden_act": "quick_gelu"}),
+    "gelu_python": ("bert", {"hidden_act": "gelu_python"}),
+    "decoder": ("bert", {"is_decoder": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_left_to_transformers_match_it(option, tokenizer, tmp_path, float32_target) -> None:
+    family, options = OPTIONS[option]
+    options = (GROUPED | {"head_dim": 16} if family == "qwen3" else SIZES) | options
+    name = {"qwen3": "Qwen3", "bert": "Bert"}[family]
+    torch.manual_seed(4)
+    config = getattr(transformers, f"{name}Config")(**options)
+    kind = getattr(transformers, f"{name}Model")
+    folder = save_with_tokenizer(tmp_path, kind(config), tokenizer)
+    model = load(folder, float32_target)
+    assert ("batch" in model.info.paths) == (option not in {"swish", "gelu_python"})
+    alone = np.concatenate([embed(model, [text]) for text in TEXTS])
+    assert_close(alone, mean_states(kind.from_pretrained(folder), model))
+    assert_close(embed(model, TEXTS), alone)
+
+
+def test_bidirectional_qwen3_is_computed_without_a_causal_mask(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    """transformers' class does not know `use_bidirectional_attention`."""
+    torch.manual_seed(4)
+    config = Qwen3Config(**GROUPED, head_dim=16)
+    folder = save_with_tokenizer(tmp_path, Qwen3Model(config), tokenizer)
+    change(folder / "config.json", use_bidirectional_attention=True)
+    model = load(folder, float32_target)
+    assert model.info.paths["batch"] == "packed"
+    config.is_causal = False
+    reference = Qwen3Model.from_pretrained(folder, config=config)
+    assert_close(embed(model, TEXTS), mean_states(reference, model))
+
+
+def test_direction_that_transformers_does_not_compute_is_refused(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    sizes = {"vocab_size": 700, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 8}
+    folder = save_with_tokenizer(tmp_path, MambaModel(MambaConfig(**sizes)), tokenizer)
+    change(folder / "config.json", use_bidirectional_attention=True)
+    with pytest.raises(StartupError, match="of type mamba, attends in both directions by its"):
+        load(folder, float32_target)
 
 
 def save_with_tokenizer(folder: Path, module: Any, tokenizer: Tokenizer) -> Path:
