@@ -28,6 +28,13 @@ _FEWEST_LAYERS, _MOST_LAYERS = 2, 4
 _SHARED_LAYERS = "num_kv_shared_layers"
 HEAD_WIDTH = 16
 _HEADS = 4
+_ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+# Fields that a model needs, and that its default configuration may leave out.
+_DEFAULTS = {
+    "vocab_size": VOCABULARY, "head_dim": HEAD_WIDTH, "num_key_value_heads": _HEADS,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1,
+    "indexer_head_dim": HEAD_WIDTH, "indexer_budget": 32, "indexer_compress_ratio": 4,
+}  # fmt: skip
 # The most that a field with such a name may have, as a number or in widths of a head. The first
 # rule that matches counts.
 _NUMBERS, _WIDTHS = (
@@ -75,17 +82,25 @@ class Shrinker:
         self._head_width = head_width
         self._unused_ids = iter(range(VOCABULARY - 1, MASK, -1))
 
-    def shrink(self, config: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the configuration with small sizes."""
+    def shrink(
+        self, config: Mapping[Any, Any], whole: Mapping[Any, Any] | None = None
+    ) -> dict[Any, Any]:
+        """Return the configuration with small sizes; `whole` is the one that it is part of."""
+        whole = config if whole is None or "hidden_size" in config else whole
         count, kept = _choose_layers(config)
         small: dict[Any, Any] = {}
         for name, value in config.items():
             if isinstance(value, Mapping):
                 by_layer = {new: _of_layer(value, old) for new, old in enumerate(kept)}
                 chosen = {layer: part for layer, part in by_layer.items() if part is not None}
-                small[name] = self.shrink(chosen if _BY_LAYER.fullmatch(str(name)) else value)
+                small[name] = self.shrink(
+                    chosen if _BY_LAYER.fullmatch(str(name)) else value, whole
+                )
+                if name == "rope_parameters" and not value:  # A default that some leave out.
+                    kinds = config.get("layer_types") or ()
+                    small[name] = {kind: dict(_ROPE) for kind in kinds} or dict(_ROPE)
             elif isinstance(value, list | tuple):
-                small[name] = self._shrink_list(name, _keep(name, value, count, kept), config)
+                small[name] = self._shrink_list(name, _keep(name, value, count, kept), whole)
             elif name == _SHARED_LAYERS:
                 small[name] = sum(layer >= count - value for layer in kept)
             elif _is_count_of_layers(name, value):
@@ -103,8 +118,8 @@ class Shrinker:
         return [self._shrink_number(name, value, config) for value in values]
 
     def _shrink_number(self, name: str, value: Any, config: Mapping[str, Any]) -> Any:
-        if value is None and name in ("vocab_size", "head_dim"):
-            return VOCABULARY if name == "vocab_size" else self._head_width
+        if value is None and name in _DEFAULTS:
+            return self._head_width if name == "head_dim" else _DEFAULTS[name]
         if type(value) is not int or value <= 0:
             return value
         if match := _TOKEN.fullmatch(name):
