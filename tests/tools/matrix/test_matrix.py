@@ -28,7 +28,10 @@ ENCODERS = [
     *["nomic_bert", "gte", "eurobert", "electra", "albert", "t5", "gemma3_text"],
     *["embedding_gemma2_text", "qwen3", "qwen3_5_text", "llama", "mistral", "clip_text_model"],
 ]
-CLASSIFIERS = ["bert", "xlm-roberta", "mpnet", "distilbert", "modernbert", "qwen3"]
+CLASSIFIERS = [
+    *["bert", "xlm-roberta", "mpnet", "distilbert", "modernbert", "qwen3", "deberta-v2", "albert"],
+    *["electra", "eurobert", "llama", "nomic_bert"],
+]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -40,30 +40,17 @@ BART = {
     "max_position_embeddings": 128, "pad_token_id": 0, "num_labels": 1, "eos_token_id": 3,
     "bos_token_id": 2, "decoder_start_token_id": 3,
 }  # fmt: skip
-DEBERTA = SIZES | {
-    "type_vocab_size": 0, "relative_attention": True, "position_buckets": 16,
-    "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "share_att_key": True,
-    "norm_rel_ebd": "layer_norm", "max_relative_positions": -1,
-}  # fmt: skip
-# The type, its sizes, and how its batches are made.
+# The type, its sizes, and how its batches are made. Others are tried in tests/tools/matrix.
 TYPES = {
-    "albert": (SIZES | {"embedding_size": 32}, "padded"),
     "bart": (BART, "alone"),
-    "deberta-v2": (DEBERTA, "padded"),
-    "electra": (SIZES, "padded"),
-    "eurobert": (GROUPED, "padded"),
     "fnet": (SIZES | {"type_vocab_size": 2}, "one_length"),
     "gemma": (GROUPED, "padded"),
-    "gemma2": (GROUPED, "padded"),
     "gte": (SIZES | {"type_vocab_size": 2}, "padded"),
-    "llama": (GROUPED, "padded"),
     "mistral": (GROUPED | {"sliding_window": 32}, "padded"),
-    "nomic_bert": (SIZES | {"type_vocab_size": 2}, "padded"),
     "qwen2": (GROUPED, "padded"),
-    "rembert": (SIZES, "padded"),
 }
 # Those whose tokenizers do not mark the two texts of a pair.
-UNMARKED = {"bart", "eurobert", "gemma", "gemma2", "llama", "mistral", "qwen2"}
+UNMARKED = {"bart", "gemma", "mistral", "qwen2"}
 
 
 def save_classifier(folder: Path, model_type: str, **changes: object) -> Path:
