@@ -4,6 +4,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -164,7 +165,7 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
         for outcome in sorted(outcomes, key=lambda outcome: RESULTS.index(outcome.result)):
             if outcome.kind == kind:
                 is_one_row = outcome.result in (EQUAL, NOT_BUILT)
-                detail = "" if is_one_row else f": {outcome.detail}"
+                detail = "" if is_one_row else f": {_shorten(outcome.detail)}"
                 rows[f"{outcome.result}{detail}"].append(outcome)
         lines = [f"| result | {title} |", "|---|---|"]
         for result, found in rows.items():
@@ -172,6 +173,12 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
             lines.append(f"| {result.replace('|', chr(92) + '|')} ({len(found)}) | {names} |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
+
+
+def _shorten(sentence: str) -> str:
+    """Return the start of a sentence, without names, so that many models share it."""
+    start = re.sub(r"of type [\w-]+", "of type ...", sentence.split(": ")[0])
+    return re.sub(r"(the tensor|the tokenizer) .*", r"\1 ...", start)
 
 
 if __name__ == "__main__":
