@@ -177,7 +177,7 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
 
 def _shorten(sentence: str) -> str:
     """Return the start of a sentence, without names, so that many models share it."""
-    start = re.sub(r"of type [\w-]+", "of type ...", sentence.split(": ")[0])
+    start = re.sub(r"of type [\w-]+", "of type ...", sentence.split(": ", maxsplit=1)[0])
     return re.sub(r"(the tensor|the tokenizer) .*", r"\1 ...", start)
 
 

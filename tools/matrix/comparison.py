@@ -22,7 +22,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
-    AutoTokenizer,
+    PreTrainedTokenizerFast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
@@ -126,11 +126,14 @@ def _sentence(error: Exception, folder: Path, name: str = "") -> str:
 
 
 def _encode(folder: Path) -> Results:
-    """Compute the mean of the states of each text alone, by transformers."""
+    """Compute the mean of the states of each text alone, by transformers.
+
+    The tokenizer is tokenizer.json's; `AutoTokenizer` would make that of some types anew.
+    """
     encodes = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_TEXT_ENCODING_MAPPING
     model = (AutoModelForTextEncoding if encodes else AutoModel).from_pretrained(folder)
     model.config.use_cache = False  # Caches of some families need more than a text.
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     results = []
     for text in TEXTS:
         inputs = tokenizer(text, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
@@ -141,7 +144,7 @@ def _encode(folder: Path) -> Results:
 def _classify(folder: Path) -> Results:
     """Compute the logit of each pair alone, by transformers."""
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     pairs = (tokenizer(_QUERY, passage, return_tensors="pt") for passage in PASSAGES)
     return [model(**inputs).logits[0, 0].float().numpy() for inputs in pairs]
 
