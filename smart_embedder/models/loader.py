@@ -56,6 +56,7 @@ from smart_embedder.models.heads.splade import SpladeEmbedder
 from smart_embedder.models.heads.static import StaticEmbedder, is_static
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, is_classifier
 from smart_embedder.models.rerankers.llm import QwenReranker
+from smart_embedder.models.rerankers.templates import TEMPLATES, TemplateReranker
 from smart_embedder.models.runner import DeviceModel
 from smart_embedder.models.warmup import apply_budget_setting, probe_budget
 from smart_embedder.settings import (
@@ -164,15 +165,18 @@ def load_reranker(
     *,
     max_qwen_pairs: int,
     kind: str | None = None,
-) -> CrossEncoder | QwenReranker:
-    """Load a reranker; a Qwen3 one has at most `max_qwen_pairs` pairs in a forward.
+) -> CrossEncoder | QwenReranker | TemplateReranker:
+    """Load a reranker; a language model has at most `max_qwen_pairs` pairs in a forward.
 
     `kind` is that of its entry in MODELS, or the setting RERANKER_KIND.
     """
     _warn_of_ignored_code(name, folder)
-    model: CrossEncoder | QwenReranker
+    model: CrossEncoder | QwenReranker | TemplateReranker
     with record_reading(folder, config.transformer_folder(folder)) as record:
-        if is_qwen3(folder) and not is_classifier(folder):
+        if kind in TEMPLATES:
+            model = TemplateReranker(name, folder, max_length, target, kind=kind)
+            model.max_batch_sequences = max_qwen_pairs
+        elif is_qwen3(folder) and not is_classifier(folder):
             model = QwenReranker(name, folder, max_length, max_qwen_pairs, target, kind=kind)
         else:
             model = CrossEncoder(name, folder, max_length, target, kind)

@@ -343,6 +343,12 @@ def _load_own_head(folder: Path, max_length: int, target: Target) -> _Scorer:
 
 
 def _no_head_error(folder: Path) -> StartupError:
+    named = read_config(folder).get("architectures") or [""]
+    if str(named[0]).endswith("ForCausalLM"):
+        return StartupError(
+            f"{folder} holds a language model, and its files do not say with which template it was "
+            "trained to rerank: set its kind, if docs/models.md lists it"
+        )
     return StartupError(
         f"{folder} holds an embedding model and not a reranker: it has no classification head"
     )

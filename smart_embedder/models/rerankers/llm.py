@@ -27,6 +27,7 @@ from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.heads.pooling import last
 from smart_embedder.models.rerankers.cross_encoder import require_default_prompt
+from smart_embedder.models.rerankers.templates import TEMPLATES
 from smart_embedder.models.runner import OutputSpec, RerankingModel
 from smart_embedder.models.tokenizer import TextTokenizer, TruncatedTokens, cut_text
 from smart_embedder.requests import CUT_AT_END, TruncationOptions
@@ -41,8 +42,9 @@ PREFIX = (
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _BEHIND_QUERY = "\n<Document>:"
 _ARCHITECTURE = "Qwen3ForCausalLM"
-# The only template that is known, by the name that `kind` gives it.
+# The name that `kind` gives to this template.
 QWEN3_RERANKER = "qwen3-reranker"
+_KINDS = ", ".join((QWEN3_RERANKER, *TEMPLATES))
 # The rows of the published model's head. Qwen3's other language models have unused rows, too.
 _PUBLISHED_ROWS = 151_669
 # What the chat template that the published model has for sentence-transformers says.
@@ -79,7 +81,7 @@ class QwenReranker(RerankingModel):
         """
         if kind not in {None, QWEN3_RERANKER}:
             raise StartupError(
-                f"kind={kind} is unknown for {name}, a language model: {QWEN3_RERANKER} is known"
+                f"kind={kind} is unknown for {name}, a language model: known are {_KINDS}"
             )
         weights = Weights.read(folder)
         if (folder / "1_Pooling").is_dir() or weights.with_prefix_of(_TOKENS).prefix != _PREFIX:
@@ -105,8 +107,7 @@ class QwenReranker(RerankingModel):
         if kind is None and not _is_published(folder, tokenizer):
             raise StartupError(
                 f"{name} is a language model, and its files do not say with which template it was "
-                f"trained to rerank: if with that of Qwen3-Reranker, set its kind to "
-                f"{QWEN3_RERANKER}"
+                f"trained to rerank: set its kind to one of {_KINDS}"
             )
         self._template = QwenTemplate(tokenizer)
         query, *passages = CALIBRATION_TEXTS[1::3]

@@ -145,10 +145,12 @@ def test_language_model_of_another_template_is_refused_unless_kind_names_one(
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path / "Qwen3-Reranker-0.6B")
     change_folder(copy)
-    with pytest.raises(StartupError, match="set its kind to qwen3-reranker"):
+    with pytest.raises(StartupError, match="set its kind to one of qwen3-reranker, bge-r"):
         QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
-    with pytest.raises(StartupError, match="kind=zerank-2 is unknown for Qwen3-Reranker-0.6B"):
-        QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="zerank-2")
+    with pytest.raises(
+        StartupError, match="kind=ctxl-rerank-v2 is unknown for Qwen3-Reranker-0.6B"
+    ):
+        QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="ctxl-rerank-v2")
     QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
 
 
