@@ -24,7 +24,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         "name": "acme/judge", "task": "rerank", "aliases": ("judge", "j2"), "revision": "3",
         "device": "cuda:1", "dtype": "bfloat16", "max_length": 512, "pooling": "mean",
         "normalize": False, "query_prompt": "query: ", "document_prompt": "", "load": "start",
-        "pinned": True,
+        "pinned": True, "kind": "entailment",
     }  # fmt: skip
     text = """
 # Further models.
@@ -41,13 +41,14 @@ def test_every_field_is_read(tmp_path: Path) -> None:
   document_prompt: ""
   load: start
   pinned: true
+  kind: entailment
 - name: acme/other
   aliases: other-one
 """
     judge, other = read(tmp_path, text)
     assert judge.model_dump(exclude={"location"}) == fields
     assert (other.task, other.load, other.pinned) == ("embed", "first_use", False)
-    assert (judge.location, other.location) == ("models.yaml, line 3", "models.yaml, line 16")
+    assert (judge.location, other.location) == ("models.yaml, line 3", "models.yaml, line 17")
     assert other.aliases == ("other-one",)
 
 

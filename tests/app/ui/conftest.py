@@ -51,8 +51,8 @@ def ui_server(demo_checkpoint: Path, hold: Path, tmp_path_factory: pytest.TempPa
         yield running
 
 
-# Not longer than the folder: while it is open, no test of this process can run an event loop.
-@pytest.fixture(scope="package")
+# Not longer than a file: while it is open, no test of this process can run an event loop.
+@pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
