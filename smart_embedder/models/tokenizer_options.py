@@ -167,7 +167,7 @@ def warn_of_contradiction(
     examples: Iterable[tuple[str, list[int], list[int]]],
     detail: str,
 ) -> None:
-    """Log the first text, if any, of which another reader of the folder computes other ids."""
+    """Log the first text for which another reader of the folder computes other ids."""
     for text, ids, other_ids in examples:
         if ids != other_ids:
             log.warning(

@@ -23,7 +23,7 @@ from smart_embedder.errors import StartupError
 from smart_embedder.hardware.device import choose_device
 from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.families.registry import is_qwen3, load_backbone
-from smart_embedder.models.files.config import POOLINGS, TextOptions
+from smart_embedder.models.files.config import POOLINGS, TextOptions, transformer_folder
 from smart_embedder.models.heads.embedder import EmbeddingModel
 from smart_embedder.models.heads.pooling import SentenceConfig, normalize, pool
 from smart_embedder.models.loader import load_embedder, locate_models, read_overrides
@@ -88,10 +88,12 @@ def check_made_with(source: str, text_field: str, vector_name: str | None) -> in
     """Compare, print a verdict, and return the exit status: 0 if the vectors are the same."""
     stored = read_stored(source, text_field, vector_name)
     try:
-        settings = load_settings()
-        model = _Model(settings)
+        return _compare(stored, _Model(load_settings()))
     except StartupError as error:
         raise CannotCompareError(str(error)) from error
+
+
+def _compare(stored: Sequence[Stored], model: "_Model") -> int:
     width, ours = len(stored[0].vector), model.width
     if width > ours:
         raise CannotCompareError(
@@ -189,6 +191,7 @@ class _Model:
         device = choose_device(settings.devices[0])
         self._target = Target(device, torch.float32, choose_backend(device, torch.float32))
         self._folder, self.name = folder, entry.public_name
+        self._transformer = transformer_folder(folder)
         is_decoder = is_qwen3(folder)
         self.length_setting = "QWEN_EMBED_MAX_LENGTH" if is_decoder else "BGE_EMBED_MAX_LENGTH"
         self._length = settings.qwen_embed_max_length if is_decoder else settings.embed_max_length
@@ -216,11 +219,11 @@ class _Model:
         config = SentenceConfig.read(self._folder)
         steps = [step for step in config.steps if step is not normalize]
         self._steps = [*steps, normalize] if self._served.normalizes else steps
-        texts = TextOptions(lower_case=TextOptions.read(self._folder).lower_case)
+        texts = TextOptions(lower_case=TextOptions.read(self._transformer).lower_case)
         _, after = self._served.special_tokens
         self._closing = after[-1].string if after else None
         self._backbone, _ = load_backbone(
-            self._folder, self._target, self._length, texts, closing=self._closing
+            self._transformer, self._target, self._length, texts, closing=self._closing
         )
         by_length = sorted(stored, key=lambda item: len(item.text))
         is_short = [len(item.text) < _SHORT for item in by_length]
@@ -262,7 +265,7 @@ class _Model:
     def _pool_all(self, stored: Sequence[Stored], reading: Reading) -> dict[str, FloatArray]:
         """Embed texts by a reading with each pooling."""
         tokenizer = TextTokenizer.from_folder(
-            self._folder,
+            self._transformer,
             min(self._length, reading.length or self._length, self._backbone.max_length),
             closing=self._closing,
             lower_case=reading.lower_case,

@@ -134,8 +134,8 @@ def _from_pretrained(
         auto = AutoModelForSequenceClassification
         if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
             raise StartupError(
-                f"{folder} holds a model of type {config.model_type}, of which transformers "
-                f"{transformers.__version__} has no classifier"
+                f"{folder} holds a model of type {config.model_type}, and transformers "
+                f"{transformers.__version__} has no classifier of this type"
             )
     elif type(config) not in MODEL_FOR_TEXT_ENCODING_MAPPING:
         auto = AutoModel

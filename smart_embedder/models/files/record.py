@@ -71,7 +71,7 @@ class ReadRecord:
     """What was found in the model's `folder`, and what of it was read.
 
     `digests` are those of the tensors that were read, by the names that their families use. The
-    name of a tensor in a subfolder, but for that of the `transformer`, begins with the subfolder's.
+    name of a tensor in a subfolder begins with the subfolder's; the `transformer`'s do not.
     """
 
     folder: Path

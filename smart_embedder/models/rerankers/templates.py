@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from smart_embedder.errors import StartupError
+from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.kernels.backend import make_linear
 from smart_embedder.kernels.packed_batch import End, PackedBatch
 from smart_embedder.kernels.target import Target
@@ -144,8 +144,13 @@ class TemplateReranker(RerankingModel):
         before, room = self._before, self._room
         if instruction is not None and template.instruction is not None:
             parts = [template.instruction + instruction, "\n"]
-            told = [text.ids for text in tokenizer.encode_plain(parts, room // 4)]
-            before, room = [*before, *chain(*told)], room - sum(map(len, told))
+            encoded = tokenizer.encode_plain(parts, room // 4)
+            if any(text.total > text.kept for text in encoded):
+                raise InvalidRequestError(
+                    f"the instruction has more than the {room // 4} tokens that it may have"
+                )
+            before = [*before, *chain.from_iterable(text.ids for text in encoded)]
+            room -= sum(text.kept for text in encoded)
         (asked,) = tokenizer.encode_plain([template.query + query], room * 3 // 4)
         head = np.concatenate((np.array(before, np.int64), asked.ids))
         limit = room - asked.kept

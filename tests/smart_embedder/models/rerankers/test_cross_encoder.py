@@ -211,7 +211,7 @@ def with_a_prompt(folder: Path) -> None:
         (
             "bert",
             {"model_type": "bert-generation"},
-            "type bert-generation, of which transformers .* has no classifier",
+            "type bert-generation, and transformers .* has no classifier of this type",
         ),
         ("qwen3", with_a_template, "has a chat template for its pairs"),
         ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "has a chat template for its"),
