@@ -8,7 +8,7 @@ import torch
 from FlagEmbedding import FlagLLMReranker
 from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, Qwen2Config, Qwen3Config
 
-from smart_embedder.errors import StartupError
+from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.templates import TEMPLATES, TemplateReranker
@@ -85,6 +85,14 @@ def test_template_scores_equal_the_reference(
     expected = reference_scores(kind, folder, instruction)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
     assert np.ptp(expected) > 1e-3
+
+
+def test_long_instruction_is_refused(kind: str, folder: Path, float32_target: Target) -> None:
+    model = load_reranker("m", folder, 1024, float32_target, max_qwen_pairs=4, kind=kind)
+    if not model.reads_instruction:
+        pytest.skip("it reads no instruction")
+    with pytest.raises(InvalidRequestError, match=r"the instruction has more than the \d+ tokens"):
+        model.tokenize_pairs(QUERY, PASSAGES, "find a recipe " * 400)
 
 
 def test_template_of_another_architecture_is_refused(
