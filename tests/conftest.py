@@ -66,6 +66,7 @@ class LoadSharedServers(LoadFileScheduling):
         return next((folder for folder in _TOGETHER if file.startswith(folder)), file)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadSharedServers:
     """Replace the scheduler of `--dist`."""
     return LoadSharedServers(config, log)

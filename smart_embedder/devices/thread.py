@@ -51,7 +51,8 @@ class DeviceThread:
         With `preempts`, the call may run within another one: see `run_preempting_call`.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        run_call = partial(self._run_call, future, call)
+        # The thread takes the call out, so that it holds no model when the caller has the result.
+        run_call = partial(self._run_call, future, [call])
         with self._lock:
             if self._thread is None:
                 self._thread = self._start()
@@ -88,7 +89,7 @@ class DeviceThread:
             _current.preempting = self._preempting
             while (call := work.get()) is not None:
                 call()
-                del call  # It may reference a model that is to be unloaded.
+                del call  # Its future may hold a loaded model.
         except SystemExit:
             log.exception("device_thread_ended")
         finally:
@@ -99,11 +100,11 @@ class DeviceThread:
                 error = InferenceError("the device thread ended in the middle of its work")
                 _resolve(future, future.set_exception, error)
 
-    def _run_call(self, future: "asyncio.Future[Any]", call: Callable[[], Any]) -> None:
+    def _run_call(self, future: "asyncio.Future[Any]", calls: list[Callable[[], Any]]) -> None:
         resolve, outcome = future.set_result, None
         if not future.cancelled():
             try:
-                outcome = call()
+                outcome = calls.pop()()
             except Exception as error:  # noqa: BLE001 - the caller handles the error
                 resolve, outcome = future.set_exception, error
         _resolve(future, resolve, outcome)

@@ -38,16 +38,24 @@ async def test_a_call_runs_on_the_thread_and_returns_its_result_or_raises_its_er
     assert await thread.run(lambda: 7) == 7
 
 
-async def test_an_idle_thread_does_not_reference_its_last_call(thread) -> None:
-    """The call may reference a model that is to be unloaded."""
+class Held:
+    """What a call references, such as a model."""
 
-    class Held:
-        pass
 
-    held, gone = Held(), asyncio.Event()
+async def test_a_thread_does_not_reference_a_call_whose_result_is_there(thread) -> None:
+    """The call may reference a model that is unloaded next."""
+    held = Held()
+    reference = weakref.ref(held)
+    await thread.run(partial(id, held))
+    del held
+    assert reference() is None
+
+
+async def test_an_idle_thread_does_not_reference_the_result_of_its_last_call(thread) -> None:
+    """The result may be a loaded model."""
+    held, gone = await thread.run(Held), asyncio.Event()
     loop = asyncio.get_running_loop()
     weakref.finalize(held, loop.call_soon_threadsafe, gone.set)
-    await thread.run(partial(id, held))
     del held
     async with asyncio.timeout(500):
         await gone.wait()
