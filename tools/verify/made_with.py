@@ -250,7 +250,7 @@ class _Model:
         cut = [
             replace(best, length=length, side=side)
             for length, side in itertools.product((*_LENGTHS, None), sides)
-            if length is None or length < self._length
+            if length is None or length < self._served.max_length
         ]
         return min(
             (best, *cut),
@@ -266,7 +266,7 @@ class _Model:
         """Embed texts by a reading with each pooling."""
         tokenizer = TextTokenizer.from_folder(
             self._transformer,
-            min(self._length, reading.length or self._length, self._backbone.max_length),
+            min(self._served.max_length, reading.length or self._served.max_length),
             closing=self._closing,
             lower_case=reading.lower_case,
         )
