@@ -109,11 +109,6 @@ class DocumentsRequest(ForeignRequest):
     # Mixedbread's.
     rewrite_query: Annotated[fields.Unsupported, fields.allow_only(False)] = None
 
-    @property
-    def is_from_voyage(self) -> bool:
-        """Whether the request has fields of Voyage's clients, which read `data`, not `results`."""
-        return not self.model_fields_set.isdisjoint({"top_k", "truncation"})
-
 
 class DocumentText(BaseModel):
     """The text of a document."""
@@ -151,10 +146,8 @@ class DocumentsResponse(BaseModel):
     id: str
     model: str
     results: list[RankedDocument]
-    object: Literal["list"] | None = Field(None, description="Present if `data` is.")
-    data: list[VoyageDocument] | None = Field(
-        None, description="The results in Voyage's form, if the request has top_k or truncation."
-    )
+    object: Literal["list"]
+    data: Annotated[list[VoyageDocument], Field(description="The results in Voyage's form.")]
     meta: DocumentsMeta
     usage: Usage
 
@@ -201,9 +194,9 @@ def _render_ranking(
 ) -> Iterator[bytes]:
     results = render_list(_format_documents(body, ranked))
     answer: dict[str, Any] = {"id": request_id, "model": model, "results": results}
-    if body.is_from_voyage:
-        answer["object"] = "list"
-        answer["data"] = render_list(_format_documents(body, ranked, as_voyage=True))
+    # Clients of Voyage and Continue read only `data`.
+    answer["object"] = "list"
+    answer["data"] = render_list(_format_documents(body, ranked, as_voyage=True))
     search_units = math.ceil(len(body.documents) / _DOCUMENTS_PER_SEARCH_UNIT)
     answer["meta"] = {
         "api_version": {"version": "2"},

@@ -139,12 +139,7 @@ APPLICATIONS = {
     "LiteLLM, Infinity": ("LiteLLM", ("openai/", "infinity/")),
     # It sends no Content-Type.
     "LiteLLM, Voyage": ("LiteLLM", ("openai/", "voyage/")),
-    # The service recognizes Voyage's requests only by `top_k`.
-    "LiteLLM, Voyage rerank": (
-        "LiteLLM, rerank",
-        ("hosted_vllm/", "voyage/"),
-        ("query=query", "query=query, top_n=100"),
-    ),
+    "LiteLLM, Voyage rerank": ("LiteLLM, rerank", ("hosted_vllm/", "voyage/")),
     # Infinity returns documents as strings, Cohere as objects.
     "LiteLLM, Infinity rerank": (
         "LiteLLM, rerank",

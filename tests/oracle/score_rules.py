@@ -154,12 +154,10 @@ def _documents(served: Served, question: Any) -> Body:
         },
         "usage": usage(found.tokens),
     }
-    if {"top_k", "truncation"} & body.keys():
-        answer["object"] = "list"
-        answer["data"] = [
-            result | ({"document": texts[result["index"]]} if with_texts else {})
-            for result in results
-        ]
+    answer["object"] = "list"
+    answer["data"] = [
+        result | ({"document": texts[result["index"]]} if with_texts else {}) for result in results
+    ]
     return answer
 
 
