@@ -1,4 +1,4 @@
-"""The API of text-embeddings-inference, at the root and, for one model, below /models/{model}.
+"""The API of text-embeddings-inference 1.9, at the root and, for one model, below /models/{model}.
 
 At the root, /rerank recognises bodies of this API by their field `texts`.
 """
@@ -350,7 +350,7 @@ def _describe_model(service: Service, model: ServedModel) -> Response:
             "max_batch_tokens": min(service.status_of(model).token_budgets.values()),
             "max_batch_requests": settings.max_requests_in_batch,
             "max_client_batch_size": settings.max_sentences_per_request,
-            "auto_truncate": False,
+            "auto_truncate": True,
             "tokenization_workers": (os.cpu_count() or 1) if threads == "auto" else threads,
             "version": __version__,
             "vector_space": {kind: str(space) for kind, space in loaded.spaces.items()},

@@ -1,4 +1,4 @@
-"""Request bodies, responses and errors of text-embeddings-inference's API."""
+"""Request bodies, responses and errors of the API of text-embeddings-inference 1.9."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -56,14 +56,14 @@ class _TruncationFields(ForeignRequest):
     aliases = dict.fromkeys(("input", "text", "sentences"), "inputs")
 
     truncate: bool | None = Field(
-        None, description="Cut long texts; by default a long text is an error."
+        None, description="Cut long texts, the default; false: a long text is an error."
     )
     truncation_direction: _Direction = None
 
     @property
     def truncation(self) -> TruncationOptions:
         """The fields as the engine's options."""
-        return TruncationOptions(bool(self.truncate), self.truncation_direction or "right")
+        return TruncationOptions(self.truncate is not False, self.truncation_direction or "right")
 
 
 class EmbedSparseRequest(_TruncationFields):

@@ -30,7 +30,7 @@ BOTH = (True, False)
 SIDES = ("left", "right")
 # Options that text-embeddings-inference takes together.
 TEI_TOGETHER: tuple[Body, ...] = tuple(
-    {"truncate": True, "truncation_direction": side} for side in SIDES
+    {"truncate": cut, "truncation_direction": side} for cut in BOTH for side in SIDES
 )
 # Ids of vector spaces of no model.
 ELSEWHERE = "dense-a-b-c-d-e-f-g-h, score-a-b-c-d-e-f-g-h"
@@ -91,14 +91,14 @@ def first(body: Body, *names: str) -> Any:
     return next((body[name] for name in names if body.get(name) is not None), None)
 
 
-def read_options(body: Body, prompt: str = "", *, cut: bool = True) -> ReadingOptions:
+def read_options(body: Body, prompt: str = "") -> ReadingOptions:
     """Read the options of several dialects for truncation."""
     value = first(body, "truncate", "truncation", "truncation_strategy")
     side = first(body, "truncation_side", "truncation_direction")
     side = {"START": "left", "END": "right"}.get(value, side or "right")
-    truncate = cut if value is None else value not in {False, "NONE"}
+    truncate = value not in {False, "NONE"}
     # Only text-embeddings-inference accepts a side without truncation.
-    if side == "left" and not truncate and cut:
+    if side == "left" and not truncate and "truncation_direction" not in body:
         raise RefusedError
     most = first(body, "max_tokens", "max_tokens_per_doc", "max_doc_length")
     return ReadingOptions(prompt, truncate, side, most)

@@ -163,7 +163,7 @@ def _documents(served: Served, question: Any) -> Body:
 
 def _ranks(served: Served, question: Any) -> list[Body]:
     body = question.body
-    options = read_options(body, cut=False)
+    options = read_options(body)
     raw = bool(body.get("raw_scores"))
     found = _score(served, body["query"], body["texts"], options, body, raw=raw)
     return [

@@ -379,7 +379,7 @@ def _cohere(served: Served, question: Any) -> Body:
 
 
 def _tei_options(served: Served, body: Body) -> ReadingOptions:
-    return read_options(body, served.prompt(body.get("prompt_name")), cut=False)
+    return read_options(body, served.prompt(body.get("prompt_name")))
 
 
 def _tei_dense(served: Served, question: Any) -> list[Any]:
@@ -403,7 +403,7 @@ def _embedding_server(served: Served, question: Any) -> Body:
 
 def _tei_sparse(served: Served, question: Any) -> list[Any]:
     body = question.body
-    options = read_options(body, served.prompt(body.get("prompt_name"), served.m3), cut=False)
+    options = read_options(body, served.prompt(body.get("prompt_name"), served.m3))
     return [
         [{"index": token, "value": np.asarray(weight)} for token, weight in sorted(sparse.items())]
         for sparse in (served.m3.vectors(text, options).sparse for text in texts_of(body["inputs"]))

@@ -62,18 +62,30 @@ def test_ranks_are_the_native_scores_as_probabilities_or_raw(full, path, raw) ->
 
 
 @pytest.mark.parametrize("path", ["/embed", "/embed_sparse"])
-def test_a_long_text_is_422_unless_truncation_is_requested(full, path) -> None:
+def test_a_long_text_is_cut_and_422_without_truncation(full, path) -> None:
     path = f"/models/tiny-m3{path}"
     body = {"inputs": ["bread " + LONG + "kitchen"]}
-    for truncate in (None, False):
-        refused = full.post(path, json=body | {"truncate": truncate})
+    for direction in (None, "Left"):
+        options = {"truncate": False, "truncation_direction": direction}
+        refused = full.post(path, json=body | options)
         assert "404 tokens" in assert_error(refused, 422, "Validation")
+    assert post(full, path, **body) == post(full, path, inputs="bread " + "search " * 297)
     for direction, rest in (
         ("Left", "search " * 297 + "kitchen"), ("LEFT", "search " * 297 + "kitchen"),
         ("Right", "bread " + "search " * 297), (None, "bread " + "search " * 297),
     ):  # fmt: skip
-        cut = post(full, path, **body, truncate=True, truncation_direction=direction)
+        cut = post(full, path, **body, truncate=None, truncation_direction=direction)
         assert cut == post(full, path, inputs=rest), direction
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/models/tiny-reranker/rerank"])
+def test_rerank_cuts_long_texts_and_is_422_without_truncation(full, path) -> None:
+    texts = ["bread " + "search " * 9000, "search"]
+    expected = post(full, "/rerank", query="bread", passages=texts, normalize=True)["results"]
+    ranks = post(full, path, query="bread", texts=texts)
+    assert ranks == [{"index": item["index"], "score": item["score"]} for item in expected]
+    refused = full.post(path, json={"query": "bread", "texts": texts, "truncate": False})
+    assert "9001 tokens" in assert_error(refused, 422, "Validation")
 
 
 def test_options_are_the_native_ones_and_unsupported_ones_are_422(client, full) -> None:
@@ -162,5 +174,5 @@ def test_embedding_server_returns_native_vectors_usage_timings_and_teis_errors(c
     assert list(answer["timings"]) == ["tokenization", "queue", "inference"]
     for duration in answer["timings"].values():
         assert re.fullmatch(r"[\d.]+(e[+-]\d+)?(µs|ms|s)", duration)
-    for inputs in ([1, 2, 3], "search " * 60_000):
-        assert_error(client.post("/api/v1/embed", json={"inputs": inputs}), 422, "Validation")
+    for body in ({"inputs": [1, 2, 3]}, {"inputs": "search " * 60_000, "truncate": False}):
+        assert_error(client.post("/api/v1/embed", json=body), 422, "Validation")

@@ -98,7 +98,7 @@ async def test_info_describes_the_loaded_model_of_each_role() -> None:
         "max_batch_tokens": 640,
         "max_batch_requests": 8,
         "max_client_batch_size": 7,
-        "auto_truncate": False,
+        "auto_truncate": True,
         "tokenization_workers": 3,
         "vector_space": {},
     }
