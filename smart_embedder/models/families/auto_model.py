@@ -145,8 +145,9 @@ def _load(
     read_tokenizer: Callable[[int], TextTokenizer],
     load: Callable[[], Any],
 ) -> tuple[Backbone, TextTokenizer]:
-    module = load()
-    count = _count_positions(module)
+    module, whole = load(), read_config(folder)
+    is_part = "text_config" in whole
+    count = _count_positions(module, is_part=is_part)
     tokenizer = read_tokenizer(count)
     tables = (part for part in module.modules() if isinstance(part, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
@@ -157,8 +158,7 @@ def _load(
         for name, value in module.config.to_diff_dict().items()
         if name not in _WITHOUT_EFFECT
     )
-    whole = read_config(folder)
-    if "text_config" in whole:
+    if is_part:
         log.warning(
             "only_texts_read",
             model=folder.name,
@@ -180,13 +180,19 @@ def _load(
     return backbone, tokenizer
 
 
-def _count_positions(module: Any) -> int:
-    """Return the number of positions, without those that RoBERTa's families never use."""
+def _count_positions(module: Any, *, is_part: bool) -> int:
+    """Return the number of positions, without those that RoBERTa's families never use.
+
+    The limit in the configuration of a part is not applied to rotary positions, which have none:
+    EmbeddingGemma 2 was published with 1,024 there, and reads 8,192 tokens.
+    """
     for name, table in module.named_modules():
         if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
             return table.num_embeddings - (
                 0 if table.padding_idx is None else table.padding_idx + 1
             )
+    if is_part and any(name.endswith("rotary_emb") for name, _ in module.named_modules()):
+        return _UNLIMITED
     limit: Any = getattr(module.config, "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else _UNLIMITED
 

@@ -321,11 +321,12 @@ class TextOptions:
     """How a model reads texts, by the configuration of sentence-transformers.
 
     Texts are cut to `max_length` tokens, if it is set, and converted to lower case with
-    `lower_case`.
+    `lower_case`. With a `message_format` they are messages of a chat template.
     """
 
     max_length: int | None = None
     lower_case: bool = False
+    message_format: str | None = None
 
     @classmethod
     def read(
@@ -338,7 +339,7 @@ class TextOptions:
         another task than `task`.
         """
         texts = read_text_config(folder)
-        _require_task(folder, texts, *task)
+        message_format = _require_task(folder, texts, *task)
         unread = []
         for name in _UNREAD_OPTIONS:
             options = texts.get(name) or {}
@@ -357,17 +358,20 @@ class TextOptions:
         return cls(
             max_length=length if type(length) is int and length > 0 else None,
             lower_case=bool(texts.get("do_lower_case")),
+            message_format=message_format,
         )
 
 
-def _require_task(folder: Path, texts: dict[str, Any], task: str, result: str) -> None:
-    """Raise `StartupError` if another task, or another result of it, is configured."""
+def _require_task(folder: Path, texts: dict[str, Any], task: str, result: str) -> str | None:
+    """Return the format of messages as which texts are read, or None if they are read as they are.
+
+    Raises `StartupError` if another task, or another result of it, is configured.
+    """
     modalities = texts.get("modality_config")
-    if isinstance(modalities, dict | list) and "message" in modalities:
-        raise StartupError(
-            f"{folder} reads texts as messages of a chat template, which is not supported"
-        )
-    text_options = modalities.get("text") if isinstance(modalities, dict) else None
+    modalities = modalities if isinstance(modalities, dict) else {}
+    # sentence-transformers converts a text to a message wherever it may.
+    read_as = "message" if "message" in modalities else "text"
+    text_options = modalities.get(read_as)
     text_options = text_options if isinstance(text_options, dict) else {}
     for configured, supported in (
         (texts.get("transformer_task"), task),
@@ -379,6 +383,7 @@ def _require_task(folder: Path, texts: dict[str, Any], task: str, result: str) -
                 f"{folder} makes {configured!s:.60} of texts (transformer_task or "
                 f"modality_config), which is not supported: {supported} is"
             )
+    return str(text_options.get("format", "auto")) if read_as == "message" else None
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:

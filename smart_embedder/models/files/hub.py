@@ -56,7 +56,7 @@ _LEFTOVER_SECONDS = 3600.0
 _HUB_TIMEOUT = 10.0
 _RETRY_SECONDS = 1.0
 _GIT_DIGEST_BYTES = 20
-_INCLUDED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
+_INCLUDED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt", "*.jinja"]
 _EXCLUDED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 
 

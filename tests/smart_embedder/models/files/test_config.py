@@ -147,6 +147,12 @@ def modules(*kinds: str, **others: Any) -> list[Any]:
         (by_type, TEXTS, {"query_length": 32}, TextOptions()),
         (of_classes, TEXTS, SAVED_CLASSES, TextOptions()),
         (TextOptions.read, TEXTS, modality(method_output_name="last_hidden_state"), TextOptions()),
+        (
+            TextOptions.read,
+            TEXTS,
+            {"modality_config": {"text": {"method": "embed"}, "message": {"format": "flat"}}},
+            TextOptions(message_format="flat"),
+        ),
         (TextOptions.read, OLDER, {"max_seq_length": 7, "do_lower_case": 1}, TextOptions(7, True)),
     ],
 )  # fmt: skip
@@ -213,7 +219,7 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
             ("processing_kwargs", {"text": {"max_length": 9}}), ("query_length", 32),
             ("query_expansion", False),
         )),
-        (TextOptions.read, TEXTS, {"modality_config": {"message": {}}}, "of a chat template"),
+        (TextOptions.read, TEXTS, {"modality_config": {"message": {"method": "a"}}}, "makes a of"),
     ],
 )  # fmt: skip
 def test_invalid_and_unsupported_configurations_stop_the_start(

@@ -1,0 +1,96 @@
+"""Reads chat templates, and renders texts with them, as sentence-transformers does.
+
+A chat template is a program of Jinja, which transformers runs in a sandbox. It gets no object of
+the service.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.files.config import read_optional
+
+_FILE = "chat_template.jinja"
+# A text and a prompt, with the spaces that some templates remove.
+_TEXT, _PROMPT = " an Example: 0.\n", "title: none | text: "
+# The beginning of a message format whose contents are lists of typed parts, and not strings.
+STRUCTURED = "structured"
+# Signs in a template of that format, by which sentence-transformers knows it.
+_SIGNS = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """The chat template of a folder, and the special tokens that it may name."""
+
+    folder: Path
+    source: str
+    tokens: dict[str, str]
+    is_structured: bool
+
+    @classmethod
+    def read(cls, folder: Path, message_format: str = "auto") -> "ChatTemplate | None":
+        """Read the template; None if the folder has none, or several by name."""
+        config = read_optional(folder / "tokenizer_config.json")
+        source = config.get("chat_template")
+        if (file := folder / _FILE).is_file():
+            source = file.read_text("utf-8")
+        if not isinstance(source, str):
+            return None
+        named = read_optional(folder / "special_tokens_map.json") | config
+        further = named.get("extra_special_tokens")
+        named |= further if isinstance(further, dict) else {}
+        tokens = {
+            name: token.get("content", "") if isinstance(token, dict) else token
+            for name, token in named.items()
+            if name.endswith("_token") and isinstance(token, str | dict)
+        }
+        is_structured = message_format == STRUCTURED
+        if message_format == "auto":
+            is_structured = any(sign in source for sign in _SIGNS)
+        return cls(folder, source, tokens, is_structured)
+
+    def render(self, *messages: tuple[str, str]) -> str:
+        """Render messages, each a role and a text; raises `StartupError` if it is impossible."""
+        # transformers takes seconds to import.
+        from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
+
+        chat = [{"role": role, "content": self._make_content(text)} for role, text in messages]
+        try:
+            (rendered,), _ = render_jinja_template([chat], chat_template=self.source, **self.tokens)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise StartupError(
+                f"the chat template in {self.folder} cannot be rendered: {reason:.200}"
+            ) from error
+        return str(rendered)
+
+    def _make_content(self, text: str) -> str | list[dict[str, Any]]:
+        return [{"type": "text", "text": text}] if self.is_structured else text
+
+
+def require_plain_texts(folder: Path, message_format: str, special_tokens: Sequence[Any]) -> None:
+    """Raise `StartupError` unless a model that reads messages reads plain texts as they are.
+
+    sentence-transformers renders a text as the message of a user, behind a prompt as the system's.
+    A processor adds the special tokens of the tokenizer; a tokenizer alone adds none.
+    """
+    template = ChatTemplate.read(folder, message_format)
+    if template is None:
+        raise StartupError(
+            f"{folder} reads texts as messages of a chat template, and has no template"
+        )
+    rendered = template.render(("user", _TEXT))
+    behind_prompt = template.render(("system", _PROMPT), ("user", _TEXT))
+    if (rendered, behind_prompt) != (_TEXT, _PROMPT + _TEXT):
+        raise StartupError(
+            f"{folder} reads texts as messages of a chat template, which adds to a text or changes "
+            "it; only a template that leaves texts as they are is supported"
+        )
+    if special_tokens and not (folder / "processor_config.json").is_file():
+        raise StartupError(
+            f"{folder} reads texts as messages of a chat template, without the special tokens of "
+            "its tokenizer, which is not supported"
+        )

@@ -1,0 +1,151 @@
+"""Tiny folders in the form in which models were published, compared with transformers."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+
+import numpy as np
+import pytest
+import torch
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer, models, normalizers, trainers
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    EmbeddingGemma2Config,
+    EmbeddingGemma2Model,
+    EmbeddingGemma2TextConfig,
+    Gemma4AudioConfig,
+    Gemma4VisionConfig,
+    GemmaTokenizer,
+)
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.target import Target
+from tests.support.checkpoints import corpus, spread_weights
+from tests.support.encoders import TEXTS, WIDTH, assert_close, embed, load, save_modules
+
+PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
+# The texts of a message behind each other, as in the published template.
+TEMPLATE = (
+    "{%- for message in messages -%}{%- if message['content'] is string -%}"
+    "{{ message['content'] }}{%- else -%}{%- for part in message['content'] -%}"
+    "{%- if part.get('type') == 'text' -%}{{ part['text'] }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+)
+FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+def save_gemma_tokenizer(folder: Path) -> int:
+    """Save a GemmaTokenizer that begins and ends texts; return the size of its vocabulary."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|image|>", "<|audio|>"]
+    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
+    bpe.normalizer = normalizers.Replace(" ", "\u2581")
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    bpe.train_from_iterator(corpus(400), trainer)
+    model = json.loads(bpe.to_str())["model"]
+    tokenizer = GemmaTokenizer(
+        vocab=model["vocab"],
+        merges=list(map(tuple, model["merges"])),
+        add_bos_token=True,
+        add_eos_token=True,
+        chat_template=TEMPLATE,
+    )
+    tokenizer.save_pretrained(folder)
+    return len(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def embedding_gemma2(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("embeddinggemma-2")
+    text = EmbeddingGemma2TextConfig(
+        vocab_size=save_gemma_tokenizer(folder), hidden_size=WIDTH, intermediate_size=96,
+        num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        max_position_embeddings=64, sliding_window=16, hidden_size_per_layer_input=32,
+        use_bidirectional_attention="all", embedding_dim=48,
+        per_layer_config={5: {"head_dim": 32, "num_key_value_heads": 1}},
+    )  # fmt: skip
+    vision = Gemma4VisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=16, position_embedding_size=64,
+    )  # fmt: skip
+    audio = Gemma4AudioConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, output_proj_dims=32
+    )
+    config = EmbeddingGemma2Config(
+        text_config=text, vision_config=vision, audio_config=audio, image_token_id=5,
+        audio_token_id=6,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    EmbeddingGemma2Model(config).save_pretrained(folder)
+    spread_weights(folder)
+    (folder / "processor_config.json").write_text('{"processor_class": "EmbeddingGemma2Processor"}')
+    pooling = {"embedding_dimension": 48, "pooling_mode": "mean"}
+    modalities = dict.fromkeys(("text", "image", "audio", "video"), FORWARD)
+    modalities["message"] = FORWARD | {"format": "structured"}
+    save_modules(folder, pooling, [("Normalize", {}, None)], prompts={"prompts": PROMPTS})
+    texts = {"transformer_task": "feature-extraction", "modality_config": modalities}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(texts))
+    return folder
+
+
+def normalized_means(folder: Path, texts: list[str], prompt: str) -> np.ndarray:
+    """Compute the unit means of the states that transformers computes of each text."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
+    vectors = []
+    for text in texts:
+        tokens = tokenizer(prompt + text, return_tensors="pt")
+        with torch.inference_mode():
+            states = model(**tokens).last_hidden_state[0]
+        vectors.append(torch.nn.functional.normalize(states.mean(0), dim=0).numpy())
+    return np.stack(vectors)
+
+
+@pytest.mark.parametrize("prompt", ["", *PROMPTS.values()])
+def test_embeddinggemma2_as_published_equals_transformers(
+    prompt: str, embedding_gemma2: Path, float32_target: Target
+) -> None:
+    with capture_logs() as logs:
+        model = load(embedding_gemma2, float32_target, 400)
+    assert [entry["event"] for entry in logs] == ["only_texts_read"]
+    # Beyond the positions of its configuration, which rotary positions do not need.
+    assert (model.max_length, model.dense_width, model.prompts) == (400, 48, PROMPTS)
+    texts = [*TEXTS[:5], " a  b\n", "vector " * 90]
+    assert_close(embed(model, texts, prompt), normalized_means(embedding_gemma2, texts, prompt))
+
+
+def with_turns(folder: Path) -> None:
+    turns = "{% for message in messages %}<|turn>{{ message.content[0].text }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(turns)
+
+
+def that_strips(folder: Path) -> None:
+    stripped = "{% for message in messages %}{{ message.content[0].text | trim }}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(stripped)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (with_turns, "which adds to a text or changes it"),
+        (that_strips, "which adds to a text or changes it"),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "and has no template"),
+        (
+            lambda folder: (folder / "chat_template.jinja").write_text(
+                "{{ raise_exception('a') }}"
+            ),
+            "cannot be rendered: a",
+        ),
+        (
+            lambda folder: (folder / "processor_config.json").unlink(),
+            "without the special tokens of its tokenizer",
+        ),
+    ],
+)
+def test_chat_templates_that_change_texts_are_refused(
+    spoil, message: str, embedding_gemma2: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    folder = copytree(embedding_gemma2, tmp_path / "copy")
+    spoil(folder)
+    with pytest.raises(StartupError, match=message):
+        load(folder, float32_target)
