@@ -226,7 +226,7 @@ class RerankBody(RequestModel):
     normalize: bool = False
     """Apply the sigmoid to the logits of bge-reranker; other scores do not change."""
     instruction: str | None = None
-    """The task, for rerankers that read an instruction (Qwen3-Reranker)."""
+    """The task, for rerankers that read one, such as Qwen3-Reranker and ctxl-rerank-v2."""
     weights: RerankWeights | None = None
     """The weights of late interaction; equal by default."""
     truncate: Truncate = True
@@ -284,5 +284,5 @@ def check_rerank_options(
         name = (reranker or models.embedder).name
         raise InvalidRequestError(
             f"the option instruction has no effect with the reranker {name}, which reads no "
-            "instruction: leave it out (it is for Qwen3-Reranker)"
+            "instruction: leave it out"
         )

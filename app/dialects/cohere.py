@@ -74,7 +74,9 @@ class DocumentsRequest(ForeignRequest):
     ]
     documents: Documents
     model: str | None = Field(None, description="Any name of the reranker.")
-    instruction: str | None = Field(None, description="The task, for Qwen3-Reranker: an extension.")
+    instruction: str | None = Field(
+        None, description="The task, for rerankers that read one: an extension."
+    )
     top_n: int | None = Field(
         None, ge=0, description="How many documents to return, the best first; 0 and null: all."
     )

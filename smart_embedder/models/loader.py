@@ -55,8 +55,14 @@ from smart_embedder.models.heads.m3 import HEADS, M3Embedder
 from smart_embedder.models.heads.splade import SpladeEmbedder
 from smart_embedder.models.heads.static import StaticEmbedder, is_static
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, is_classifier
-from smart_embedder.models.rerankers.llm import QwenReranker
-from smart_embedder.models.rerankers.templates import TEMPLATES, TemplateReranker
+from smart_embedder.models.rerankers.llm import QwenReranker, has_published_template
+from smart_embedder.models.rerankers.templates import (
+    TEMPLATES,
+    TemplateReranker,
+    find_template,
+    has_scores,
+    read_template,
+)
 from smart_embedder.models.runner import DeviceModel
 from smart_embedder.models.warmup import apply_budget_setting, probe_budget
 from smart_embedder.settings import (
@@ -173,8 +179,13 @@ def load_reranker(
     _warn_of_ignored_code(name, folder)
     model: CrossEncoder | QwenReranker | TemplateReranker
     with record_reading(folder, config.transformer_folder(folder)) as record:
+        template = None
         if kind in TEMPLATES:
-            model = TemplateReranker(name, folder, max_length, target, kind=kind)
+            template = find_template(name, folder, kind)
+        elif kind is None and has_scores(folder) and not has_published_template(folder):
+            template = read_template(folder)
+        if template is not None:
+            model = TemplateReranker(name, folder, max_length, target, template)
             model.max_batch_sequences = max_qwen_pairs
         elif is_qwen3(folder) and not is_classifier(folder):
             model = QwenReranker(name, folder, max_length, max_qwen_pairs, target, kind=kind)

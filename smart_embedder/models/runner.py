@@ -25,6 +25,8 @@ from smart_embedder.tokens import TokenIds, TokenizedPair
 from smart_embedder.vector_space import NONE, RAW, UNIT, VectorSpace
 
 Result = TypeVar("Result")
+# Makes pairs of a query and each passage, of an instruction and options for the cut.
+FillPairs = Callable[[str, list[str], str | None, TruncationOptions], list[TokenizedPair]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +146,14 @@ class DeviceModel(ABC, Generic[Result]):
 class RerankingModel(DeviceModel[float]):
     """Implements `DeviceModel.launch`: computes the logit of each pair.
 
-    `_end` is the token of a sequence whose state the logits are computed from; None if several are.
+    `_fill` lays pairs out as the model reads them. `_end` is the token of a sequence whose state
+    the logits are computed from; None if several are.
     """
 
     temperature = 1.0
+    _fill: FillPairs
     _end: End | None
 
-    @abstractmethod
     def tokenize_pairs(
         self,
         query: str,
@@ -159,6 +162,7 @@ class RerankingModel(DeviceModel[float]):
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """Implement `smart_embedder.interface.Reranker`."""
+        return self._fill(query, passages, instruction, truncation)
 
     @abstractmethod
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:

@@ -94,7 +94,9 @@ def load_backbone(
         )
         if texts.message_format is not None:
             special_tokens = list(chain(*tokenizer.special_tokens))
-            require_plain_texts(folder, texts.message_format, special_tokens)
+            require_plain_texts(
+                folder, texts.message_format, texts.template_options, special_tokens
+            )
         return tokenizer
 
     if _is_decoder(folder) and not classifier:

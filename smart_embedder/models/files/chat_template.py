@@ -4,7 +4,7 @@ A chat template is a program of Jinja, which transformers runs in a sandbox. It 
 the service.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.files.config import read_optional
 
 _FILE = "chat_template.jinja"
+# A function that transformers gives to templates.
+_DATE = "strftime_now"
 # A text and a prompt, with the spaces that some templates remove.
 _TEXT, _PROMPT = " an Example: 0.\n", "title: none | text: "
 # The beginning of a message format whose contents are lists of typed parts, and not strings.
@@ -23,15 +25,17 @@ _SIGNS = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.conte
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """The chat template of a folder, and the special tokens that it may name."""
+    """The chat template of a folder, and its variables: special tokens and options."""
 
     folder: Path
     source: str
-    tokens: dict[str, str]
+    variables: dict[str, Any]
     is_structured: bool
 
     @classmethod
-    def read(cls, folder: Path, message_format: str = "auto") -> "ChatTemplate | None":
+    def read(
+        cls, folder: Path, message_format: str = "auto", options: Iterable[tuple[str, Any]] = ()
+    ) -> "ChatTemplate | None":
         """Read the template; None if the folder has none, or several by name."""
         config = read_optional(folder / "tokenizer_config.json")
         source = config.get("chat_template")
@@ -50,16 +54,23 @@ class ChatTemplate:
         is_structured = message_format == STRUCTURED
         if message_format == "auto":
             is_structured = any(sign in source for sign in _SIGNS)
-        return cls(folder, source, tokens, is_structured)
+        return cls(folder, source, tokens | dict(options), is_structured)
 
     def render(self, *messages: tuple[str, str]) -> str:
         """Render messages, each a role and a text; raises `StartupError` if it is impossible."""
+        if _DATE in self.source:
+            raise StartupError(
+                f"the chat template in {self.folder} says the date ({_DATE}), which is not "
+                "supported: the same text would have other vectors on another day"
+            )
         # transformers takes seconds to import.
         from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
 
         chat = [{"role": role, "content": self._make_content(text)} for role, text in messages]
         try:
-            (rendered,), _ = render_jinja_template([chat], chat_template=self.source, **self.tokens)
+            (rendered,), _ = render_jinja_template(
+                [chat], chat_template=self.source, **self.variables
+            )
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise StartupError(
@@ -71,13 +82,18 @@ class ChatTemplate:
         return [{"type": "text", "text": text}] if self.is_structured else text
 
 
-def require_plain_texts(folder: Path, message_format: str, special_tokens: Sequence[Any]) -> None:
+def require_plain_texts(
+    folder: Path,
+    message_format: str,
+    options: Iterable[tuple[str, Any]],
+    special_tokens: Sequence[Any],
+) -> None:
     """Raise `StartupError` unless a model that reads messages reads plain texts as they are.
 
     sentence-transformers renders a text as the message of a user, behind a prompt as the system's.
     A processor adds the special tokens of the tokenizer; a tokenizer alone adds none.
     """
-    template = ChatTemplate.read(folder, message_format)
+    template = ChatTemplate.read(folder, message_format, options)
     if template is None:
         raise StartupError(
             f"{folder} reads texts as messages of a chat template, and has no template"

@@ -48,6 +48,15 @@ _HARMLESS = {
 # The names of sentence-transformers for the task of a transformer, and for its result.
 STATES = ("feature-extraction", "last_hidden_state")
 MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", "logits")
+LANGUAGE = ("text-generation", "logits")
+# Arguments of transformers for rendering, which are no variables of a chat template.
+_RENDERING = {
+    "chat_template", "continue_final_message", "documents", "max_length", "padding",
+    "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize", "tools",
+    "truncation",
+}  # fmt: skip
+# An argument of sentence-transformers, for texts that are cut: here templates never are.
+_RESTORE_SUFFIX = "restore_suffix"
 # Options that only ColBERT models have.
 _OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
 POOLING_FOLDER = "1_Pooling"
@@ -321,12 +330,14 @@ class TextOptions:
     """How a model reads texts, by the configuration of sentence-transformers.
 
     Texts are cut to `max_length` tokens, if it is set, and converted to lower case with
-    `lower_case`. With a `message_format` they are messages of a chat template.
+    `lower_case`. With a `message_format` they are messages of a chat template, which gets the
+    variables `template_options`.
     """
 
     max_length: int | None = None
     lower_case: bool = False
     message_format: str | None = None
+    template_options: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def read(
@@ -340,9 +351,12 @@ class TextOptions:
         """
         texts = read_text_config(folder)
         message_format = _require_task(folder, texts, *task)
+        template_options = None if message_format is None else _read_template_options(texts)
         unread = []
         for name in _UNREAD_OPTIONS:
             options = texts.get(name) or {}
+            if name == "processing_kwargs" and template_options is not None:
+                continue
             if not isinstance(options, dict) or options.keys() - _HARMLESS:
                 unread.append(name)
         if not by_type:
@@ -359,7 +373,24 @@ class TextOptions:
             max_length=length if type(length) is int and length > 0 else None,
             lower_case=bool(texts.get("do_lower_case")),
             message_format=message_format,
+            template_options=template_options or (),
         )
+
+
+def _read_template_options(texts: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
+    """Read the variables for a chat template; None if there are other options, too."""
+    options = texts.get("processing_kwargs") or {}
+    variables = options.get("chat_template", {}) if isinstance(options, dict) else None
+    if not isinstance(variables, dict):
+        return None
+    is_usable = (
+        not options.keys() - {"chat_template"}
+        and not variables.keys() & _RENDERING
+        and all(isinstance(value, str | int | None) for value in variables.values())
+    )
+    if not is_usable:
+        return None
+    return tuple(sorted((name, variables[name]) for name in variables.keys() - {_RESTORE_SUFFIX}))
 
 
 def _require_task(folder: Path, texts: dict[str, Any], task: str, result: str) -> str | None:

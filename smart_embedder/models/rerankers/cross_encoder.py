@@ -5,7 +5,7 @@ FlagEmbedding.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from smart_embedder.kernels.packed_batch import SECOND_SEGMENT, End, PackedBatch
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.registry import load_backbone
+from smart_embedder.models.files.chat_template import ChatTemplate
 from smart_embedder.models.files.config import (
     CLASSES,
     STATES,
@@ -44,6 +45,7 @@ from smart_embedder.models.heads.pooling import (
     pool,
     require_vector,
 )
+from smart_embedder.models.rerankers.templates import PairPrompt, Template, read_chat_template
 from smart_embedder.models.runner import OutputSpec, RerankingModel
 from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer
 from smart_embedder.requests import CUT_AT_END, TruncationOptions
@@ -112,6 +114,71 @@ class _Scorer:
     labels: int
 
 
+class _PairLayout:
+    """Pairs as in the tokenizer's own template, whose tokens `marks` may give a segment.
+
+    With `drops_empty` only the query is read if the passage is empty.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, marks: bool, drops_empty: bool) -> None:
+        self._tokenizer, self._drops_empty = tokenizer, drops_empty
+        self._prefix, self._middle, self._suffix = tokenizer.pair_template()
+        segments = tokenizer.pair_segments() if marks else [0] * 5
+        self._marks = [SECOND_SEGMENT * segment for segment in segments]
+
+    @property
+    def described(self) -> list[object]:
+        """The layout, for the id of a vector space."""
+        reading: list[object] = [ids.tolist() for ids in (self._prefix, self._middle, self._suffix)]
+        return [*reading, any(self._marks), self._drops_empty]
+
+    def fill(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Cut the query to three quarters of the limit and each passage to the rest."""
+        del instruction
+        max_length, marks = self._tokenizer.max_length, self._marks
+        (query_tokens,) = self._tokenizer.encode_plain([query], max_length * 3 // 4)
+        special_count = len(self._prefix) + len(self._middle) + len(self._suffix)
+        limit = max_length - special_count - query_tokens.kept
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        head = np.concatenate((self._prefix | marks[0], query_tokens.ids | marks[1]))
+        pairs: list[TokenizedPair] = []
+        for text in self._tokenizer.encode_plain(passages, max(0, limit), truncation.side):
+            middle = self._middle if text.total or not self._drops_empty else NO_IDS
+            end = np.concatenate((middle | marks[2], text.ids | marks[3], self._suffix | marks[4]))
+            if not len(head) + len(end):  # A forward needs at least one token.
+                end = np.zeros(1, np.int64)
+            pairs.append(
+                TokenizedPair(
+                    sequence=JoinedIds(head, end),
+                    query_tokens=query_tokens.total,
+                    query_kept=query_tokens.kept,
+                    passage_tokens=text.total,
+                    passage_kept=text.kept,
+                    query_exact=query_tokens.exact,
+                    passage_exact=text.exact,
+                )
+            )
+        return pairs
+
+
+def _read_template(folder: Path, transformer: Path) -> Template | None:
+    """Read the chat template with which sentence-transformers would read pairs, if it would."""
+    if not read_modules(folder):
+        if ChatTemplate.read(transformer) is None:
+            return None
+        return read_chat_template(folder, TextOptions())
+    is_modular = any(module.kind == "Pooling" for module in read_modules(folder))
+    texts = TextOptions.read(transformer, STATES if is_modular else CLASSES)
+    return None if texts.message_format is None else read_chat_template(folder, texts)
+
+
 class CrossEncoder(RerankingModel):
     """Implements `smart_embedder.interface.Reranker`.
 
@@ -129,14 +196,9 @@ class CrossEncoder(RerankingModel):
         transformer = transformer_folder(folder)
         config = read_config(transformer)
         tokenizer_config = read_optional(transformer / "tokenizer_config.json")
-        has_template = bool(tokenizer_config.get("chat_template"))
-        has_template = has_template or (transformer / "chat_template.jinja").is_file()
-        if has_template and not read_modules(folder):
-            raise StartupError(
-                f"{folder} has a chat template for its pairs, which is not supported; without it "
-                "they are read one text after the other"
-            )
-        require_default_prompt(folder, "")
+        template = _read_template(folder, transformer)
+        if template is None:
+            require_default_prompt(folder, "")
         # The tokenizer of transformers may mark each token with the text of the pair it belongs to.
         inputs = tokenizer_config.get("model_input_names")
         tokenizer_class = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
@@ -159,53 +221,20 @@ class CrossEncoder(RerankingModel):
         self._ranking_label = _find_label(name, self.labels, kind)
         self._several = config.get("problem_type") == "multi_label_classification"
         tokenizer = scorer.tokenizer
-        self._prefix, self._middle, self._suffix = tokenizer.pair_template()
-        self._segments = [0] * 5
-        if scorer.backbone.reads_segments and segments:
-            self._segments = tokenizer.pair_segments()
-        # With an empty passage FlagReranker reads only the query.
-        self._drops_empty = config.get("model_type") in _FLAG_TYPES and scorer.labels == 1
-        reading = [ids.tolist() for ids in (self._prefix, self._middle, self._suffix)]
-        reading += [any(self._segments), self._drops_empty]
+        reading: object
+        if template is None:
+            segments = segments and scorer.backbone.reads_segments
+            # With an empty passage FlagReranker reads only the query.
+            drops_empty = config.get("model_type") in _FLAG_TYPES and scorer.labels == 1
+            layout = _PairLayout(tokenizer, marks=segments, drops_empty=drops_empty)
+            self._fill, reading = layout.fill, layout.described
+        else:
+            self._fill, reading = PairPrompt(template, tokenizer).fill, repr(template)
+            self.reads_instruction = bool(template.instructed)
         steps = f"{self._ranking_label} {describe_layers(self._layers)}"
         self._output_specs = {
             SCORE: OutputSpec(scorer.pooling, scorer.labels, steps=steps, reading=reading)
         }
-
-    def tokenize_pairs(
-        self,
-        query: str,
-        passages: list[str],
-        instruction: str | None,
-        truncation: TruncationOptions = CUT_AT_END,
-    ) -> list[TokenizedPair]:
-        """Cut the query to three quarters of the limit and each passage to the rest."""
-        del instruction
-        (query_tokens,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
-        special_count = len(self._prefix) + len(self._middle) + len(self._suffix)
-        limit = self.max_length - special_count - query_tokens.kept
-        if truncation.max_tokens is not None:
-            limit = min(limit, truncation.max_tokens)
-        marks = [SECOND_SEGMENT * segment for segment in self._segments]
-        head = np.concatenate((self._prefix | marks[0], query_tokens.ids | marks[1]))
-        pairs: list[TokenizedPair] = []
-        for text in self._tokenizer.encode_plain(passages, max(0, limit), truncation.side):
-            middle = self._middle if text.total or not self._drops_empty else NO_IDS
-            end = np.concatenate((middle | marks[2], text.ids | marks[3], self._suffix | marks[4]))
-            if not len(head) + len(end):  # A forward needs at least one token.
-                end = np.zeros(1, np.int64)
-            pairs.append(
-                TokenizedPair(
-                    sequence=JoinedIds(head, end),
-                    query_tokens=query_tokens.total,
-                    query_kept=query_tokens.kept,
-                    passage_tokens=text.total,
-                    passage_kept=text.kept,
-                    query_exact=query_tokens.exact,
-                    passage_exact=text.exact,
-                )
-            )
-        return pairs
 
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         return self._layers(self._pool(hidden, packed)).float()  # type: ignore[no-any-return]
@@ -280,7 +309,7 @@ def _load_modules(folder: Path, transformer: Path, max_length: int, target: Targ
         raise StartupError(
             f"{folder} holds an embedding model and not a reranker: no module of it computes scores"
         )
-    texts = TextOptions.read(transformer, STATES)
+    texts = replace(TextOptions.read(transformer, STATES), message_format=None)
     backbone, tokenizer = load_backbone(transformer, target, max_length, texts)
     width = backbone.hidden_size * len(pooling)
     for step in steps:
@@ -304,7 +333,7 @@ def _load_classifier(
         folder,
         target,
         max_length,
-        TextOptions.read(folder, CLASSES),
+        replace(TextOptions.read(folder, CLASSES), message_format=None),
         classifies=True,
         marks_segments=marks_segments,
     )
@@ -319,7 +348,7 @@ def _load_own_head(folder: Path, max_length: int, target: Target) -> _Scorer:
     names = _NAMES_BY_TYPE[config["model_type"]]
     if f"{names.logits}.weight" not in weights:
         raise _no_head_error(folder)
-    texts = TextOptions.read(folder, CLASSES)
+    texts = replace(TextOptions.read(folder, CLASSES), message_format=None)
     backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
     layers = _load_layers(folder, config, names, weights, backbone.hidden_size)
     pool_states: Pool = first

@@ -17,6 +17,7 @@ from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
 from smart_embedder.models.families.registry import load_decoder
+from smart_embedder.models.files.chat_template import ChatTemplate
 from smart_embedder.models.files.config import (
     read_config,
     read_modules,
@@ -27,7 +28,7 @@ from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.heads.pooling import last
 from smart_embedder.models.rerankers.cross_encoder import require_default_prompt
-from smart_embedder.models.rerankers.templates import TEMPLATES
+from smart_embedder.models.rerankers.templates import TEMPLATES, has_scores
 from smart_embedder.models.runner import OutputSpec, RerankingModel
 from smart_embedder.models.tokenizer import TextTokenizer, TruncatedTokens, cut_text
 from smart_embedder.requests import CUT_AT_END, TruncationOptions
@@ -47,8 +48,6 @@ QWEN3_RERANKER = "qwen3-reranker"
 _KINDS = ", ".join((QWEN3_RERANKER, *TEMPLATES))
 # The rows of the published model's head. Qwen3's other language models have unused rows, too.
 _PUBLISHED_ROWS = 151_669
-# What the chat template that the published model has for sentence-transformers says.
-_SENTENCE = "Judge whether the Document meets the requirements based on the Query and the Instruct"
 # The embeddings of tokens, and their prefix in checkpoints with a head.
 _TOKENS, _PREFIX = "embed_tokens.weight", "model."
 # The head of a checkpoint for classification.
@@ -109,24 +108,14 @@ class QwenReranker(RerankingModel):
                 f"{name} is a language model, and its files do not say with which template it was "
                 f"trained to rerank: set its kind to one of {_KINDS}"
             )
-        self._template = QwenTemplate(tokenizer)
+        self._fill = QwenTemplate(tokenizer).fill
         query, *passages = CALIBRATION_TEXTS[1::3]
-        pairs = self._template.fill(query, passages, DEFAULT_INSTRUCTION)
+        pairs = self._fill(query, passages, None, CUT_AT_END)
         backbone = load_decoder(folder, target, weights, [pair.ids for pair in pairs])
         super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
         head = make_linear(_yes_minus_no(weights, tokenizer)[None], None)
         self._yes_minus_no = backbone.place_head(head, torch.float32)
-
-    def tokenize_pairs(
-        self,
-        query: str,
-        passages: list[str],
-        instruction: str | None,
-        truncation: TruncationOptions = CUT_AT_END,
-    ) -> list[TokenizedPair]:
-        """Fill in the template; the passage is cut first, then what precedes it."""
-        return self._template.fill(query, passages, instruction or DEFAULT_INSTRUCTION, truncation)
 
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         return self._yes_minus_no(last(hidden, packed)).squeeze(1)  # type: ignore[no-any-return]
@@ -134,15 +123,24 @@ class QwenReranker(RerankingModel):
 
 def _is_published(folder: Path, tokenizer: TextTokenizer) -> bool:
     """Whether a Qwen3 has the head and the template with which Qwen3-Reranker was published."""
-    if DecoderConfig.read(folder).vocabulary not in {tokenizer.vocabulary_size, _PUBLISHED_ROWS}:
+    if has_scores(folder):
+        return has_published_template(folder)
+    return DecoderConfig.read(folder).vocabulary in {tokenizer.vocabulary_size, _PUBLISHED_ROWS}
+
+
+def has_published_template(folder: Path) -> bool:
+    """Return whether the chat template of a folder makes the prompts of Qwen3-Reranker."""
+    chat = ChatTemplate.read(folder)
+    if chat is None:
         return False
-    if all(module.kind != "LogitScore" for module in read_modules(folder)):
-        return True
-    # Since then the template is one that reads a query and a document.
-    template = str(read_optional(folder / "tokenizer_config.json").get("chat_template", ""))
-    if (file := folder / "chat_template.jinja").is_file():
-        template = file.read_text("utf-8")
-    return _SENTENCE in template
+    pair, published = (("query", "a?"), ("document", "B.")), f"a?{_BEHIND_QUERY} B.{SUFFIX}"
+    for instruction, messages in (
+        ("Find", (("system", "Find"), *pair)),
+        (DEFAULT_INSTRUCTION, pair),
+    ):
+        if chat.render(*messages) != f"{PREFIX}<Instruct>: {instruction}\n<Query>: {published}":
+            return False
+    return True
 
 
 def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
@@ -181,10 +179,11 @@ class QwenTemplate:
         self,
         query: str,
         passages: list[str],
-        instruction: str,
+        instruction: str | None,
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """Make a pair of the query with each passage, cut to the limit: first the passage."""
+        instruction = instruction or DEFAULT_INSTRUCTION
         # Cut to one token less than the limit, into which the words around them fit.
         cut_instruction, cut_query = (
             cut_text(text, self._limit - 1) for text in (instruction, query)

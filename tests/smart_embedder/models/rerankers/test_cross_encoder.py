@@ -181,6 +181,31 @@ def test_pair_without_a_token_is_scored(folders, float32_target) -> None:
     assert len(model.forward([pair.ids], Outputs())) == 1
 
 
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}: {{ message.content | trim }}"
+    "{% endfor %}<|im_end|>"
+)
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_classifier_with_a_chat_template_equals_sentence_transformers(
+    is_saved: bool, folders, float32_target, tmp_path: Path
+) -> None:
+    folder = copytree(folders["qwen3"], tmp_path / "copy")
+    (folder / "chat_template.jinja").write_text(CHAT)
+    if is_saved:
+        Reference(str(folder), device="cpu").save_pretrained(str(folder))
+    model = load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)
+    reference = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    passages = ["vector", " memory.\n", "", "unknown жизнь!"]
+    for instruction in (None, "Find it"):
+        pairs = model.tokenize_pairs("hybrid search? ", passages, instruction)
+        ours = model.forward([pair.ids for pair in pairs], Outputs())
+        texts = [("hybrid search? ", passage) for passage in passages]
+        expected = reference.predict(texts, prompt=instruction, batch_size=1)
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+
+
 def without_a_head(folder: Path) -> None:
     with changed_weights(folder) as weights:
         del weights["score.weight"]
@@ -213,8 +238,8 @@ def with_a_prompt(folder: Path) -> None:
             {"model_type": "bert-generation"},
             "type bert-generation, and transformers .* has no classifier of this type",
         ),
-        ("qwen3", with_a_template, "has a chat template for its pairs"),
-        ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "has a chat template for its"),
+        ("qwen3", with_a_template, "does not repeat the query and the document of a pair"),
+        ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "does not repeat the query"),
         ("qwen3", without_a_head, "an embedding model and not a reranker: it has no classifi"),
         ("bert", with_a_module, "names the module Dense"),
         ("bert", with_a_prompt, "has the prompt 'search ' for every pair"),

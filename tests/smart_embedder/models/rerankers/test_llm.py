@@ -17,7 +17,7 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.llm import PREFIX, QwenReranker, QwenTemplate
+from smart_embedder.models.rerankers.llm import PREFIX, SUFFIX, QwenReranker, QwenTemplate
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs, TruncationOptions
 from smart_embedder.results import sigmoid
@@ -29,6 +29,13 @@ from tests.support.words import GAPS, WORDS, qwen_words
 from tools.references import qwen
 
 LIMIT = 330
+# The prompts of Qwen3-Reranker as a chat template for pairs.
+PUBLISHED = (
+    f"{PREFIX}<Instruct>: {{{{ messages | selectattr('role', 'eq', 'system') "
+    f"| map(attribute='content') | first | default('{DEFAULT_INSTRUCTION}') }}}}\n"
+    "<Query>: {{ messages[-2].content }}\n<Document>: {{ messages[-1].content }}"
+    f"{SUFFIX}\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +140,7 @@ def with_scores_of_sentence_transformers(folder: Path) -> None:
 
 def with_another_template(folder: Path) -> None:
     with_scores_of_sentence_transformers(folder)
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}", "utf-8")
+    (folder / "chat_template.jinja").write_text(PREFIX + "{{ messages[0].content }}", "utf-8")
 
 
 @pytest.mark.parametrize(
@@ -147,10 +154,8 @@ def test_language_model_of_another_template_is_refused_unless_kind_names_one(
     change_folder(copy)
     with pytest.raises(StartupError, match="set its kind to one of qwen3-reranker, bge-r"):
         QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
-    with pytest.raises(
-        StartupError, match="kind=ctxl-rerank-v2 is unknown for Qwen3-Reranker-0.6B"
-    ):
-        QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="ctxl-rerank-v2")
+    with pytest.raises(StartupError, match="kind=another-kind is unknown for Qwen3-Reranker-0.6B"):
+        QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="another-kind")
     QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
 
 
@@ -159,8 +164,11 @@ def test_qwen3_reranker_of_sentence_transformers_is_known_by_its_template(
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path / "any name")
     with_scores_of_sentence_transformers(copy)
-    change(copy / "tokenizer_config.json", chat_template=PREFIX + "{{ messages[0].content }}")
+    (copy / "chat_template.jinja").write_text(PUBLISHED)
     QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
+    (copy / "chat_template.jinja").write_text(PUBLISHED.replace("<Query>", "<Question>"))
+    with pytest.raises(StartupError, match="set its kind to one of qwen3-reranker"):
+        QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
 
 
 def test_reranker_with_other_tokens_than_yes_and_no_is_refused(

@@ -1,24 +1,38 @@
 """Language models with templates that `kind` names, compared with their reference programs."""
 
 from pathlib import Path
+from shutil import copytree
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from FlagEmbedding import FlagLLMReranker
-from transformers import AutoModelForCausalLM, AutoTokenizer, GemmaConfig, Qwen2Config, Qwen3Config
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Transformer as SentenceTransformerModule
+from sentence_transformers.cross_encoder.modules import LogitScore
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GemmaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_reranker
-from smart_embedder.models.rerankers.templates import TEMPLATES, TemplateReranker
-from smart_embedder.requests import Outputs
+from smart_embedder.models.rerankers.templates import PASSAGE, TEMPLATES, TemplateReranker
+from smart_embedder.requests import Outputs, TruncationOptions
 from tests.support.checkpoints import save_byte_level_tokenizer, spread_weights
+from tests.support.wordpiece import change
 
 QUERY = "hybrid search?"
 PASSAGES = ["vector", "memory.\n", "", "  rank " * 12, "unknown жизнь!"]
 CONFIGS = {
     "bge-reranker-v2-gemma": GemmaConfig,
+    "ctxl-rerank-v2": MistralConfig,
     "mxbai-rerank-v2": Qwen2Config,
     "zerank-2": Qwen3Config,
 }
@@ -59,11 +73,18 @@ def reference_scores(kind: str, folder: Path, instruction: str | None) -> list[f
             roles = (("system", QUERY.strip()), ("user", passage.strip()))
             turns = "".join(f"{start}{role}\n{text}{end}" for role, text in roles)
             parts, answers = [f"{turns}{start}assistant\n"], ("Yes",)
+        elif kind == "ctxl-rerank-v2":
+            told = "" if instruction is None else f" {instruction}"
+            task = (
+                "Check whether a given document contains information helpful to answer the query."
+            )
+            pair = f"<Document> {passage}\n<Query> {QUERY}{told} ??"
+            parts, answers = [f"{task}\n{pair}"], (tokenizer.convert_ids_to_tokens(0),)
         else:
-            template, answers = TEMPLATES[kind], ("1", "0")
+            system, answers = TEMPLATES[kind].parts[0], ("1", "0")
             told = [] if instruction is None else [f"instruction: {instruction}", "\n"]
-            parts = [*template.before, *told, f"query: {QUERY}", "\n", f"document: {passage}"]
-            parts += template.behind
+            parts = [system, *told, f"query: {QUERY}", "\n", f"document: {passage}"]
+            parts += TEMPLATES[kind].parts[-3:]
         ids = [id_ for part in parts for id_ in tokenizer(part)["input_ids"]]
         with torch.inference_mode():
             logits = model(torch.tensor([ids])).logits[0, -1]
@@ -109,7 +130,87 @@ def test_passage_is_cut_and_the_template_never(
     model = load_reranker("m", folder, 400, float32_target, max_qwen_pairs=4, kind=kind)
     long, short = model.tokenize_pairs(QUERY, ["vector " * 999, "vector"], None)
     assert len(long.ids) == model.max_length == 400
-    behind = len(model._behind)
-    assert long.ids[-behind:].tolist() == short.ids[-behind:].tolist()
+    (end,) = model._tokenizer.encode_plain([TEMPLATES[kind].parts[-1].rpartition(PASSAGE)[2]], 999)
+    end = end.ids[-3:]
+    assert long.ids[-len(end) :].tolist() == short.ids[-len(end) :].tolist() == end.tolist()
     assert short.passage_kept == short.passage_tokens == 1
     assert long.passage_kept < long.passage_tokens
+    words = [*map(str, range(999))]
+    (left,) = model.tokenize_pairs(QUERY, [" ".join(words)], None, TruncationOptions(side="left"))
+    assert len(left.ids) == 400
+    kept = model._tokenizer._tokenizer.decode(left.ids.tolist(), skip_special_tokens=False)
+    assert "998" in kept
+    assert "0 1 2" not in kept
+
+
+# Instructions, queries and documents by their roles, as published rerankers of this autumn.
+CHAT = (
+    "{%- for message in messages if message.role == 'system' -%}"
+    "<Instruct>: {{ message.content }}\n{% endfor -%}"
+    "<|im_start|>{% for message in messages if message.role == 'query' -%}"
+    "<Query>: {{ message.content }}\n{% endfor -%}"
+    "{%- for message in messages if message.role == 'document' -%}"
+    "<Document>: {{ message.content }}{% endfor %}<|im_end|>"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TASK = "find the recipe"
+
+
+def save_scores(
+    folder: Path, answers: tuple[int, int | None], template: str = CHAT, **options: Any
+) -> Path:
+    """Save a language model with `LogitScore` and a chat template, as sentence-transformers."""
+    transformer = SentenceTransformerModule(
+        str(folder),
+        transformer_task="text-generation",
+        processor_kwargs={"chat_template": template},
+        processing_kwargs={"chat_template": {"add_generation_prompt": True}},
+    )
+    modules = [transformer, LogitScore(*answers)]
+    CrossEncoder(modules=modules, device="cpu", **options).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("answers", [(7, 9), (11, None)])
+@pytest.mark.parametrize("default", [None, TASK])
+def test_logit_score_with_a_chat_template_equals_sentence_transformers(
+    answers, default, folder: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    prompts = {"prompts": {"task": TASK}, "default_prompt_name": default and "task"}
+    copy = save_scores(copytree(folder, tmp_path / "copy"), answers, **prompts)
+    model = load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+    reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
+    for instruction in (None, TASK, "Find it?"):
+        pairs = model.tokenize_pairs(QUERY, PASSAGES, instruction)
+        ours = model.forward([pair.ids for pair in pairs], Outputs())
+        texts = [(QUERY, passage) for passage in PASSAGES]
+        expected = reference.predict(texts, prompt=instruction, batch_size=1)
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+        assert np.ptp(expected) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ messages[0].content }}", "does not repeat the query and the document of a pair"),
+        ("{{ messages[0].content | upper }}{{ messages[1].content }}", "does not repeat the query"),
+        (CHAT + "{{ messages[-1].content }}", "does not repeat the query and the document"),
+        (CHAT + "{{ strftime_now('%d') }}", "says the date"),
+    ],
+)
+def test_chat_template_that_does_not_repeat_the_texts_is_refused(
+    template, message, folder: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
+    (copy / "chat_template.jinja").write_text(template)
+    with pytest.raises(StartupError, match=message):
+        load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+
+
+def test_language_model_whose_logits_take_further_steps_is_refused(
+    folder: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
+    change(copy / "config.json", model_type="granite", logits_scaling=8.0)
+    with pytest.raises(StartupError, match="of type granite, whose logits are not supported"):
+        load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
