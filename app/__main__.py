@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from app.server import delay_garbage_collection
+from app.run import delay_garbage_collection
 from app.settings import parse_flags
 from smart_embedder.startup import link_ahead
 
@@ -19,7 +19,7 @@ def main() -> None:
     delay_garbage_collection()  # `run` does this too, but after the imports.
     link_ahead()
     from app.main import create_app  # noqa: PLC0415 - see above
-    from app.server import run  # noqa: PLC0415
+    from app.run import run  # noqa: PLC0415
 
     run(create_app, arguments)
 

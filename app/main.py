@@ -29,7 +29,7 @@ from app.openapi import install_openapi
 from app.routers import embeddings, health, metrics, models, pages, rerank, stats
 from app.routers.pages import install_docs, install_ui
 from app.routing import Paths
-from app.server import (
+from app.run import (
     freeze_startup_objects,
     load_settings_and_configure_logs,
     log_failure,

@@ -12,7 +12,7 @@ from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.main import create_app
-from app.server import load_settings_and_configure_logs, log_failure, log_ready
+from app.run import load_settings_and_configure_logs, log_failure, log_ready
 from smart_embedder.core import EngineCore
 from smart_embedder.interface import LoadedModels
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from app.main import create_app
-from app.server import run
+from app.run import run
 from app.settings import Settings
 from smart_embedder.interface import DefaultModels, PlacedModels
 from smart_embedder.startup import load_models

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from app.main import create_app
-from app.server import run
+from app.run import run
 from smart_embedder.hardware import device as hardware
 from smart_embedder.interface import MemoryUsage
 from smart_embedder.startup import load_models

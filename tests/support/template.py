@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 _IMPORTED_BY_A_START = (
     "app.main",
     "smart_embedder.models.loader",
-    "app.server",
+    "app.run",
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
     "uvloop",

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from app.main import create_app
-from app.server import run
+from app.run import run
 from app.settings import Settings
 from smart_embedder.interface import DefaultModels, LoadPlan, ModelLoader
 from smart_embedder.settings import ModelEntry

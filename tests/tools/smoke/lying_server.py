@@ -6,7 +6,7 @@ from app import answers
 from app.error_responses import STATUS_OF
 from app.main import create_app
 from app.routers import rerank, stats
-from app.server import run
+from app.run import run
 from smart_embedder.errors import EmptyInputError
 
 _render_matrix = answers.render_matrix

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from app import server as process
-from app.server import (
+from app import run as process
+from app.run import (
     _exit,
     _flush,
     _print_example,
@@ -104,7 +104,7 @@ def test_importing_the_app_has_no_side_effects(tmp_path: Path) -> None:
     """It does not import torch, read the environment or start threads."""
     script = (
         "import sys, threading\n"
-        "import app.server, smart_embedder.engine\n"
+        "import app.run, smart_embedder.engine\n"
         "import app.settings\n"
         "from app.main import create_app\n"
         "assert 'app' not in vars(sys.modules['app.main'])\n"
