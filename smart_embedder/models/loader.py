@@ -45,6 +45,7 @@ from smart_embedder.models.families.registry import (
     overflows_float16,
 )
 from smart_embedder.models.files import config
+from smart_embedder.models.files.adapters import overlay_adapter
 from smart_embedder.models.files.reading import refuse_changed_files, trim_heap
 from smart_embedder.models.files.record import record_reading
 from smart_embedder.models.files.weights import count_parameters
@@ -451,7 +452,21 @@ def locate_models(settings: EngineSettings, status: DownloadStatus | None = None
 def locate_model(
     name: str, revision: str | None, settings: EngineSettings, status: DownloadStatus
 ) -> Path:
-    """Find a model by its name in a setting; download it if it is not on the disk."""
+    """Find a model by its name in a setting, an adapter with its base model.
+
+    What is not on the disk is downloaded.
+    """
+    folder = _locate_folder(name, revision, settings, status)
+
+    def find_base(name: str, revision: str | None) -> Path:
+        return _locate_folder(name, revision, settings, status)
+
+    return overlay_adapter(folder, find_base)
+
+
+def _locate_folder(
+    name: str, revision: str | None, settings: EngineSettings, status: DownloadStatus
+) -> Path:
     # Path.expanduser would raise where there is no home folder.
     folder = Path(os.path.expanduser(name))  # noqa: PTH111
     if folder.is_dir():

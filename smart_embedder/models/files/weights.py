@@ -21,6 +21,12 @@ from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import make_linear, parameter_dict
+from smart_embedder.models.files.adapters import (
+    CONFIG_FILE,
+    WEIGHT_FILES,
+    LowRank,
+    find_additions,
+)
 from smart_embedder.models.files.config import read_optional, transformer_folder
 from smart_embedder.models.files.digest import TensorDigest, copy_in_this_thread
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
@@ -68,7 +74,7 @@ class StoredTensor:
     """A tensor in a file, from the byte `start` on, where it has this `name`.
 
     When it is read, that is recorded in `record`, with its digest if it has a name to be
-    `hashed_as`.
+    `hashed_as`. The product `added` by an adapter is part of what is read.
     """
 
     file: ModelFile | _ReadFile
@@ -78,6 +84,7 @@ class StoredTensor:
     name: str = ""
     record: ReadRecord | None = None
     hashed_as: str | None = None
+    added: LowRank | None = None
 
     def __getitem__(self, index: Any) -> Tensor:
         """Index it like a tensor, as transformers does; `...` reads all of it."""
@@ -85,6 +92,8 @@ class StoredTensor:
 
     def row(self, index: int) -> Tensor:
         """Read one row; the others are not read."""
+        if self.added is not None:
+            return self.read(self.dtype)[index]
         shape = self.shape[1:]
         start = self.start + index * math.prod(shape) * self.dtype.itemsize
         row = replace(self, start=start, shape=shape, hashed_as=f"{self.hashed_as}[{index}]")
@@ -92,6 +101,8 @@ class StoredTensor:
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Read the tensor, and round it to `dtype` part by part: it is never in memory twice."""
+        if self.added is not None:
+            return self._read_sum(self.added, dtype)
         tensor = torch.empty(self.shape, dtype=dtype)
         rounds, flat = dtype is not self.dtype, tensor.view(-1)
         at_once = (_ROUNDED_AT_ONCE if rounds else AT_ONCE) // self.dtype.itemsize
@@ -126,6 +137,21 @@ class StoredTensor:
                 self.record.add_digest(folder, self.hashed_as, digest.finish())
         return tensor
 
+    def read_exactly(self) -> Tensor:
+        """Read the tensor in float32."""
+        return self.read(torch.float32)
+
+    def _read_sum(self, added: LowRank, dtype: torch.dtype) -> Tensor:
+        """Read the sum of the tensor and the product of an adapter, rounded to `dtype`."""
+        exact = replace(self, added=None, hashed_as=None).read_exactly()
+        with torch.inference_mode(exact.is_inference()):
+            exact += added.compute()
+        if self.record is not None and self.hashed_as is not None:
+            digest = TensorDigest(self.shape)
+            digest.add(0, exact.view(-1))
+            self.record.add_digest(self.file.path.parent, self.hashed_as, digest.finish())
+        return exact.to(dtype)
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -150,7 +176,10 @@ class Weights:
         """
         _require_supported(folder)
         try:
-            return cls(folder, dict(_find_tensors(folder)))
+            tensors = dict(_find_tensors(folder))
+            if (folder / CONFIG_FILE).is_file():
+                tensors = _add_adapter(folder, tensors)
+            return cls(folder, tensors)
         except _FILE_ERRORS as error:
             raise StartupError(
                 f"the weights in {folder} cannot be loaded: {_first_line(error)}"
@@ -275,12 +304,7 @@ class Weights:
 
 
 def _require_supported(folder: Path) -> None:
-    """Raise `StartupError` for adapters, quantized weights, and weights under another name."""
-    if (folder / "adapter_config.json").is_file():
-        raise StartupError(
-            f"{folder} holds an adapter (adapter_config.json), which is not supported: merge it "
-            "into the weights, or remove it"
-        )
+    """Raise `StartupError` for quantized weights, and weights under another name."""
     config = read_optional(folder / "config.json")
     quantization = config.get("quantization_config")
     if quantization:
@@ -294,6 +318,17 @@ def _require_supported(folder: Path) -> None:
             f"{folder / 'config.json'} names a file of weights (transformers_weights), which is "
             f"not supported: rename the file to {_FILES[0]}"
         )
+
+
+def _add_adapter(folder: Path, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Return the tensors of a base model with those of the adapter in the same folder."""
+    path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"there is no {' and no '.join(WEIGHT_FILES)}")
+    added, replaced = find_additions(folder, tensors, dict(_list_tensors(path)))
+    for name, product in added.items():
+        tensors[name] = replace(tensors[name], added=product)
+    return tensors | replaced
 
 
 def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:

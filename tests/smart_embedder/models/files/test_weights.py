@@ -224,11 +224,6 @@ def test_tensor_is_found_behind_a_prefix_or_named(tmp_path, name, shape, message
     ("file", "content", "message"),
     [
         (
-            "adapter_config.json",
-            {},
-            r"holds an adapter \(adapter_config.json\), which is not supported",
-        ),
-        (
             "config.json",
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
             r"is quantized by gptq \(quantization_config in config.json\)",
@@ -237,7 +232,7 @@ def test_tensor_is_found_behind_a_prefix_or_named(tmp_path, name, shape, message
         ("config.json", {"transformers_weights": "b.safetensors"}, r"file of weights \(transform"),
     ],
 )
-def test_adapters_and_quantized_weights_are_refused(file, content, message, tmp_path: Path) -> None:
+def test_quantized_weights_are_refused(file, content, message, tmp_path: Path) -> None:
     save_whole(tmp_path)
     (tmp_path / "config.json").write_text('{"quantization_config": null}')
     assert len(Weights.read(tmp_path).tensors) == len(TENSORS)

@@ -1,0 +1,186 @@
+"""Reads LoRA adapters, and adds them to the weights of their base model.
+
+A folder with an adapter is read through a temporary folder of links, which has the files of the
+base model and, in place of those of the same name, the adapter's. A tensor gets its product of two
+small matrices when it is read, so that the space of vectors depends on both.
+"""
+
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import structlog
+from torch import Tensor
+
+from smart_embedder.errors import StartupError
+from smart_embedder.models.files.config import read_optional, transformer_folder
+
+log = structlog.get_logger(__name__)
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+# Files of whole models, which an adapter's folder may have, too, and which are the base model's.
+_WHOLE = re.compile(
+    r"(config\.json|(model|pytorch_model)[^/]*\.(safetensors|bin)(\.index\.json)?)$"
+)
+_MATRIX = 2  # Its dimensions.
+# Before the names of layers in an adapter.
+_PREFIX = "base_model.model."
+_FIRST, _SECOND = ".lora_A.weight", ".lora_B.weight"
+# Fields that say where an adapter came from, how it was trained, or what its tensors show.
+_WITHOUT_EFFECT = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+    "lora_dropout", "megatron_config", "megatron_core", "modules_to_save", "peft_type",
+    "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config",
+    "target_modules", "task_type", "use_rslora",
+}  # fmt: skip
+# Other beginnings of the training change the base model.
+_INITIAL_WEIGHTS = (True, False, "gaussian", "orthogonal", "eva")
+# Temporary folders, which are removed at the end of the process.
+_overlays: dict[tuple[Path, Path], TemporaryDirectory[str]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """A product of two matrices that is added to a tensor: `scale * second @ first`."""
+
+    first: Callable[[], Tensor]
+    second: Callable[[], Tensor]
+    scale: float
+    is_transposed: bool
+
+    def compute(self) -> Tensor:
+        """Compute the product in float32."""
+        product = self.scale * (self.second() @ self.first())
+        return product.T.contiguous() if self.is_transposed else product
+
+
+def overlay_adapter(folder: Path, find_base: Callable[[str, str | None], Path]) -> Path:
+    """Return a folder with the files of an adapter over those of its base model.
+
+    `find_base` finds a model by its name and revision. A folder without an adapter is returned as
+    it is. Raises `StartupError` for an adapter of another form.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        return folder
+    config = read_optional(folder / CONFIG_FILE)
+    name = config.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise StartupError(f"{folder / CONFIG_FILE} names no base model (base_model_name_or_path)")
+    base = find_base(name, config.get("revision"))
+    if (base / CONFIG_FILE).is_file():
+        raise StartupError(
+            f"{folder} holds an adapter for {name}, which is an adapter, too: merge them into the "
+            "weights (merge_and_unload of peft), and take the merged model"
+        )
+    if (folder, base) not in _overlays:
+        _overlays[folder, base] = TemporaryDirectory(prefix="adapter-")
+    overlay = Path(_overlays[folder, base].name) / folder.name
+    own = [
+        path for path in folder.rglob("*") if path.parent != folder or not _WHOLE.match(path.name)
+    ]
+    _link(folder, own, overlay)
+    _link(base, base.rglob("*"), overlay)
+    if transformer_folder(overlay) != overlay:
+        raise StartupError(
+            f"{folder} holds an adapter for a transformer in a folder of its own, which is not "
+            "supported: merge it into the weights (merge_and_unload of peft)"
+        )
+    log.info("adapter_added", model=folder.name, base=name)
+    return overlay
+
+
+def _link(folder: Path, paths: Iterable[Path], overlay: Path) -> None:
+    """Link files into a folder, unless it has one of this name."""
+    for path in paths:
+        link = overlay / path.relative_to(folder)
+        if not path.is_file() or link.exists():
+            continue
+        link.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            link.symlink_to(path.resolve())
+        except OSError:  # Not every user of Windows may make links.
+            shutil.copyfile(path, link)
+
+
+def require_lora(folder: Path) -> dict[str, Any]:
+    """Read the adapter's configuration; raises `StartupError` unless it is a plain LoRA."""
+    config = read_optional(folder / CONFIG_FILE)
+    problem = next(
+        (name for name, value in config.items() if value and name not in _WITHOUT_EFFECT), None
+    )
+    if config.get("peft_type") != "LORA":
+        problem = f"peft_type {config.get('peft_type')}"
+    elif config.get("init_lora_weights", True) not in _INITIAL_WEIGHTS:
+        problem = f"init_lora_weights {config['init_lora_weights']}"
+    if problem is not None:
+        raise StartupError(
+            f"{folder} holds an adapter with {problem:.60}, and only plain LoRA is supported: "
+            "merge it into the weights (merge_and_unload of peft), and take the merged model"
+        )
+    return config
+
+
+def find_additions(
+    folder: Path, names: Iterable[str], tensors: dict[str, Any]
+) -> tuple[dict[str, LowRank], dict[str, Any]]:
+    """Return products that are added to tensors of the base model, and tensors in place of them.
+
+    `names` are those of the base model, `tensors` the adapter's.
+    """
+    config, names = require_lora(folder), list(names)
+    added, replaced = dict[str, LowRank](), dict[str, Any]()
+    for full_name, tensor in tensors.items():
+        name = full_name.removeprefix(_PREFIX).replace(".modules_to_save.", ".")
+        layer = name.removesuffix(_FIRST)
+        partner = tensors.get(full_name.removesuffix(_FIRST) + _SECOND)
+        if name.endswith(_SECOND):
+            continue
+        is_first = name.endswith(_FIRST)
+        is_linear = is_first and partner is not None and len(tensor.shape) == _MATRIX
+        if "lora_" in name and not is_linear:
+            raise StartupError(
+                f"{folder} holds an adapter with the tensor {full_name}, and only LoRA of linear "
+                "layers is supported: merge it into the weights (merge_and_unload of peft)"
+            )
+        stored = _find_stored(f"{layer}.weight" if is_first else name, names)
+        if len(stored) > 1 or (is_first and not stored):
+            raise StartupError(
+                f"{folder} holds an adapter for {layer}, and its base model has "
+                f"{len(stored) or 'no'} tensors of this name"
+            )
+        if is_first and partner is not None:
+            added[stored[0]] = LowRank(
+                tensor.read_exactly,
+                partner.read_exactly,
+                _read_scale(config, layer, tensor.shape[0]),
+                bool(config.get("fan_in_fan_out")),
+            )
+        else:
+            replaced[stored[0] if stored else name] = tensor
+    return added, replaced
+
+
+def _find_stored(name: str, names: Iterable[str]) -> list[str]:
+    """Find the names of a layer's tensor in the base model, whose prefix may be another."""
+    return [
+        stored
+        for stored in names
+        if f".{stored}".endswith(f".{name}") or name.endswith(f".{stored}")
+    ]
+
+
+def _read_scale(config: dict[str, Any], layer: str, rank: int) -> float:
+    alpha = config.get("lora_alpha", 8)
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", layer):
+            alpha = value
+            break
+    return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))

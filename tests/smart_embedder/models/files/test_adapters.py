@@ -1,0 +1,147 @@
+"""LoRA adapters, compared with peft under sentence-transformers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from sentence_transformers import CrossEncoder
+
+from smart_embedder.errors import StartupError
+from smart_embedder.interface import DownloadStatus
+from smart_embedder.kernels.target import Target
+from smart_embedder.models.loader import load_embedder, load_reranker, locate_model
+from smart_embedder.requests import Outputs
+from smart_embedder.settings import EngineSettings
+from tests.support.encoders import (
+    TEXTS,
+    assert_close,
+    embed,
+    load,
+    reference,
+    reference_vectors,
+    save_family,
+    word_tokenizer,
+)
+from tests.support.wordpiece import change, save_model
+
+ATTENTION = {
+    "bert": ["query", "value", "output.dense"],
+    "modernbert": ["Wqkv", "Wo"],
+    "qwen3-bidirectional": ["q_proj", "v_proj", "down_proj"],
+}
+
+
+def located(folder: Path) -> Path:
+    """Find the folder of a model as the service does."""
+    return locate_model(str(folder), None, EngineSettings(), DownloadStatus())
+
+
+def save_adapter(model: Any, folder: Path, **options: Any) -> Path:
+    """Add a LoRA with random weights to a model of sentence-transformers, and save it."""
+    torch.manual_seed(8)
+    model.add_adapter(LoraConfig(r=4, lora_alpha=6, **options))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(str(folder))
+    assert not (folder / "model.safetensors").exists()
+    return folder
+
+
+@pytest.fixture(scope="module", params=ATTENTION)
+def base(request, tmp_path_factory) -> Path:
+    return save_family(tmp_path_factory.mktemp(request.param), request.param, word_tokenizer())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"use_rslora": True, "rank_pattern": {".*0.*": 2}, "alpha_pattern": {".*0.*": 9}}],
+)
+def test_lora_adapter_equals_sentence_transformers(
+    options, base: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    targets = ATTENTION[base.name[:-1]]
+    folder = save_adapter(reference(base), tmp_path / "lora", target_modules=targets, **options)
+    ours = load(located(folder), float32_target)
+    assert_close(embed(ours, TEXTS), reference_vectors(folder, TEXTS))
+    without = load(base, float32_target)
+    assert np.abs(embed(ours, TEXTS) - embed(without, TEXTS)).max() > 1e-2
+    assert ours.spaces["dense"] != without.spaces["dense"]
+
+
+def test_classifier_saved_with_an_adapter_is_read(float32_target: Target, tmp_path: Path) -> None:
+    base = save_model(tmp_path / "base", transformers.BertForSequenceClassification, num_labels=1)
+    model = CrossEncoder(str(base), device="cpu")
+    folder = save_adapter(
+        model, tmp_path / "lora", target_modules=["query"], modules_to_save=["classifier"]
+    )
+    with changed_tensors(folder) as tensors:
+        (name,) = (name for name in tensors if name.endswith("classifier.weight"))
+        tensors[name] += 1
+    ours = load_reranker("m", located(folder), 64, float32_target, max_qwen_pairs=4)
+    pairs = ours.tokenize_pairs("hybrid search", TEXTS, None)
+    scores = ours.forward([pair.ids for pair in pairs], Outputs())
+    theirs = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    expected = theirs.predict([("hybrid search", text) for text in TEXTS])
+    short = [len(pair.ids) < 64 for pair in pairs]
+    np.testing.assert_allclose(np.array(scores)[short], expected[short], rtol=0, atol=1e-5)
+
+
+@contextmanager
+def changed_tensors(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """Let a test change the tensors of an adapter."""
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    yield tensors
+    save_file(tensors, path)
+
+
+def with_magnitudes(folder: Path) -> None:
+    with changed_tensors(folder) as tensors:
+        tensors["base_model.model.encoder.layer.0.lora_magnitude_vector"] = torch.ones(3)
+
+
+def of_another_model(folder: Path) -> None:
+    with changed_tensors(folder) as tensors:
+        for name in [*tensors]:
+            tensors[name.replace("encoder.layer.0", "encoder.layer.7")] = tensors.pop(name)
+
+
+def of_an_adapter(folder: Path) -> None:
+    base = copytree(folder, folder.parent / "chained")
+    change(folder / "adapter_config.json", base_model_name_or_path=str(base))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"use_dora": True}, "an adapter with use_dora, and only plain LoRA is supported"),
+        ({"peft_type": "IA3"}, "an adapter with peft_type IA3"),
+        ({"init_lora_weights": "pissa"}, "an adapter with init_lora_weights pissa"),
+        ({"base_model_name_or_path": None}, "names no base model"),
+        ({"base_model_name_or_path": "/no/model"}, "the model folder /no/model does not exist"),
+        (with_magnitudes, "lora_magnitude_vector, and only LoRA of linear layers"),
+        (of_another_model, r"encoder.layer.7.\S+, and its base model has no tensors of this name"),
+        (of_an_adapter, "which is an adapter, too"),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "no adapter_model.safet"),
+    ],
+)
+def test_adapters_of_other_forms_are_refused(
+    spoil, message, float32_target: Target, tmp_path: Path
+) -> None:
+    base = save_family(tmp_path / "base", "bert", word_tokenizer())
+    folder = save_adapter(reference(base), tmp_path / "lora", target_modules=["query"])
+    if callable(spoil):
+        spoil(folder)
+    else:
+        change(folder / "adapter_config.json", **spoil)
+    with pytest.raises(StartupError, match=message):
+        load_embedder("m", located(folder), 64, float32_target)
