@@ -217,6 +217,9 @@ def _run_forward(
     length = min(length, tokens, model.max_length)
     # Random, because a causal model computes common prefixes only once.
     ids = np.random.default_rng(0).integers(*_TOKEN_IDS, (tokens // length, length))
+    # Some classifiers read the state of the token that ends a text.
+    for place, token in enumerate(model.special_tokens[1][-length:][::-1], 1):
+        ids[:, -place] = token.id
     return model.launch(list(ids), [outputs] * len(ids))()
 
 

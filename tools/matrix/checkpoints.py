@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, BertConfig, BertModel, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -92,6 +92,12 @@ def _find_class(model_type: str, is_classifier: bool) -> Any:
     if found is None or found.config_class is not config:
         found = MODEL_MAPPING[config]
     return found[0] if isinstance(found, tuple) else found
+
+
+def load_reference(folder: Path, *, is_classifier: bool) -> Any:
+    """Load the model in `folder` by transformers, in the class with which it was saved."""
+    config = AutoConfig.from_pretrained(folder)
+    return _find_class(config.model_type, is_classifier).from_pretrained(folder).eval()
 
 
 def _make_small(model_type: str, model_class: Any, is_classifier: bool) -> tuple[Any, int]:

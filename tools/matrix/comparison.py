@@ -17,14 +17,7 @@ from sentence_transformers import (
     SentenceTransformer,
     SparseEncoder,
 )
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoModelForTextEncoding,
-    PreTrainedTokenizerFast,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+from transformers import PreTrainedTokenizerFast
 
 from smart_embedder import Engine
 from smart_embedder.errors import StartupError
@@ -35,6 +28,7 @@ from tools.matrix.checkpoints import (
     TEXTS,
     NotATextModelError,
     NotBuiltError,
+    load_reference,
     save_embedder,
     save_type,
 )
@@ -130,20 +124,31 @@ def _encode(folder: Path) -> Results:
 
     The tokenizer is tokenizer.json's; `AutoTokenizer` would make that of some types anew.
     """
-    encodes = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    model = (AutoModelForTextEncoding if encodes else AutoModel).from_pretrained(folder)
+    model = load_reference(folder, is_classifier=False)
     model.config.use_cache = False  # Caches of some families need more than a text.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    results = []
-    for text in TEXTS:
-        inputs = tokenizer(text, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
-        results.append(model.eval()(**inputs).last_hidden_state[0].mean(0).float().numpy())
-    return results
+    options = {"truncation": True, "max_length": MAX_TOKENS, "return_tensors": "pt"}
+    states = (_compute_states(model, tokenizer(text, **options)) for text in TEXTS)
+    return [found[0].mean(0).float().numpy() for found in states]
+
+
+def _compute_states(model: Any, inputs: Any) -> Any:
+    """Compute the states of a text, by the encoder if the decoder reads something else."""
+    try:
+        output = model(**inputs)
+        if not hasattr(output, "last_hidden_state"):
+            output.last_hidden_state = model(**inputs, output_hidden_states=True).hidden_states[-1]
+        if output.last_hidden_state.shape[:2] == inputs["input_ids"].shape:
+            return output.last_hidden_state
+    except Exception:
+        if not model.config.is_encoder_decoder:
+            raise
+    return model.get_encoder()(**inputs).last_hidden_state
 
 
 def _classify(folder: Path) -> Results:
     """Compute the logit of each pair alone, by transformers."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    model = load_reference(folder, is_classifier=True)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     pairs = (tokenizer(_QUERY, passage, return_tensors="pt") for passage in PASSAGES)
     return [model(**inputs).logits[0, 0].float().numpy() for inputs in pairs]

@@ -8,6 +8,7 @@ goes wrong there, the start ends with one sentence.
 """
 
 import math
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from copy import copy
@@ -59,7 +60,12 @@ from smart_embedder.models.families.int8 import (
     encode_calibration,
     warn_if_inexact,
 )
-from smart_embedder.models.families.module_loading import Classifier, load_module
+from smart_embedder.models.families.module_loading import (
+    Classifier,
+    cannot_compute_error,
+    load_module,
+    one_line,
+)
 from smart_embedder.models.families.module_parts import (
     PACKED_TYPES,
     attend_packed,
@@ -90,10 +96,14 @@ _LAYOUT, _PARTS, _BACKEND, TRANSFORMERS = "batch", "modules", "backend", "transf
 _ROUNDING_FACTOR = 4
 # The tolerance of one product in 8 bits.
 _INT8_TOLERANCE = 3e-2
-# The tokens of the trial's texts. Some are padded beside others, two have the same length, and one
-# is longer than most windows and than the blocks of windowed attention.
-_TRIAL_LENGTHS = (3, 15, 17, 19, 19, 40)
-_LONGEST_TRIAL = 700
+# The tokens of the trial's texts. Some are padded beside others, and two have the same length. Two
+# further ones are longer than most windows and than the blocks of windowed attention.
+_TRIAL_LENGTHS = (3, 15, 17, 19, 19)
+_LONG_TRIAL, _LONGEST_TRIAL = 40, 700
+# Fields of a configuration after whose number of tokens attention or a recurrence changes.
+_WINDOWS = re.compile(r"window|chunk|block_size|local_attention|topk|budget")
+# Of attention to the keys of the highest scores: which of equal ones it takes depends on padding.
+_KEY_COUNTS = ("index_topk", "index_topk_blocks", "indexer_budget", "keep_window_size")
 # A range of ids that every vocabulary has.
 _TRIAL_IDS = (5, 100)
 # One of these ids, to test that the padding's id does not matter.
@@ -102,8 +112,8 @@ _OTHER_PADDING = 7
 _MEASURED_TOKENS = 16
 # Options of a configuration that do not change a text's states.
 _WITHOUT_EFFECT = {
-    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels",
-    "problem_type", "torch_dtype", "transformers_version", "use_cache",
+    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "is_encoder_decoder",
+    "label2id", "num_labels", "problem_type", "torch_dtype", "transformers_version", "use_cache",
 }  # fmt: skip
 # The number of positions of a model that has no limit.
 _UNLIMITED = 2**31
@@ -135,7 +145,7 @@ def load_by_transformers(
         raise
     except Exception as error:
         raise StartupError(
-            f"transformers cannot load the model in {folder}: {_one_line(error)}"
+            f"transformers cannot load the model in {folder}: {one_line(error)}"
         ) from error
 
 
@@ -318,8 +328,10 @@ class _Trial:
                 segment_offset=_SECOND_SEGMENT if module.marks_segments else 0
             )
         self._pack = partial(pack, device=target.device, positions=self.positions)
-        window = _read_option(module.config, "sliding_window") or 0
-        texts, others = self._draw_texts((*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9)))
+        fields = module.config.to_dict().items()
+        windows = [size for name, size in fields if _WINDOWS.search(name) and type(size) is int]
+        longest = min(_LONGEST_TRIAL, 2 * max(windows, default=0) + _LONG_TRIAL)
+        texts, others = self._draw_texts((*_TRIAL_LENGTHS, longest * 7 // 8, longest))
         self._texts = self._pack(texts)
         # The same lengths, but every second text is reversed.
         self._beside_others = self._pack(others)
@@ -353,10 +365,7 @@ class _Trial:
         try:
             self._expected = alone(self._texts)
         except Exception as error:
-            raise StartupError(
-                f"{self._described} cannot compute a text that is alone in its batch: "
-                f"{_one_line(error)}"
-            ) from error
+            raise cannot_compute_error(self._described, error) from error
         self.hidden_size = self._expected.shape[1]
         if not self._expected.cpu().isfinite().any():
             raise never_finite_error(f"in {self._folder}")
@@ -379,7 +388,8 @@ class _Trial:
         Raises `StartupError` if there is none.
         """
         config, layouts, found = self._module.config, [PADDED, ONE_LENGTH, ALONE], None
-        if _rotary_kinds(config) & _KINDS_BY_LONGEST:
+        selects_keys = any(_read_option(config, name) for name in _KEY_COUNTS)
+        if selects_keys or _rotary_kinds(config) & _KINDS_BY_LONGEST:
             layouts.remove(PADDED)
         elif config.model_type in PACKED_TYPES and not self._classifies:
             found = self._try(_BACKEND, [PACKED])
@@ -421,7 +431,7 @@ class _Trial:
             raise
         except Exception as error:  # noqa: BLE001 - after any error, the next way is tried
             error_name = type(error).__name__
-            refused.append(Proof("forward", PACKED, math.inf, 0.0, error_name, _one_line(error)))
+            refused.append(Proof("forward", PACKED, math.inf, 0.0, error_name, one_line(error)))
         failed = refused[-1]
         if not packs:
             failed = replace(failed, operation=_PARTS, path=parts)
@@ -496,10 +506,6 @@ class _Trial:
             texts = self._pack(self._calibration)
             warn_if_inexact(self._folder.name, transformer(texts), self._exact, texts)
         return transformer
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join((str(error) or type(error).__name__).split())
 
 
 def _rotary_kinds(config: Any) -> set[str]:

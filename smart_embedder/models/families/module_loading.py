@@ -22,6 +22,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
+    PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -31,6 +32,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from smart_embedder.errors import StartupError
+from smart_embedder.kernels.proof import TOLERANCES, try_path
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import preemption_point
 from smart_embedder.models.families.bert import require_positions
@@ -41,10 +43,20 @@ from smart_embedder.models.files.weights import StoredTensor, Weights
 # The most parameters of a module, relative to the stored numbers: it may also have an unused
 # pooler, and tables that it computes.
 _MAX_PARAMETERS = 1.5
-# The names of tensors for other inputs than texts.
-_OTHER_INPUTS = r"(vision|visual|image|audio|sound|speech|video|multi_modal|connector|projector)"
 # The most layers of a model whose layers share their tensors.
 _MAX_LAYERS = 100
+# The tokens of a text, which a model and its text part compute to the same states.
+_TEXT_IDS = range(5, 21)
+# What words in an error of transformers say about a model that cannot compute a text alone.
+_REASONS = {
+    r"last_hidden_state": "makes no state for each token of a text",
+    r"(?i)bbox": "needs the place of each word on a page",
+    r"pixel_values|image_embeds|visual_feats": "needs a picture with each text",
+    r"input_features|input_values": "needs sound with each text",
+    r"Input language": "needs the language of each text, which its config.json does not name in "
+    "default_language",
+    r"<eos>": "reads the state of the token eos_token_id, which the tokenizer does not add",
+}
 
 
 class Classifier(nn.Module):
@@ -83,17 +95,27 @@ def load_module(folder: Path, target: Target, *, classifies: bool) -> Any:
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module, report = _from_pretrained(folder, target, classifies=classifies)
+        whole, report = _from_pretrained(folder, target, classifies=classifies)
+    whole = whole.eval().to(target.device)
+    body = whole if classifies else _without_decoder(whole)
+    module = whole if classifies else _find_text_part(body)
+    (path,) = (name for name, part in whole.named_modules() if part is module)
     # A pooler that no head reads is not computed.
-    missing = sorted(name for name in report["missing_keys"] if classifies or "pooler" not in name)
+    missing = sorted(
+        name
+        for name in report["missing_keys"]
+        if name.startswith(path and f"{path}.") and (classifies or "pooler" not in name)
+    )
     if missing:
         raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
-    module.config.use_cache = False
+    whole.config.use_cache = module.config.use_cache = False
+    if module is not body:
+        _require_same_states(folder, body, module, target)
     # Lets short forwards run between two layers. The layers are the longest list of modules.
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     for layer in max(lists, key=len, default=()):
         layer.register_forward_pre_hook(lambda *_: preemption_point())
-    return module.eval().to(target.device)
+    return module
 
 
 def _require_supported(folder: Path) -> None:
@@ -113,6 +135,71 @@ def _require_supported(folder: Path) -> None:
     require_positions(folder, config)
 
 
+@torch.inference_mode()
+def _without_decoder(whole: Any) -> Any:
+    """Return the encoder of a model if its decoder does not read the text, too, or the whole."""
+    if getattr(whole.config, "is_encoder_decoder", False):
+        try:
+            count = _compute_states(whole).shape[1]
+        except Exception:  # noqa: BLE001 - the decoder needs another text, or other inputs
+            count = 0
+        if count != len(_TEXT_IDS):
+            return whole.get_encoder()
+    return whole
+
+
+def _find_text_part(module: Any) -> Any:
+    """Return the part that computes the texts of a model with other inputs, or the whole."""
+    text_config = getattr(module.config, "text_config", None)
+    parts = (
+        part
+        for part in module.modules()
+        if isinstance(part, PreTrainedModel) and type(part.config) is type(text_config)
+        if not part.can_generate()  # The part without the head of a language model.
+    )
+    return next(parts, module)
+
+
+def _compute_states(module: Any) -> Tensor:
+    """Compute the last states of a short text, `[1, L, width]`."""
+    ids = torch.tensor([_TEXT_IDS], device=module.device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    states: Tensor | None = getattr(module(**inputs), "last_hidden_state", None)
+    if states is None:  # The model has a head.
+        states = module(**inputs, output_hidden_states=True).hidden_states[-1]
+    return states
+
+
+@torch.inference_mode()
+def _require_same_states(folder: Path, whole: Any, part: Any, target: Target) -> None:
+    """Raise `StartupError` if a model computes a text otherwise than its text part."""
+    described = f"the model in {folder}, of type {whole.config.model_type},"
+    try:
+        expected = _compute_states(whole)
+    except Exception as error:
+        raise cannot_compute_error(described, error) from error
+    tolerance = TOLERANCES[target.dtype]
+    proof = try_path("forward", "text", lambda: [_compute_states(part)], [expected], tolerance)
+    if not proof.holds:
+        raise StartupError(
+            f"{described} computes a text otherwise than its text part, which alone could be "
+            f"served ({proof.reason})"
+        )
+
+
+def cannot_compute_error(described: str, error: Exception) -> StartupError:
+    """Return an error that says why a model cannot compute a text, as far as `error` tells."""
+    message = one_line(error)
+    reasons = (reason for words, reason in _REASONS.items() if re.search(words, message))
+    reason = next(reasons, "cannot compute a text that is alone in its batch")
+    return StartupError(f"{described} {reason}: {message}")
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an error without line breaks."""
+    return " ".join((str(error) or type(error).__name__).split())
+
+
 def _from_pretrained(
     folder: Path, target: Target, *, classifies: bool
 ) -> tuple[Any, dict[str, Any]]:
@@ -121,7 +208,7 @@ def _from_pretrained(
     Raises `StartupError` for impossible sizes, before memory is allocated for them.
     """
     weights = Weights.read(folder)
-    config, is_part = _read_text_config(folder)
+    config = _read_auto_config(folder)
     weights.require_numbers()
     for key, value in config.to_dict().items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -129,21 +216,16 @@ def _from_pretrained(
         # Each layer has its own tensors, unless all layers share them.
         if "layers" in key and type(value) is int and value > _MAX_LAYERS + len(weights.tensors):
             raise unusable_value(folder, key, value)
-    auto: Any = AutoModelForTextEncoding
-    if classifies:
-        auto = AutoModelForSequenceClassification
-        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-            raise StartupError(
-                f"{folder} holds a model of type {config.model_type}, and transformers "
-                f"{transformers.__version__} has no classifier of this type"
-            )
-    elif type(config) not in MODEL_FOR_TEXT_ENCODING_MAPPING:
-        auto = AutoModel
     with torch.device("meta"):
-        described = auto.from_config(config)
+        described = _find_class(folder, config, classifies=classifies).from_config(config)
     if "input_ids" not in inspect.signature(described.forward).parameters:
         raise StartupError(
             f"{folder} holds a model of type {config.model_type}, which reads no texts"
+        )
+    if hasattr(described, "logit_scale"):
+        raise StartupError(
+            f"{folder} holds a model of type {config.model_type}, which projects texts and images "
+            "into one space; such projections are not supported"
         )
     # transformers would allocate missing tensors, however large they are.
     needed = sum(parameter.numel() for parameter in described.parameters())
@@ -157,7 +239,7 @@ def _from_pretrained(
     loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
         None,
         config=config,
-        state_dict=dict(_named_tensors(weights, described, is_part=is_part)),
+        state_dict=dict(_name_tensors(weights, described)),
         dtype=torch.float32 if target.quantized else target.dtype,
         output_loading_info=True,
         local_files_only=True,
@@ -165,43 +247,46 @@ def _from_pretrained(
     if (record := current_record()) is not None:
         record.read_all_fields(folder / "config.json")
         record.leave_out(loaded[0]._keys_to_ignore_on_load_unexpected or ())  # noqa: SLF001
+        if type(described) in MODEL_FOR_TEXT_ENCODING_MAPPING.values():
+            record.leave_out([r"(^|\.)decoder\."])
     return loaded
 
 
-def _read_text_config(folder: Path) -> tuple[Any, bool]:
-    """Read the configuration, or that of the text part of a model that also reads other inputs.
-
-    Returns it with whether it is that of a part.
-    """
+def _read_auto_config(folder: Path) -> Any:
+    """Read the configuration, with the attention's direction where most classes know it."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    part = getattr(config, "text_config", None)
-    text = config if part is None else part
-    # Most classes know this direction by another name.
     if read_config(folder).get("use_bidirectional_attention") and not hasattr(
         type(config), "use_bidirectional_attention"
     ):
-        text.is_causal = False
-    if part is None:
-        return config, False
-    if hasattr(config, "logit_scale_init_value"):
-        raise StartupError(
-            f"{folder} holds a model of type {config.model_type}, which projects texts and images "
-            "into one space; such projections are not supported"
-        )
-    if (record := current_record()) is not None:
-        record.leave_out([_OTHER_INPUTS])
-    return part, True
+        getattr(config, "text_config", config).is_causal = False
+    return config
 
 
-def _named_tensors(
-    weights: Weights, described: Any, *, is_part: bool
-) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors of the described module; their contents are hashed under its names.
+def _find_class(folder: Path, config: Any, *, classifies: bool) -> Any:
+    """Return transformers' automatic class of a classifier, or of an encoder, if there is one."""
+    if classifies:
+        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+            raise StartupError(
+                f"{folder} holds a model of type {config.model_type}, and transformers "
+                f"{transformers.__version__} has no classifier of this type"
+            )
+        return AutoModelForSequenceClassification
+    encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
+    # Some types have an encoder only for their text part.
+    if encoder is None or encoder.config_class is not type(config):
+        return AutoModel
+    config.is_encoder_decoder = False
+    return AutoModelForTextEncoding
+
+
+def _name_tensors(weights: Weights, described: Any) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors; those of the text part are hashed under the names that they have there.
 
     The hash leaves out the pooler, which is not computed, and whole numbers.
     """
-    names, base, prefix = set(described.state_dict()), f"{described.base_model_prefix}.", ""
-    if is_part:
+    part = _find_text_part(described)
+    names, base, prefix = set(part.state_dict()), f"{part.base_model_prefix}.", ""
+    if part is not described:
         # The prefix that most often stands before a name of the part.
         prefixes = Counter(
             stored_name[: dot.end()]
@@ -211,9 +296,8 @@ def _named_tensors(
         )
         prefix = max(prefixes, key=prefixes.__getitem__, default="")
     for stored_name, tensor in weights.tensors.items():
-        if stored_name.startswith(prefix):
-            kept_name = stored_name.removeprefix(prefix)
-            name = kept_name.removeprefix(base)
-            is_read = "pooler" not in name or kept_name in names
-            is_hashed = is_read and tensor.dtype.is_floating_point
-            yield kept_name, replace(tensor, hashed_as=name if is_hashed else None)
+        kept_name = stored_name.removeprefix(prefix)
+        is_read = "pooler" not in kept_name or kept_name in names
+        is_hashed = stored_name.startswith(prefix) and is_read and tensor.dtype.is_floating_point
+        name = kept_name.removeprefix(base) if is_hashed else None
+        yield stored_name, replace(tensor, hashed_as=name)

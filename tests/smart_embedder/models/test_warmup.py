@@ -23,6 +23,7 @@ from smart_embedder.models.warmup import (
     probe_budget,
     warm_up,
 )
+from smart_embedder.tokens import SpecialToken
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 GIB = 2**30
@@ -56,6 +57,7 @@ class Recorder:
     """A model that records its sequences."""
 
     name = "damaged"
+    special_tokens = ([], [SpecialToken(2, "</s>")])
 
     def __init__(self, max_length: int, results: list[object] | None = None) -> None:
         self.max_length = max_length
@@ -103,6 +105,7 @@ def test_warm_up_shares_no_prefix_and_refuses_results_that_are_not_finite(
             warm_up(model, 4096)
     assert model.tokens == 4096
     assert find_shared_prefixes(model.sequences) is None
+    assert {ids[-1] for ids in model.sequences} == {2}
 
 
 def simulate_gpu(monkeypatch, **functions) -> None:
