@@ -82,9 +82,21 @@ def read_optional(path: Path) -> dict[str, Any]:
     config = _read_json(path) if path.is_file() else {}
     if not isinstance(config, dict):
         raise StartupError(f"{path} is not a JSON object")
+    if path.name != "config.json":
+        return config
+    _require_named_class(path, config)
     record = current_record()
-    is_watched = record is not None and path.name == "config.json"
-    return record.watch(path, config) if record and is_watched else config
+    return record.watch(path, config) if record else config
+
+
+def _require_named_class(path: Path, config: dict[str, Any]) -> None:
+    """Raise `StartupError` unless the names that decide the model's class are names."""
+    names, model_type = config.get("architectures"), config.get("model_type")
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if names is not None and not is_list:
+        raise unusable_value(path.parent, "architectures", names)
+    if not isinstance(model_type, str | None):
+        raise unusable_value(path.parent, "model_type", model_type)
 
 
 def _read_json(path: Path) -> Any:

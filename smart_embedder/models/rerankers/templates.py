@@ -118,7 +118,7 @@ TEMPLATES = {
 def find_template(name: str, folder: Path, kind: str) -> Template:
     """Return the template of a kind; raises `StartupError` for another kind of model."""
     template = TEMPLATES[kind]
-    (architecture,) = read_config(transformer_folder(folder)).get("architectures") or [""]
+    architecture, *_ = read_config(transformer_folder(folder)).get("architectures") or [""]
     if architecture not in template.architectures:
         raise StartupError(
             f"{name} is a {architecture}, and kind={kind} is for a "

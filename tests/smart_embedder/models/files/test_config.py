@@ -191,6 +191,10 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
             (read_modules, MODULES, modules("pylate.A", path=path), f"{OUTSIDE}: '{shown}'")
             for path, shown in (("../other", "../other"), ("/etc", "/etc"), ("a\0b", "a.x00b"))
         ),
+        *((read_config, CONFIG, {name: value}, f"no usable {name}: ") for name, value in (
+            ("architectures", "BertModel"), ("architectures", [1]), ("architectures", 0),
+            ("model_type", ["bert"]), ("model_type", 0),
+        )),
         (known, MODULES, modules(f"{PACKAGE}A", f"{PACKAGE}B"), "module B; supported: A, C$"),
         (read_poolings, CONFIG, {"pooling_mode": "median"}, NO_POOLING),
         (read_poolings, CONFIG, {"pooling_mode": ["mean", "median"]}, NO_POOLING),
