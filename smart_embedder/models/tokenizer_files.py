@@ -105,8 +105,11 @@ def read_tokenizer(
             )
     except StartupError:
         raise
-    except Exception as error:  # The tokenizers library raises bare Exception.
-        raise StartupError(f"{path} cannot be read: {error}") from error
+    except BaseException as error:
+        # The tokenizers library raises bare Exception, and panics of Rust, which are none.
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise StartupError(f"{path} cannot be read: {error}") from error
+        raise
     # Programs rewrite the limits in the file, which have no effect here.
     content = _LIMITS.sub(b"", content[:_BEGINNING]) + content[_BEGINNING:]
     return tokenizer, xxh3_128_digest(content + repr(options).encode())
