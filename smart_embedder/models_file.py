@@ -17,6 +17,14 @@ from smart_embedder.errors import StartupError
 from smart_embedder.settings import ModelEntry, allowed_in, shown
 
 _FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if name != "location"}
+# The fields that have an effect on models of one task alone.
+_TASK_OF = {
+    "pooling": "embed",
+    "normalize": "embed",
+    "query_prompt": "embed",
+    "document_prompt": "embed",
+    "kind": "rerank",
+}
 # A field of a model: its name, the location of the name, the location of the value, and the value.
 _Field = tuple[str, str, str, Any]
 
@@ -58,17 +66,7 @@ def _read_toml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
 
 def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
     """Yield the location and the fields of each model; each node knows its line in the file."""
-    try:
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise StartupError(
-            f"{file}, line {line}: there is a character that YAML does not allow"
-        ) from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise StartupError(f"{file}, line {mark.line + 1}: {error.problem}") from error
+    loader, root = _parse_yaml(file, text)
     if not isinstance(root, yaml.SequenceNode) or not root.value:
         raise StartupError(f"{file}, line 1: the file must be a list of models with names")
 
@@ -77,16 +75,35 @@ def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
 
     def read_fields(model: yaml.MappingNode) -> Iterator[_Field]:
         for key, node in model.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise StartupError(f"{locate(key)}: the name of a field is a word")
             try:
                 value = loader.construct_object(node, deep=True)
             except (yaml.YAMLError, ValueError) as error:
                 raise StartupError(f"{locate(node)}: this is not a valid YAML value") from error
-            yield str(key.value), locate(key), locate(node), value
+            yield key.value, locate(key), locate(node), value
 
     for model in root.value:
         if not isinstance(model, yaml.MappingNode):
             raise StartupError(f"{locate(model)}: a model needs a name, as in `- name: my/model`")
         yield locate(model), read_fields(model)
+
+
+def _parse_yaml(file: str, text: str) -> tuple[yaml.SafeLoader, yaml.Node | None]:
+    """Parse the file to nodes, of which the loader makes values."""
+    try:
+        loader = yaml.SafeLoader(text)
+        return loader, loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise StartupError(
+            f"{file}, line {line}: there is a character that YAML does not allow"
+        ) from error
+    except RecursionError as error:
+        raise StartupError(f"{file} is nested too deeply") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise StartupError(f"{file}, line {mark.line + 1}: {error.problem}") from error
 
 
 def _make_entry(location: str, fields: Iterable[_Field]) -> ModelEntry:
@@ -103,9 +120,17 @@ def _make_entry(location: str, fields: Iterable[_Field]) -> ModelEntry:
             raise StartupError(f"{name_location}: this model has {name} twice")
         values[name], locations[name] = value, value_location
     try:
-        return ModelEntry.model_validate({**values, "location": location})
+        entry = ModelEntry.model_validate({**values, "location": location})
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
+    else:
+        for name in values:
+            if _TASK_OF.get(name, entry.task) != entry.task:
+                raise StartupError(
+                    f"{locations[name]}: {name} has no effect on a model with the task "
+                    f"{entry.task}: it is for the task {_TASK_OF[name]}"
+                )
+        return entry
     if name not in values:
         raise StartupError(f"{location}: this model has no {name}")
     raise StartupError(

@@ -179,7 +179,7 @@ class ModelEntry(BaseModel):
     normalize: Annotated[bool | None, Field(strict=True)] = None
     query_prompt: Prompt | None = None
     document_prompt: Prompt | None = None
-    kind: _Name | None = None
+    kind: Annotated[_Name | None, Allowed("the name of a label or of a template")] = None
     load: Literal["start", "first_use"] = "first_use"
     pinned: Annotated[bool, Field(strict=True)] = False
     location: str = "MODELS"
@@ -313,6 +313,11 @@ class EngineSettings(BaseModel):
             raise ValueError(f"DTYPE=int8 is for CPUs; with DEVICE={self.device} use auto")
         if self.dtype == FLOAT8 and self.device.startswith(("cpu", "mps")):
             raise ValueError(f"DTYPE=float8 is for NVIDIA GPUs; with DEVICE={self.device} use auto")
+        if self.reranker_kind and self.reranker_model in {LATE_INTERACTION, NO_RERANKER}:
+            raise ValueError(
+                f"RERANKER_KIND={self.reranker_kind} has no effect with "
+                f"RERANKER_MODEL={self.reranker_model}"
+            )
         return self
 
     @property

@@ -21,15 +21,15 @@ def read(folder: Path, text: str) -> tuple[ModelEntry, ...]:
 
 def test_every_field_is_read(tmp_path: Path) -> None:
     fields = {
-        "name": "acme/judge", "task": "rerank", "aliases": ("judge", "j2"), "revision": "3",
+        "name": "acme/judge", "task": "embed", "aliases": ("judge", "j2"), "revision": "3",
         "device": "cuda:1", "dtype": "bfloat16", "max_length": 512, "pooling": "mean",
         "normalize": False, "query_prompt": "query: ", "document_prompt": "", "load": "start",
-        "pinned": True, "kind": "entailment",
+        "pinned": True, "kind": None,
     }  # fmt: skip
     text = """
 # Further models.
 - name: acme/judge
-  task: rerank
+  task: embed
   aliases: [judge, "j2"]
   revision: "3"
   device: cuda:1
@@ -41,15 +41,18 @@ def test_every_field_is_read(tmp_path: Path) -> None:
   document_prompt: ""
   load: start
   pinned: true
-  kind: entailment
 - name: acme/other
   aliases: other-one
+- name: acme/reranker
+  task: rerank
+  kind: entailment
 """
-    judge, other = read(tmp_path, text)
+    judge, other, reranker = read(tmp_path, text)
     assert judge.model_dump(exclude={"location"}) == fields
     assert (other.task, other.load, other.pinned) == ("embed", "first_use", False)
-    assert (judge.location, other.location) == ("models.yaml, line 3", "models.yaml, line 17")
+    assert (judge.location, other.location) == ("models.yaml, line 3", "models.yaml, line 16")
     assert other.aliases == ("other-one",)
+    assert (reranker.task, reranker.kind) == ("rerank", "entailment")
 
 
 OF_B = "- name: a/b\n"
@@ -70,6 +73,10 @@ OF_B = "- name: a/b\n"
         (f"{OF_B}  max_length: 0\n", 2, "max_length=0 is not allowed: a number of tokens, at leas"),
         (f"{OF_B}  revision: 3\n", 2, "revision=3 is not allowed: a branch, tag or commit, in quo"),
         (f"{OF_B}  aliases: [1]\n", 2, "aliases=[1] is not allowed: a name, or a list of names"),
+        (f"{OF_B}  task: rerank\n  kind: [1]\n", 3, "kind=[1] is not allowed: the name of a l"),
+        (f"{OF_B}  kind: zerank-2\n", 2, "kind has no effect on a model with the task embed: it"),
+        (f"{OF_B}  task: rerank\n  normalize: true\n", 3, "normalize has no effect on a model wi"),
+        (f"{OF_B}  ? [c]\n  : 1\n", 2, "the name of a field is a word"),
         (f"{OF_B}  alias: c\n", 2, "a model has no field alias: the nearest is aliases"),
         (f"{OF_B}  name: c/d\n", 2, "this model has name twice"),
         (f"{OF_B}- name: c/d\n  aliases: A/B\n", 2, "A/B is a name of the model of models.yaml, l"),
@@ -85,6 +92,11 @@ def test_an_error_in_yaml_names_the_line(
         read(tmp_path, text)
     assert str(caught.value).startswith(f"models.yaml, line {line}: {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_deeply_nested_yaml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="^models.yaml is nested too deeply$"):
+        read(tmp_path, "[" * 20_000)
 
 
 def read_toml(folder: Path, text: str) -> tuple[ModelEntry, ...]:

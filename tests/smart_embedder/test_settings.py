@@ -37,6 +37,13 @@ def test_settings_cannot_be_changed() -> None:
             )
             for other in ("cpu", "cpu:0,cpu:1", "mps")
         ),
+        *(
+            (
+                {"reranker_kind": "zerank-2", "reranker_model": model},
+                f"RERANKER_KIND=zerank-2 has no effect with RERANKER_MODEL={model}",
+            )
+            for model in ("late-interaction", "none")
+        ),
         ({"rerank_gpu_timeout": 90}, "RERANK_GPU_TIMEOUT=90 must be below REQUEST_TIMEOUT=90"),
         ({"max_queu_size": 1}, "max_queu_size"),
     ],
