@@ -21,7 +21,7 @@ Dense, sparse and ColBERT vectors for hybrid search, on your own hardware.
 | limit | embeddings | rerank | set by |
 |---|---|---|---|
 | texts in a request | {settings.max_sentences_per_request:,}; at least {openai_texts:,} on \
-OpenAI's paths | {settings.max_rerank_passages:,} \
+OpenAI's and Ollama's paths | {settings.max_rerank_passages:,} \
 | `MAX_SENTENCES_PER_REQUEST`, `MAX_RERANK_PASSAGES` |
 | size of a request | {body} | {body} | `MAX_BODY_BYTES` |
 | seconds of a request | {settings.request_timeout:g} | {settings.request_timeout:g}, \

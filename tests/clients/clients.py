@@ -58,6 +58,7 @@ OF_VOYAGE = Client(
     silent=("full_queue",),
     most=OPENAI_TEXTS,
 )
+OF_OLLAMA = Client(*["ResponseError"] * 5, retries=False, most=OPENAI_TEXTS)
 OF_THE_HUB = Client(None, *["HfHubHTTPError"] * 4, retries=False)
 CLIENTS = {
     "openai, Python": of_openai(IN_PYTHON),
@@ -113,6 +114,14 @@ CLIENTS = {
     ),
     "Haystack, vLLM rerank": Client(*["RuntimeError"] * 5, retries=False),
     "Haystack, Jina rerank": Client(*["RuntimeError"] * 5, retries=False),
+    "Ollama": OF_OLLAMA,
+    "Ollama, Node": OF_OLLAMA,
+    "langchain-ollama": OF_OLLAMA,
+    "LangChain.js, Ollama": replace(
+        OF_OLLAMA, retries=True, impatient=("  headers,", "  headers,\n  maxRetries: 0,")
+    ),
+    "LlamaIndex, Ollama": replace(OF_OLLAMA, oversized=None, batch=10),
+    "Haystack, Ollama": replace(OF_OLLAMA, oversized=None, batch=32),
     "Milvus": of_openai(IN_PYTHON),
     # It reads no `error.message`, which OpenAI's errors have at this path.
     "Milvus, TEI": Client(
@@ -136,6 +145,7 @@ APPLICATIONS = {
         ("input=texts", 'input=texts, encoding_format="float", extra_body={"drop_params": True}'),
     ),
     "LiteLLM, vLLM": ("LiteLLM", ("openai/", "hosted_vllm/")),
+    "LiteLLM, Ollama": ("LiteLLM", ("openai/", "ollama/"), ("/v1", "")),
     "LiteLLM, Infinity": ("LiteLLM", ("openai/", "infinity/")),
     # It sends no Content-Type.
     "LiteLLM, Voyage": ("LiteLLM", ("openai/", "voyage/")),

@@ -45,6 +45,10 @@ def test_recorded_request_gets_the_native_numbers(
             for item in answer["results"]
         ]
         check_scores(found, rerank_natively(native, sent["query"], sent["documents"]))
+    elif "prompt" in sent or "embeddings" in answer:  # Ollama's.
+        texts = [sent["prompt"]] if "prompt" in sent else sent["input"]
+        found = np.float32(answer.get("embeddings") or [answer["embedding"]])
+        assert found.tobytes() == embed_natively(native, texts).tobytes()
     else:
         texts = [sent["input"]] if isinstance(sent["input"], str) else sent["input"]
         vectors = np.stack([decode_vector(item["embedding"]) for item in answer["data"]])

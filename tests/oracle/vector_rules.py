@@ -417,6 +417,37 @@ _TEI_OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
+def _ollama_options(served: Served, body: Body) -> ReadingOptions:
+    options = read_options(body, served.prompt(None))
+    context = (body.get("options") or {}).get("num_ctx")
+    if context is None:
+        return options
+    special = len(served.dense_model.begin) + len(served.dense_model.end)
+    return replace(options, most=max(1, context - special))
+
+
+def _ollama(served: Served, question: Any) -> Body:
+    body, model = question.body, served.dense_model
+    options, width = _ollama_options(served, body), body.get("dimensions") or None
+    texts = texts_of(body["input"])
+    return {
+        "model": model.name,
+        "embeddings": [
+            _dense(served, text, options, normalize=True, width=width) for text in texts
+        ],
+        "prompt_eval_count": sum(len(model.vectors(text, options).ids.read) for text in texts),
+    }
+
+
+def _ollama_prompt(served: Served, question: Any) -> Body:
+    options = _ollama_options(served, question.body)
+    text = question.body["prompt"]
+    return {"embedding": _dense(served, text, options, normalize=False, width=None)}
+
+
+_OLLAMA_OPTIONS: dict[str, tuple[Any, ...]] = {"options.num_ctx": (1, 5, 10_000), "model": ()}
+
+
 def _tokens(served: Served, question: Any) -> list[Any]:
     body = question.body
     model = served.dense_model
@@ -499,6 +530,17 @@ VECTOR_RULES: dict[str, Rule] = {
         TEI_TOGETHER,
     ),
     "SparseVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_sparse, together=TEI_TOGETHER),
+    "OllamaEmbeddings": Rule(
+        ("input",),
+        ({"input": SHORT}, {"input": LONG}, {"input": SHORT[0]}),
+        _OLLAMA_OPTIONS | {"truncate": BOTH, "dimensions": (0, 32, 64, 8, 65)},
+        _ollama,
+        frozenset({"total_duration", "load_duration"}),
+        ({"truncate": False, "options": {"num_ctx": 5}},),
+    ),
+    "OllamaEmbedding": Rule(
+        ("prompt",), ({"prompt": SHORT[0]}, {"prompt": LONG[0]}), _OLLAMA_OPTIONS, _ollama_prompt
+    ),
     "Tokens": Rule(
         ("inputs",),
         _INPUTS,
