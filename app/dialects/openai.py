@@ -1,4 +1,4 @@
-"""OpenAI's embeddings and list of models."""
+"""OpenAI's embeddings, also below the paths of Azure OpenAI."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -269,13 +269,20 @@ class OpenAIError(BaseModel):
     detail: str
 
 
-TAG = {"name": "OpenAI", "description": "Also below /models/{model}, for that model alone."}
+TAG = {
+    "name": "OpenAI",
+    "description": "Also below /models/{model} and Azure's /openai/deployments/{model}, for that "
+    "model alone.",
+}
 
-# Azure's clients call /openai/: their 404 responses get OpenAI's form, too.
 router = Router(OPENAI, OpenAIError, [TAG], below=("/v1/", "/openai/"), tags=[TAG["name"]])
 
 
 @router.work("/v1/embeddings", OpenAIEmbeddings, summary="Embed texts")
+@router.work("/openai/v1/embeddings", OpenAIEmbeddings, include_in_schema=False)
+@router.work(
+    "/openai/deployments/{model:path}/embeddings", OpenAIEmbeddings, include_in_schema=False
+)
 @router.work("/models/{model:path}/embeddings", OpenAIEmbeddings, include_in_schema=False)
 @router.work("/models/{model:path}/v1/embeddings", OpenAIEmbeddings, include_in_schema=False)
 async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:

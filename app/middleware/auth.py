@@ -234,13 +234,16 @@ def _is_below(path: str, parents: Sequence[str]) -> bool:
 def _read_token(scope: Scope) -> tuple[bytes, str]:
     """Return the token that was sent, or an empty one, and the error in case it is unknown.
 
-    The token follows `Bearer`, in any case; some clients send it alone.
+    The token follows `Bearer`, in any case; some clients send it alone. Azure's clients send it as
+    `api-key`, which is read if there is no Authorization.
     """
+    headers = dict(reversed(scope["headers"]))  # Of several, the first counts.
     # As bytes, because str.strip removes more than HTTP's white space.
-    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    header = headers.get(b"authorization", b"")
     scheme, _, token = header.strip().partition(b" ")
     if not scheme:
-        return b"", "no token was sent"
+        token = headers.get(b"api-key", b"")
+        return token, "the token is unknown" if token.strip() else "no token was sent"
     if scheme.lower() != b"bearer":
         return header, "the Authorization header holds no bearer token"
     if not token.strip():

@@ -6,6 +6,7 @@ from fastapi import Request
 
 from app.context import NATIVE
 from app.dialects.cohere import COHERE
+from app.dialects.ollama import OLLAMA
 from app.dialects.openai import OPENAI
 from app.dialects.tei_schemas import TEI
 from app.formats import media_type_of
@@ -25,6 +26,9 @@ from tests.support.paths import PATHS
         ("/v1/score", None, (OPENAI,)),
         ("/v1/embed", "/v2/embed", (COHERE,)),
         ("/api/v1/embed", "/api/v1/embed", (TEI,)),
+        ("/api/embed", "/api/embed", (OLLAMA,)),
+        ("/api/show", None, (OLLAMA,)),
+        ("/api/chat", None, (OLLAMA,)),
         ("/", "/embed", (NATIVE, TEI)),
         ("/models/own/model/embed", "/embed", (TEI,)),
         ("/models/own/v1/embeddings", "/v1/embeddings", (OPENAI,)),
@@ -33,7 +37,8 @@ from tests.support.paths import PATHS
         ("/models", None, (OPENAI,)),
         ("/v1/nowhere", None, (OPENAI,)),
         ("/openai", None, (OPENAI,)),
-        ("/openai/deployments/x/embeddings", None, (OPENAI,)),
+        ("/openai/deployments/x/embeddings", "/v1/embeddings", (OPENAI,)),
+        ("/openai/deployments/x/chat", None, (OPENAI,)),
         ("/openair", None, (NATIVE,)),
         ("/health", None, (NATIVE,)),
     ],

@@ -58,22 +58,26 @@ OF_VOYAGE = Client(
     silent=("full_queue",),
     most=OPENAI_TEXTS,
 )
+OF_AI_SDK = Client(
+    "APICallError",
+    "APICallError",
+    None,
+    "RetryError",
+    None,
+    batch=OPENAI_TEXTS,
+    most=OPENAI_TEXTS,
+)
 OF_OLLAMA = Client(*["ResponseError"] * 5, retries=False, most=OPENAI_TEXTS)
 OF_THE_HUB = Client(None, *["HfHubHTTPError"] * 4, retries=False)
 CLIENTS = {
     "openai, Python": of_openai(IN_PYTHON),
     "openai, Node": of_openai(IN_JAVASCRIPT),
     "LangChain.js": of_openai(IN_JAVASCRIPT, batch=512),
-    "Vercel AI SDK": Client(
-        "APICallError",
-        "APICallError",
-        None,
-        "RetryError",
-        None,
-        batch=OPENAI_TEXTS,
-        most=OPENAI_TEXTS,
-    ),
+    "Vercel AI SDK": OF_AI_SDK,
     "langchain-openai": of_openai(IN_PYTHON, batch=1000),
+    "openai, Azure": of_openai(IN_PYTHON),
+    "langchain-openai, Azure": of_openai(IN_PYTHON, batch=1000),
+    "Vercel AI SDK, Azure": OF_AI_SDK,
     "LlamaIndex, OpenAI-like": of_openai(IN_PYTHON, batch=100),
     "Qdrant": of_openai(IN_PYTHON),
     "cohere": OF_COHERE,
@@ -145,6 +149,7 @@ APPLICATIONS = {
         ("input=texts", 'input=texts, encoding_format="float", extra_body={"drop_params": True}'),
     ),
     "LiteLLM, vLLM": ("LiteLLM", ("openai/", "hosted_vllm/")),
+    "LiteLLM, Azure": ("LiteLLM", ("openai/", "azure/"), ("/v1", "")),
     "LiteLLM, Ollama": ("LiteLLM", ("openai/", "ollama/"), ("/v1", "")),
     "LiteLLM, Infinity": ("LiteLLM", ("openai/", "infinity/")),
     # It sends no Content-Type.

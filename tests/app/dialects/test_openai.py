@@ -202,6 +202,21 @@ def test_a_model_is_chosen_by_any_of_its_names(full, client, tiny_m3) -> None:
     assert all(item["sparse"]["indices"] for item in answer["data"] if TEXTS[item["index"]].strip())
 
 
+def test_azures_paths_take_the_model_of_the_deployment_and_api_key(full) -> None:
+    by_key = {"api-key": full.headers["Authorization"].split()[1], "Authorization": ""}
+    for path, body in (
+        ("/openai/deployments/tiny-m3/embeddings?api-version=2024-10-21", {"model": "whatever"}),
+        ("/openai/v1/embeddings?api-version=v1", {"model": "tiny-m3"}),
+    ):
+        answer = full.post(path, json={"input": TEXTS} | body, headers=by_key)
+        assert answer.json()["model"] == "tiny-m3"
+        found = [item["embedding"] for item in answer.json()["data"]]
+        assert found == dense(full, TEXTS, model="tiny-m3")
+    for path, code in (("nobody", "model_not_found"), ("tiny-reranker", "invalid_request")):
+        refused = full.post(f"/openai/deployments/{path}/embeddings", json={"input": "a"})
+        assert_error(refused, 404 if code == "model_not_found" else 400, code)
+
+
 @pytest.mark.parametrize("name", ["text-embedding-ada-002", "tiny-reranker", "x" * 5000])
 def test_an_unknown_model_is_404_and_the_error_lists_the_known_ones(full, name) -> None:
     refused = full.post("/v1/embeddings", json={"input": "a", "model": name})

@@ -93,6 +93,24 @@ async def test_no_token_is_needed_without_one_in_the_settings_nor_outside_http()
 
 
 @pytest.mark.parametrize(
+    ("key", "authorization", "reason"),
+    [
+        *((b"own", authorization, None) for authorization in (None, b"")),
+        (b"hush", None, "The token is unknown"),
+        (b" ", None, "No token was sent"),
+        (b"own", b"Bearer hush", "The token is unknown"),
+    ],
+)
+async def test_api_key_is_the_token_of_a_request_without_authorization(
+    tokens: ApiTokens, key: bytes, authorization: bytes | None, reason: str | None
+) -> None:
+    _, sent = await App(tokens).ask(token=authorization, headers=[(b"api-key", key)])
+    assert sent[0]["status"] == (200 if reason is None else 401)
+    if reason is not None:
+        assert orjson.loads(sent[1]["body"])["detail"].startswith(f"{reason}: ")
+
+
+@pytest.mark.parametrize(
     ("value", "reason"),
     [
         *((value, None) for value in (b"Bearer own", b"BEARER own", b"own")),
