@@ -36,7 +36,7 @@ from smart_embedder.kernels.proof import TOLERANCES, try_path
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import preemption_point
 from smart_embedder.models.families.bert import require_positions
-from smart_embedder.models.files.config import read_config, unusable_value
+from smart_embedder.models.files.config import PPLX, read_config, unusable_value
 from smart_embedder.models.files.record import current_record
 from smart_embedder.models.files.weights import StoredTensor, Weights
 
@@ -254,8 +254,12 @@ def _from_pretrained(
 
 def _read_auto_config(folder: Path) -> Any:
     """Read the configuration, with the attention's direction where most classes know it."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if read_config(folder).get("use_bidirectional_attention") and not hasattr(
+    fields = read_config(folder)
+    if fields.get("architectures") == PPLX:  # transformers does not know its type.
+        config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))
+    else:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if fields.get("use_bidirectional_attention") and not hasattr(
         type(config), "use_bidirectional_attention"
     ):
         getattr(config, "text_config", config).is_causal = False

@@ -19,6 +19,11 @@ DEMO_KEY = "smart_embedder_demo"
 _LARGEST = 2**31
 # Packages whose classes modules.json may name; none is imported.
 _PACKAGES = ("sentence_transformers", "pylate")
+# Classes of checkpoints that are computed here, instead of their code.
+_KNOWN_CLASSES = {"st_quantize.FlexibleQuantizer"}
+# pplx-embed is a Qwen3 whose own code changes only the direction of its attention.
+PPLX = ["PPLXQwen3Model"]
+_PPLX_CONFIG = {"model_type": "qwen3", "use_bidirectional_attention": True}
 # Values of `pooling_mode`, since version 5.4 of sentence-transformers, by our names.
 POOLINGS = {
     "cls": "cls",
@@ -85,6 +90,8 @@ def read_optional(path: Path) -> dict[str, Any]:
     if path.name != "config.json":
         return config
     _require_named_class(path, config)
+    if config.get("architectures") == PPLX:
+        config |= _PPLX_CONFIG
     record = current_record()
     return record.watch(path, config) if record else config
 
@@ -175,7 +182,7 @@ def _has_router(modules: list[Module]) -> bool:
 def _find_module(path: Path, kind: str, name: str) -> Module:
     """Return the module of a class in a folder that the file in `path` names."""
     folder = path.parent
-    if kind.partition(".")[0] not in _PACKAGES:
+    if kind.partition(".")[0] not in _PACKAGES and kind not in _KNOWN_CLASSES:
         raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
     if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
         raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")

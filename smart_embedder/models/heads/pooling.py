@@ -20,6 +20,7 @@ from smart_embedder.kernels.native import RowLinear
 from smart_embedder.kernels.packed_batch import End, Indices, PackedBatch, to_device
 from smart_embedder.models.files.config import (
     POOLING_FOLDER,
+    PPLX,
     Module,
     read_config,
     read_default_prompt,
@@ -28,6 +29,7 @@ from smart_embedder.models.files.config import (
     read_optional,
     read_poolings,
     read_prompts,
+    read_transformer_config,
     read_vector_limit,
     require_known_modules,
 )
@@ -43,7 +45,9 @@ _TEXT_VECTOR = "sentence_embedding"
 # A table of vectors, in place of a transformer and its pooling.
 _STATIC = "StaticEmbedding"
 # The modules behind the pooling; `Dropout` has no effect but in training.
-_STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")
+_STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout", "FlexibleQuantizer")
+# The largest number of 8 bits.
+_LARGEST_INT8 = 127
 # PyTorch's default, which `LayerNorm` of sentence-transformers does not change.
 _NORM_EPSILON = 1e-5
 
@@ -195,6 +199,11 @@ def normalize(vectors: Tensor) -> Tensor:
     return functional.normalize(vectors, dim=-1)
 
 
+def quantize_tanh(vectors: Tensor) -> Tensor:
+    """Compute the whole numbers, from -127 to 127, that pplx-embed makes of a vector."""
+    return torch.round(torch.tanh(vectors) * _LARGEST_INT8)
+
+
 def describe_layers(module: nn.Module) -> str:
     """Describe the layers of a module for the id of a vector space: their classes and epsilons.
 
@@ -240,13 +249,27 @@ class SentenceConfig:
                 poolings = read_poolings(module.folder)
             elif module.kind in _STEPS:
                 require_vector(module.folder)
-                is_layer = module.kind in {"Dense", "LayerNorm"}
-                if module.kind != "Dropout":
-                    steps.append(VectorLayer.read(module) if is_layer else normalize)
+                match module.kind:
+                    case "Normalize":
+                        steps.append(normalize)
+                    case "FlexibleQuantizer":
+                        _require_pplx(folder)
+                        steps.append(quantize_tanh)
+                    case "Dense" | "LayerNorm":
+                        steps.append(VectorLayer.read(module))
         width = read_vector_limit(folder, "truncate_dim")
         if width is not None:
             steps.append(DimensionTruncation(width))
         return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
+
+
+def _require_pplx(folder: Path) -> None:
+    """Raise `StartupError` for the quantizer of another model, whose code may be another."""
+    if read_transformer_config(folder).get("architectures") != PPLX:
+        raise StartupError(
+            f"{folder / 'modules.json'} names FlexibleQuantizer, which is computed for pplx-embed "
+            "alone: code of a checkpoint is never run"
+        )
 
 
 def _require_order(folder: Path, kinds: list[str]) -> None:

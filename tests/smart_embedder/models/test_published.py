@@ -22,8 +22,19 @@ from transformers import (
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target
-from tests.support.checkpoints import corpus, spread_weights
-from tests.support.encoders import TEXTS, WIDTH, assert_close, embed, load, save_modules
+from tests.support.checkpoints import changed_json, changed_weights, corpus, spread_weights
+from tests.support.encoders import (
+    TEXTS,
+    WIDTH,
+    assert_close,
+    embed,
+    load,
+    reference,
+    save_family,
+    save_modules,
+    word_tokenizer,
+)
+from tests.support.wordpiece import change
 
 PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
 # The texts of a message behind each other, as in the published template.
@@ -149,3 +160,65 @@ def test_chat_templates_that_change_texts_are_refused(
     spoil(folder)
     with pytest.raises(StartupError, match=message):
         load(folder, float32_target)
+
+
+AUTO_MAP = {"AutoConfig": "configuration.Config", "AutoModel": "modeling.Model"}
+
+
+@pytest.fixture(scope="module")
+def bidirectional_qwen3(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3")
+    return save_family(folder, "qwen3-bidirectional", word_tokenizer())
+
+
+def mean_states(folder: Path) -> torch.Tensor:
+    """Compute the mean of the states of each text as transformers, for a model in both ways."""
+    states = reference(folder).encode(TEXTS, output_value="token_embeddings")
+    return torch.stack([state.mean(0) for state in states])
+
+
+def test_pplx_embed_as_published_makes_its_whole_numbers(
+    bidirectional_qwen3: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    folder = copytree(bidirectional_qwen3, tmp_path / "pplx-embed-v1-0.6b")
+    own = {"model_type": "bidirectional_pplx_qwen3", "architectures": ["PPLXQwen3Model"]}
+    change(folder / "config.json", **own, auto_map=AUTO_MAP, use_bidirectional_attention=True)
+    with changed_json(folder / "config.json") as config:
+        del config["is_causal"]
+    with changed_json(folder / "modules.json") as modules:
+        quantizer = {"type": "st_quantize.FlexibleQuantizer", "kwargs": ["quantization"]}
+        modules.append({"idx": 2, "name": "2", "path": ""} | quantizer)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    assert [entry["event"] for entry in logs] == ["checkpoint_code_ignored"]
+    vectors = embed(model, TEXTS)
+    assert (vectors == vectors.round()).all()
+    exact = 127 * mean_states(bidirectional_qwen3).tanh().numpy()
+    assert np.abs(vectors - exact).max() < 0.501
+    assert not model.normalizes
+    change(folder / "config.json", architectures=["PPLXQwen3ContextualModel"])
+    with pytest.raises(StartupError, match="is computed for pplx-embed alone"):
+        load(folder, float32_target)
+
+
+@pytest.mark.parametrize("prompt", ["", "Represent the query for retrieving documents: "])
+def test_voyage_4_nano_as_published_is_projected_and_normalized(
+    prompt: str, bidirectional_qwen3: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    folder = copytree(bidirectional_qwen3, tmp_path / "voyage-4-nano")
+    named = {"architectures": ["Qwen3BidirectionalModel"], "auto_map": AUTO_MAP, "num_labels": 96}
+    change(folder / "config.json", **named, use_bidirectional_attention=True)
+    with changed_json(folder / "config.json") as config:
+        del config["is_causal"]
+    save_modules(folder, further=[("Normalize", {}, None)], prompts={"prompts": {"query": prompt}})
+    projection = torch.randn(96, WIDTH)
+    with changed_weights(folder) as weights:
+        for name in [*weights]:
+            weights[f"model.{name}"] = weights.pop(name)
+        weights["linear.weight"] = projection
+    model = load(folder, float32_target)
+    states = reference(bidirectional_qwen3).encode(
+        [prompt + text for text in TEXTS], output_value="token_embeddings"
+    )
+    means = torch.stack([(state @ projection.T).mean(0) for state in states])
+    assert_close(embed(model, TEXTS, prompt), torch.nn.functional.normalize(means, dim=1))
