@@ -49,7 +49,8 @@ FORWARD = {"method": "forward", "method_output_name": "last_hidden_state"}
 
 def save_gemma_tokenizer(folder: Path) -> int:
     """Save a GemmaTokenizer that begins and ends texts; return the size of its vocabulary."""
-    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|image|>", "<|audio|>"]
+    unused = [f"<unused{number}>" for number in range(20)]
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *unused, "<|image|>", "<|audio|>"]
     bpe = Tokenizer(models.BPE(unk_token="<unk>"))
     bpe.normalizer = normalizers.Replace(" ", "\u2581")
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
@@ -84,8 +85,8 @@ def embedding_gemma2(tmp_path_factory) -> Path:
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, output_proj_dims=32
     )
     config = EmbeddingGemma2Config(
-        text_config=text, vision_config=vision, audio_config=audio, image_token_id=5,
-        audio_token_id=6,
+        text_config=text, vision_config=vision, audio_config=audio, image_token_id=25,
+        audio_token_id=26,
     )  # fmt: skip
     torch.manual_seed(0)
     EmbeddingGemma2Model(config).save_pretrained(folder)
