@@ -8,7 +8,7 @@ small matrices when it is read, so that the space of vectors depends on both.
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,16 +70,20 @@ def overlay_adapter(folder: Path, find_base: Callable[[str, str | None], Path]) 
     """
     if not (folder / CONFIG_FILE).is_file():
         return folder
-    config = read_optional(folder / CONFIG_FILE)
-    name = config.get("base_model_name_or_path")
+    config = require_lora(folder)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(name, str) or not name:
         raise StartupError(f"{folder / CONFIG_FILE} names no base model (base_model_name_or_path)")
-    base = find_base(name, config.get("revision"))
+    if not isinstance(revision, str | None):
+        raise _unusable_value(folder, "revision", revision)
+    base = find_base(name, revision)
     if (base / CONFIG_FILE).is_file():
         raise StartupError(
             f"{folder} holds an adapter for {name}, which is an adapter, too: merge them into the "
             "weights (merge_and_unload of peft), and take the merged model"
         )
+    if not (base / "config.json").is_file():
+        raise StartupError(f"{folder} holds an adapter for {name}, which holds no config.json")
     if (folder, base) not in _overlays:
         _overlays[folder, base] = TemporaryDirectory(prefix="adapter-")
     overlay = Path(_overlays[folder, base].name) / folder.name
@@ -125,17 +129,35 @@ def require_lora(folder: Path) -> dict[str, Any]:
             f"{folder} holds an adapter with {problem:.60}, and only plain LoRA is supported: "
             "merge it into the weights (merge_and_unload of peft), and take the merged model"
         )
+    alpha, patterns = config.get("lora_alpha", 8), config.get("alpha_pattern") or {}
+    if not _is_finite(alpha):
+        raise _unusable_value(folder, "lora_alpha", alpha)
+    if not isinstance(patterns, dict) or not all(map(_is_finite, patterns.values())):
+        raise _unusable_value(folder, "alpha_pattern", patterns)
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise _unusable_value(folder, "alpha_pattern", pattern) from error
     return config
 
 
+def _is_finite(number: Any) -> bool:
+    return type(number) in {int, float} and math.isfinite(number)
+
+
+def _unusable_value(folder: Path, key: str, value: Any) -> StartupError:
+    return StartupError(f"{folder / CONFIG_FILE} has no usable {key}: {value!s:.60}")
+
+
 def find_additions(
-    folder: Path, names: Iterable[str], tensors: dict[str, Any]
+    folder: Path, base: Mapping[str, Any], tensors: Mapping[str, Any]
 ) -> tuple[dict[str, LowRank], dict[str, Any]]:
     """Return products that are added to tensors of the base model, and tensors in place of them.
 
-    `names` are those of the base model, `tensors` the adapter's.
+    `base` are the tensors of the base model, `tensors` the adapter's.
     """
-    config, names = require_lora(folder), list(names)
+    config = require_lora(folder)
     added, replaced = dict[str, LowRank](), dict[str, Any]()
     for full_name, tensor in tensors.items():
         name = full_name.removeprefix(_PREFIX).replace(".modules_to_save.", ".")
@@ -144,28 +166,40 @@ def find_additions(
         if name.endswith(_SECOND):
             continue
         is_first = name.endswith(_FIRST)
-        is_linear = is_first and partner is not None and len(tensor.shape) == _MATRIX
+        is_linear = is_first and partner is not None and _are_matrices(tensor, partner)
         if "lora_" in name and not is_linear:
             raise StartupError(
                 f"{folder} holds an adapter with the tensor {full_name}, and only LoRA of linear "
                 "layers is supported: merge it into the weights (merge_and_unload of peft)"
             )
-        stored = _find_stored(f"{layer}.weight" if is_first else name, names)
+        stored = _find_stored(f"{layer}.weight" if is_first else name, base)
         if len(stored) > 1 or (is_first and not stored):
             raise StartupError(
                 f"{folder} holds an adapter for {layer}, and its base model has "
                 f"{len(stored) or 'no'} tensors of this name"
             )
         if is_first and partner is not None:
+            is_transposed = bool(config.get("fan_in_fan_out"))
+            shape = (partner.shape[0], tensor.shape[1])[:: -1 if is_transposed else 1]
+            # PyTorch would repeat a row or a column to fit.
+            if shape != base[stored[0]].shape or not partner.shape[1] == tensor.shape[0] > 0:
+                raise StartupError(
+                    f"{folder} holds an adapter of {[*partner.shape]} and {[*tensor.shape]} for "
+                    f"{layer}, which has {[*base[stored[0]].shape]} in its base model"
+                )
             added[stored[0]] = LowRank(
                 tensor.read_exactly,
                 partner.read_exactly,
                 _read_scale(config, layer, tensor.shape[0]),
-                bool(config.get("fan_in_fan_out")),
+                is_transposed,
             )
         else:
             replaced[stored[0] if stored else name] = tensor
     return added, replaced
+
+
+def _are_matrices(*tensors: Any) -> bool:
+    return all(len(tensor.shape) == _MATRIX for tensor in tensors)
 
 
 def _find_stored(name: str, names: Iterable[str]) -> list[str]:

@@ -325,7 +325,9 @@ def _add_adapter(folder: Path, tensors: dict[str, StoredTensor]) -> dict[str, St
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
     if path is None:
         raise FileNotFoundError(f"there is no {' and no '.join(WEIGHT_FILES)}")
-    added, replaced = find_additions(folder, tensors, dict(_list_tensors(path)))
+    own = Weights(folder, dict(_list_tensors(path)))
+    own.require_numbers()
+    added, replaced = find_additions(folder, tensors, own.tensors)
     for name, product in added.items():
         tensors[name] = replace(tensors[name], added=product)
     return tensors | replaced

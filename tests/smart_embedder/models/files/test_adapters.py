@@ -1,5 +1,6 @@
 """LoRA adapters, compared with peft under sentence-transformers."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,24 @@ def of_another_model(folder: Path) -> None:
             tensors[name.replace("encoder.layer.0", "encoder.layer.7")] = tensors.pop(name)
 
 
+def of_one_row(folder: Path) -> None:
+    with changed_tensors(folder) as tensors:
+        (second,) = (name for name in tensors if "0.attention.self.query.lora_B" in name)
+        tensors[second] = tensors[second][:1].clone()
+
+
+def of_another_rank(folder: Path) -> None:
+    with changed_tensors(folder) as tensors:
+        (second,) = (name for name in tensors if "0.attention.self.query.lora_B" in name)
+        tensors[second] = tensors[second][:, :3].clone()
+
+
+def in_8_bits(folder: Path) -> None:
+    with changed_tensors(folder) as tensors:
+        for name in tensors:
+            tensors[name] = tensors[name].to(torch.int8)
+
+
 def of_an_adapter(folder: Path) -> None:
     base = copytree(folder, folder.parent / "chained")
     change(folder / "adapter_config.json", base_model_name_or_path=str(base))
@@ -128,6 +147,15 @@ def of_an_adapter(folder: Path) -> None:
         ({"init_lora_weights": "pissa"}, "an adapter with init_lora_weights pissa"),
         ({"base_model_name_or_path": None}, "names no base model"),
         ({"base_model_name_or_path": "/no/model"}, "the model folder /no/model does not exist"),
+        ({"base_model_name_or_path": "/"}, "an adapter for /, which holds no config.json"),
+        ({"revision": 3}, "lora/adapter_config.json has no usable revision: 3"),
+        ({"lora_alpha": "8"}, "lora/adapter_config.json has no usable lora_alpha: 8"),
+        ({"lora_alpha": math.inf}, "has no usable lora_alpha: inf"),
+        ({"alpha_pattern": {"query": None}}, "has no usable alpha_pattern: {'query': None}"),
+        ({"alpha_pattern": {"(": 8}}, r"has no usable alpha_pattern: \("),
+        (of_one_row, r"adapter of \[1, 4\] and \[4, 64\] for .*query, which has \[64, 64\] in"),
+        (of_another_rank, r"adapter of \[64, 3\] and \[4, 64\] for .*query, which has \[64, 64\]"),
+        (in_8_bits, "in int8; take one in float32"),
         (with_magnitudes, "lora_magnitude_vector, and only LoRA of linear layers"),
         (of_another_model, r"encoder.layer.7.\S+, and its base model has no tensors of this name"),
         (of_an_adapter, "which is an adapter, too"),
