@@ -11,6 +11,7 @@ from typing import Any
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.files.config import read_optional
+from smart_embedder.models.files.reading import read_file
 
 _FILE = "chat_template.jinja"
 # A function that transformers gives to templates.
@@ -40,7 +41,10 @@ class ChatTemplate:
         config = read_optional(folder / "tokenizer_config.json")
         source = config.get("chat_template")
         if (file := folder / _FILE).is_file():
-            source = file.read_text("utf-8")
+            try:
+                source = read_file(file).decode()
+            except (OSError, ValueError) as error:
+                raise StartupError(f"{file} cannot be read: {error}") from error
         if not isinstance(source, str):
             return None
         named = read_optional(folder / "special_tokens_map.json") | config
