@@ -12,7 +12,7 @@ write, is ignored, as RFC 8259 allows.
 import asyncio
 import math
 from codecs import BOM_UTF8
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
@@ -49,6 +49,7 @@ TEXTS_ADVICE = (
     "send texts and no token ids (in LangChain's OpenAIEmbeddings set "
     "check_embedding_ctx_length=False)"
 )
+_DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
 _ADVICE = "send JSON, with Content-Type: application/json"
 # ASCII is a subset of UTF-8.
 _CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii"}
@@ -66,17 +67,21 @@ async def read_json(
     max_values: int,
     lock: asyncio.Lock,
     replaced: list[str],
+    *,
+    decode: Callable[[Any], Awaitable[int]] | None = None,
 ) -> Any:
     """Read the body and parse it; errors show an example of the first of `schemas`.
 
     A body of more than `max_values` values is refused before it is read whole. A large body is
-    parsed with the `lock` held. Lone surrogates are replaced as in `parse_json`. Raises
+    parsed with the `lock` held. Lone surrogates are replaced as in `parse_json`. `decode` replaces
+    token ids in the parsed body and returns their number, which does not count as values. Raises
     `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never quote the
     client's texts.
     """
     _require_json(request.headers)
     chunks, schema = list[bytes](), schemas[0]
-    counter = JsonValueCounter(max_values, _MAX_BYTES_PER_VALUE * max_values)
+    max_outside = math.inf if decode else _MAX_BYTES_PER_VALUE * max_values
+    counter = JsonValueCounter(max_values, max_outside, without_integers=decode is not None)
     try:
         async for chunk in request.stream():
             counter.feed(chunk)
@@ -88,12 +93,21 @@ async def read_json(
             raise
         # Usually the body holds lists of token ids.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
+
+    async def parse() -> Any:
+        value = parse_json(b"".join(chunks), schema, replaced)
+        if decode is not None:
+            # Let other work run before the ids are decoded.
+            await asyncio.sleep(0)
+            counter.require_few_integers(besides=await decode(value))
+        return value
+
     if sum(map(len, chunks)) < _LARGE_BODY:
-        return parse_json(b"".join(chunks), schema, replaced)
+        return await parse()
     async with lock:
         # Let other work run before the next large body is joined and parsed.
         await asyncio.sleep(0)
-        return parse_json(b"".join(chunks), schema, replaced)
+        return await parse()
 
 
 def schema_of(value: Any, schemas: Sequence[type[RequestModel]]) -> type[RequestModel] | None:
@@ -166,13 +180,17 @@ class JsonValueCounter:
     """Counts commas, colons and opening brackets outside strings, chunk by chunk.
 
     `feed` raises `InvalidRequestError` at the chunk that exceeds `max_values`, or `max_outside`
-    bytes outside strings. Only the parser checks that the text is valid JSON.
+    bytes outside strings. Only the parser checks that the text is valid JSON. Most whole numbers in
+    lists are counted apart with `without_integers`, and `require_few_integers` limits them later.
     """
 
-    def __init__(self, max_values: int, max_outside: float = math.inf) -> None:
+    def __init__(
+        self, max_values: int, max_outside: float = math.inf, *, without_integers: bool = False
+    ) -> None:
         self._max_values = max_values
         self._max_outside = max_outside
-        self._count = self._outside = 0
+        self._without_integers = without_integers
+        self._count = self._outside = self._integers = 0
         self._in_string = False
         self._carry = b""
 
@@ -192,18 +210,31 @@ class JsonValueCounter:
         # Joined first, because a call for each part would take 2 ms for a request of 1,024 texts.
         outside = b"".join(parts[1::2] if self._in_string else parts[::2])
         self._count += sum(map(outside.count, (b",", b":", b"[", b"{")))
+        if self._without_integers:
+            # After translation, every digit is 0.
+            integers = outside.translate(_DIGITS, b" \t\r\n").count(b",0")
+            self._integers += integers
+            self._count -= integers
         self._outside += len(outside)
         self._in_string ^= len(parts) % 2 == 0
         if self._count > self._max_values or len(parts) > max_parts:
-            raise invalid_body(
-                f"the body holds more than {self._max_values} values, more than any request needs "
-                "that MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"
-            )
+            raise self._error()
         if self._outside > self._max_outside:
             raise invalid_body(
                 f"the body holds more than {self._max_outside} bytes beside its texts, more than "
                 "any request needs"
             )
+
+    def require_few_integers(self, besides: int) -> None:
+        """Raise `InvalidRequestError` for too many whole numbers; `besides` of them are allowed."""
+        if self._integers - besides > self._max_values:
+            raise self._error()
+
+    def _error(self) -> InvalidRequestError:
+        return invalid_body(
+            f"the body holds more than {self._max_values} values, more than any request needs "
+            "that MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"
+        )
 
 
 def _require_json(headers: Headers) -> None:

@@ -39,6 +39,7 @@ from app.run import (
 )
 from app.service import Service
 from app.settings import Settings
+from app.token_ids import TokenTable
 from smart_embedder import __version__
 from smart_embedder.core import EngineCore
 from smart_embedder.errors import StartupError
@@ -185,6 +186,10 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         request_timeout=settings.request_timeout,
         shutdown_timeout=settings.shutdown_timeout,
     )
+    token_table = None
+    if settings.token_ids is not None:
+        folder, max_bytes = settings.tiktoken_cache_dir, settings.max_body_bytes
+        token_table = TokenTable.load(settings.token_ids, folder, max_bytes)
     metrics.watch(engine, settings)
     drain.time_out = engine.abort
     return Service(
@@ -200,6 +205,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
         body_lock=asyncio.Lock(),
         max_json_values=max_json_values(settings),
+        token_table=token_table,
     )
 
 

@@ -8,6 +8,7 @@ share a path, its endpoint takes a union of their bodies, which a field tells ap
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 from fastapi import APIRouter, Request
@@ -50,13 +51,19 @@ class WorkRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Read the body and answer it, within REQUEST_TIMEOUT and while the client is connected."""
         validate_and_answer, schemas = super().get_route_handler(), self.schemas
+        reads_token_ids = any(schema.reads_token_ids for schema in schemas)
 
         async def answer(request: Request) -> Response:
             service: Service = request.app.state.service
             values, lock = service.max_json_values, service.body_lock
             async with time_limit(service.settings.request_timeout) as timeout:
                 context = context_of(request.scope)
-                value = await read_json(request, schemas, values, lock, context.replaced)
+                decode = None
+                if reads_token_ids and service.token_table is not None:
+                    reserve = context.answer.add_body
+                    decode = partial(service.token_table.decode_input, reserve=reserve)
+                replaced = context.replaced
+                value = await read_json(request, schemas, values, lock, replaced, decode=decode)
                 schema = schema_of(value, schemas)
                 if schema is not None:
                     context.dialects, context.endpoint = (schema.dialect,), schema.endpoint

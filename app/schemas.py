@@ -72,7 +72,8 @@ class RequestModel(BaseModel):
 
     A request with this body belongs to `dialect`, and metrics count it under `endpoint`. Where
     several schemas share a path, only this one has the field that `discriminator` names. Error
-    messages show `example`, and suggest a field for a name in `aliases`.
+    messages show `example`, and suggest a field for a name in `aliases`. With `reads_token_ids`,
+    the field `input` may hold token ids, which are decoded before validation if TOKEN_IDS is set.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -81,6 +82,7 @@ class RequestModel(BaseModel):
     discriminator: ClassVar[str]
     example: ClassVar[Mapping[str, JsonValue]]
     aliases: ClassVar[Mapping[str, str]] = {}
+    reads_token_ids: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod

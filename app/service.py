@@ -12,6 +12,7 @@ from app.http_metrics import Metrics
 from app.middleware.draining import Drain
 from app.middleware.rate_limit import TokenBuckets
 from app.settings import Settings
+from app.token_ids import TokenTable
 from smart_embedder.core import EngineCore
 from smart_embedder.interface import DownloadStatus, LoadedModels, ModelStatus
 
@@ -21,6 +22,7 @@ class Service:
     """The parts of one running service.
 
     `body_lock` is held while a large body is parsed. `max_json_values` limits the values in a body.
+    `token_table` is the table of TOKEN_IDS.
     """
 
     settings: Settings
@@ -33,6 +35,7 @@ class Service:
     render_threads: Executor
     body_lock: asyncio.Lock
     max_json_values: int
+    token_table: TokenTable | None
 
     @property
     def models(self) -> LoadedModels | None:

@@ -159,6 +159,7 @@ ModelAliases = Annotated[
     BeforeValidator(_split_pairs),
     Allowed("alias=model separated by commas, such as text-embedding-3-small=BAAI/bge-m3"),
 ]
+TokenIds = Annotated[Literal["cl100k", "o200k"], AnyCase]
 LogFormat = Annotated[Literal["console", "json"], AnyCase]
 LogLevel = Annotated[Literal["debug", "info", "warning", "error"], AnyCase]
 Proxies = Annotated[
@@ -221,6 +222,12 @@ class Settings(EngineSettings, BaseSettings):
     """further names of models, such as
     `text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`; the hub id and its
     last part are always names"""
+    token_ids: TokenIds | None = None
+    """table with which the token ids are decoded that clients of OpenAI send instead of texts (400
+    without it)"""
+    tiktoken_cache_dir: Path | None = None
+    """folder with the file of this table, under tiktoken's name; not needed if litellm or
+    llama-index-core is installed, which carry it"""
 
     request_timeout: Seconds = 90
     """seconds of a whole request, until its response is rendered (504)"""

@@ -82,6 +82,10 @@ class AnswerMemory:
         """The bytes that are reserved until the response is read, including those of the body."""
         return self._size + self.body_bytes
 
+    def add_body(self, size: int) -> None:
+        """Count `size` more bytes of the body; raises an error if there is no room for them."""
+        self.body_bytes += size
+
     def check(self, size: int, what: str, advice: str) -> None:
         """Raise `InvalidRequestError` if `what`, such as "these 7 tokens", is too large.
 

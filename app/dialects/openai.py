@@ -88,6 +88,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     dialect, endpoint, discriminator = OPENAI, Endpoint("/v1/embeddings"), "input"
     example: ClassVar[Mapping[str, JsonValue]] = {"input": ["What is hybrid search?"]}
     aliases = dict.fromkeys(("inputs", "texts", "text", "sentences"), "input")
+    reads_token_ids = True
 
     input: fields.TextsOrObjects
     model: str | None = Field(None, description="Any name of an embedding model; see /v1/models.")

@@ -125,6 +125,7 @@ async def read(
     headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),),
     leaves: bool = False,
     lock: asyncio.Lock | None = None,
+    **options: Any,
 ) -> Any:
     """Read a body of these chunks."""
     left = list(parts)
@@ -136,7 +137,7 @@ async def read(
         return {"type": "http.request", "body": part, "more_body": bool(left) or leaves}
 
     request = Request({"type": "http", "headers": list(headers)}, receive)
-    return await body.read_json(request, schemas, most, lock or asyncio.Lock(), [])
+    return await body.read_json(request, schemas, most, lock or asyncio.Lock(), [], **options)
 
 
 async def test_large_bodies_are_parsed_one_at_a_time_with_other_work_in_between(
@@ -210,6 +211,21 @@ async def test_too_many_json_values_are_refused_before_the_body_is_whole():
     for byte in (b" ", b"\\"):
         assert "bytes beside its texts" in await refusal(byte * 64_002)
     assert "is not JSON" in await refusal(b" " * 64_000)
+
+
+async def test_token_ids_are_no_values_but_other_numbers_are() -> None:
+    """`decode` returns the number of ids."""
+
+    async def decode(value: Any) -> int:
+        return len(value.get("input", ()))
+
+    ids = ",".join(["7"] * 20_000).encode()
+    for parts in ([b'{"input":[', ids, b"]}"], [b'{"input": [', ids.replace(b",", b"\n, "), b"]}"]):
+        assert await read(*parts, decode=decode) == {"input": [7] * 20_000}
+    for content in (b'{"sentences":[%s]}' % ids, b'{"input":[7],"dimensions":[%s]}' % ids):
+        assert "more than 1000 values" in await refusal(content, decode=decode)
+    texts = b'{"input":[' + b'"7",' * 1500
+    assert "more than 1000 values" in await refusal(texts, b"never read", decode=decode)
 
 
 async def test_a_body_without_json_type_is_not_read_and_a_disconnect_is_no_bad_body() -> None:

@@ -21,8 +21,14 @@ _COMMANDS = {
     "js": ["node", str(HERE / "run_client.mjs"), str(ENVIRONMENT / "node")],
 }
 
+# The tables of tiktoken that a package carries.
+TIKTOKEN_FILES = next(ENVIRONMENT.glob("lib/*/site-packages/litellm/*/tokenizers"), ENVIRONMENT)
 # No telemetry, no downloads.
-_ALONE = {"LITELLM_LOCAL_MODEL_COST_MAP": "true", "HAYSTACK_TELEMETRY_ENABLED": "false"}
+_ALONE = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "true",
+    "HAYSTACK_TELEMETRY_ENABLED": "false",
+    "TIKTOKEN_CACHE_DIR": str(TIKTOKEN_FILES),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ They need an environment of their own: scripts/check_clients.sh makes it and run
 RECORD_CLIENTS set, what the clients send is stored for test_recorded.py.
 """
 
+import json
 import os
 
 import pytest
 
-from tests.clients.client_process import ENVIRONMENT, EXAMPLES
+from tests.clients.client_process import ENVIRONMENT, EXAMPLES, TIKTOKEN_FILES
 from tests.clients.clients import APPLICATIONS, CLIENTS
 from tests.clients.conftest import TEXTS, full_queue, rejected, use_up_rate_limit
 from tests.clients.expected import MOST_TEXTS, check_numbers
@@ -121,6 +122,35 @@ def test_client_retries_429_until_the_rate_limit_allows_it(
         check_numbers(process.run(url, TEXTS), native, TEXTS)
     # Two requests: the one that used up the limit, and the client's first.
     assert rejected(limited_server, "rate_limit") >= before + 2
+
+
+# What LangChain's class sends unless it is told otherwise.
+WITH_TOKEN_IDS = ("    check_embedding_ctx_length=False,\n", "")
+IDS_NAMES = ["langchain-openai", "langchain-openai, Azure"]
+
+
+@pytest.fixture(scope="session")
+def token_ids_server(settings: dict[str, str], serve):
+    """A server that decodes token ids with the table of a package."""
+    table = {"TOKEN_IDS": "cl100k", "TIKTOKEN_CACHE_DIR": str(TIKTOKEN_FILES)}
+    with serve(**settings, **table) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", IDS_NAMES, indirect=True, scope="module")
+def test_token_ids_are_read_as_the_text(name, process, token_ids_server, native) -> None:
+    texts = [*TEXTS, "a 😀👩‍👩‍👧 b", "مرحبا بالعالم", "<|endoftext|> is a text", "again " * 3000]
+    with recorder(token_ids_server.url) as proxy:
+        check_numbers(process.run(proxy.url, texts, WITH_TOKEN_IDS), native, texts)
+        sent = json.loads(proxy.requests[0]["body"])["input"]
+    assert all(isinstance(token_id, int) for ids in sent for token_id in ids)
+
+
+@pytest.mark.parametrize("name", IDS_NAMES, indirect=True, scope="module")
+def test_token_ids_are_refused_without_a_table(name, process, clients_server) -> None:
+    found = process.run(clients_server.url, TEXTS, WITH_TOKEN_IDS)
+    assert found["error"] == "BadRequestError"
+    assert "check_embedding_ctx_length=False" in found["message"]
 
 
 def impatience(name: str) -> list[tuple[str, str]]:
