@@ -165,12 +165,13 @@ def read_chat_template(folder: Path, texts: TextOptions) -> Template:
     reads_instruction = INSTRUCTION in rendered_instructed
     strips = set[bool]()
     for text, messages in ((rendered, pair), (rendered_instructed, instructed)):
-        tried = chat.render(*((role, _EXAMPLES[marker]) for role, marker in messages))
-        stripped = {marker: example.strip() for marker, example in _EXAMPLES.items()}
-        strips.add(tried != _fill(text, _EXAMPLES))
-        if text.count(QUERY) != 1 or text.count(PASSAGE) != 1 or tried not in {
-            _fill(text, _EXAMPLES), _fill(text, stripped),
-        }:  # fmt: skip
+        is_carried = text.count(QUERY) == text.count(PASSAGE) == 1
+        for examples in (_EXAMPLES, dict.fromkeys(_EXAMPLES, "")):
+            tried = chat.render(*((role, examples[marker]) for role, marker in messages))
+            stripped = {marker: example.strip() for marker, example in examples.items()}
+            strips.add(tried != _fill(text, examples))
+            is_carried &= tried in {_fill(text, examples), _fill(text, stripped)}
+        if not is_carried:
             raise StartupError(
                 f"the chat template in {folder} does not repeat the query and the document of a "
                 "pair once each, as they are or without the spaces around them"
@@ -190,10 +191,20 @@ def _fill(part: str, texts: Mapping[str, str]) -> str:
 
 
 class _Tokens(NamedTuple):
-    """The tokens of a filled-in part, and the range of those of each text in it."""
+    """The tokens of a filled-in part, and the range of those of each text in it.
+
+    `stops` has the character behind each token, `starts` the first character of each text.
+    """
 
     ids: TokenIds
-    ranges: dict[str, range]
+    stops: TokenIds = NO_IDS
+    starts: Mapping[str, int] = {}
+    ranges: Mapping[str, range] = {}
+
+    def count_characters(self, marker: str, tokens: int) -> int:
+        """Return how many characters of a text its first tokens have."""
+        last = self.ranges[marker].start + tokens - 1
+        return max(0, int(self.stops[last]) - self.starts[marker]) if tokens else 0
 
 
 class PairPrompt:
@@ -242,6 +253,9 @@ class PairPrompt:
             )
         query_kept = min(asked, room * 3 // 4)
         query_exact = len(texts[QUERY]) == len(query)
+        if query_kept < asked:  # The rest is not tokenized again beside each passage.
+            (filled,) = (tokens for tokens in around if QUERY in tokens.ranges)
+            texts[QUERY] = query[: filled.count_characters(QUERY, query_kept)]
         head = np.concatenate((self._begin, *_cut(around[:index], {QUERY: query_kept})))
         pairs = []
         for passage in passages:
@@ -285,21 +299,21 @@ class PairPrompt:
         A `<bos>` that the vocabulary lacks is left out.
         """
         if part == "<bos>" and self._tokenizer.token_id(part) is None:
-            return _Tokens(NO_IDS, {})
-        filled, borders = "", {}
+            return _Tokens(NO_IDS)
+        filled, text_starts = "", {}
         for piece in _MARKERS.split(part):
-            text = texts.get(piece, piece)
             if piece in texts:
-                borders[piece] = (len(filled), len(filled) + len(text))
-            filled += text
+                text_starts[piece] = len(filled)
+            filled += texts.get(piece, piece)
         spans = list(self._tokenizer.spans(filled))
         ids = np.concatenate([NO_IDS, *(span.ids for span in spans)])
         stops = np.concatenate([NO_IDS, *(span.stops for span in spans)])
         ranges = {}
-        for marker, (start, stop) in borders.items():
-            first = int(np.searchsorted(stops, start, "right"))
-            ranges[marker] = range(first, max(first, int(np.searchsorted(stops, stop, "right"))))
-        return _Tokens(ids, ranges)
+        for marker, start in text_starts.items():
+            ends = start, start + len(texts[marker])
+            first, behind = map(int, np.searchsorted(stops, ends, "right"))
+            ranges[marker] = range(first, max(first, behind))
+        return _Tokens(ids, stops, text_starts, ranges)
 
 
 def _cut(
@@ -307,15 +321,15 @@ def _cut(
 ) -> list[TokenIds]:
     """Return the ids of parts with so many tokens of each text; passages are cut on `side`."""
     cut = []
-    for ids, ranges in tokens:
-        is_kept = np.ones(len(ids), bool)
-        for marker, found in ranges.items():
+    for part in tokens:
+        is_kept = np.ones(len(part.ids), bool)
+        for marker, found in part.ranges.items():
             dropped = max(0, len(found) - kept.get(marker, len(found)))
             if marker == PASSAGE and side == "left":
                 is_kept[found.start : found.start + dropped] = False
             else:
                 is_kept[found.stop - dropped : found.stop] = False
-        cut.append(ids[is_kept])
+        cut.append(part.ids[is_kept])
     return cut
 
 

@@ -1,5 +1,6 @@
 """Language models with templates that `kind` names, compared with their reference programs."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -24,7 +25,9 @@ from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.templates import PASSAGE, TEMPLATES, TemplateReranker
+from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs, TruncationOptions
+from smart_embedder.tokens import TokenSpans
 from tests.support.checkpoints import save_byte_level_tokenizer, spread_weights
 from tests.support.wordpiece import change
 
@@ -189,12 +192,42 @@ def test_logit_score_with_a_chat_template_equals_sentence_transformers(
         assert np.ptp(expected) > 1e-3
 
 
+@pytest.mark.parametrize("chat", [CHAT, None])
+def test_long_query_is_cut_and_tokenized_once(
+    chat: str | None, folder: Path, kind: str, float32_target: Target, tmp_path: Path
+) -> None:
+    """Beside each passage of a template that is tokenized as a whole, only what is kept is."""
+    if chat is not None:
+        folder, kind = save_scores(copytree(folder, tmp_path / "copy"), (7, 9), chat), None
+    model = load_reranker("m", folder, 400, float32_target, max_qwen_pairs=4, kind=kind)
+    query = " ".join(map(str, range(2000)))
+    counted, spans = [], TextTokenizer.spans
+
+    def count(self: TextTokenizer, text: str) -> Iterator[TokenSpans]:
+        counted.append(len(text))
+        return spans(self, text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextTokenizer, "spans", count)
+        pairs = model.tokenize_pairs(query, ["vector"] * 50, None)
+    assert sum(length > len(query) for length in counted) <= 1
+    (first, *others) = pairs
+    assert all(pair.ids.tolist() == first.ids.tolist() for pair in others)
+    assert first.query_kept < first.query_tokens
+    assert first.passage_kept == first.passage_tokens == 1
+    assert len(first.ids) <= 400
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [
         ("{{ messages[0].content }}", "does not repeat the query and the document of a pair"),
         ("{{ messages[0].content | upper }}{{ messages[1].content }}", "does not repeat the query"),
         (CHAT + "{{ messages[-1].content }}", "does not repeat the query and the document"),
+        (
+            "{% for m in messages if m.content %}{{ m.role }}: {{ m.content }}{% endfor %}",
+            "does not repeat the query and the document",
+        ),
         (CHAT + "{{ strftime_now('%d') }}", "says the date"),
     ],
 )
