@@ -30,7 +30,6 @@ from tools.matrix.comparison import (
     KINDS,
     MODULE,
     NO_TEXT,
-    NOT_BUILT,
     RESULTS,
     TRACEBACK,
     Outcome,
@@ -164,8 +163,7 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
         rows: dict[str, list[Outcome]] = defaultdict(list)
         for outcome in sorted(outcomes, key=lambda outcome: RESULTS.index(outcome.result)):
             if outcome.kind == kind:
-                is_one_row = outcome.result in (EQUAL, NOT_BUILT)
-                detail = "" if is_one_row else f": {_shorten(outcome.detail)}"
+                detail = "" if outcome.result == EQUAL else f": {_shorten(outcome.detail)}"
                 rows[f"{outcome.result}{detail}"].append(outcome)
         lines = [f"| result | {title} |", "|---|---|"]
         for result, found in rows.items():
@@ -177,8 +175,9 @@ def format_outcomes(outcomes: Sequence[Outcome]) -> str:
 
 def _shorten(sentence: str) -> str:
     """Return the start of a sentence, without names, so that many models share it."""
-    start = re.sub(r"of type [\w-]+", "of type ...", sentence.split(": ", maxsplit=1)[0])
-    return re.sub(r"(the tensor|the tokenizer) .*", r"\1 ...", start)
+    start = re.split(r": | \(", sentence, maxsplit=1)[0]
+    start = re.sub(r"of type [\w-]+", "of type ...", start)
+    return re.sub(r"(the (tensor|tokenizer|module)) .*", r"\1 ...", start)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from tools.matrix.shrinking import (
     END,
-    HEAD_WIDTH,
     MASK,
     PAD,
     START,
@@ -41,9 +40,10 @@ TEXTS = [
 ]  # fmt: skip
 PASSAGES = ["river bread", "music", "?", " ".join(_WORDS * 3), "winter garden, unknown"]
 _MOST_PARAMETERS = 8_000_000
+# A width of heads with which that of the model has a sixth, as for the edges of boxes.
+_SIXTHS = 24
 _SEGMENTS = "token_type_ids"
 _SPECIAL = {"pad": PAD, "unk": UNKNOWN, "cls": START, "sep": END, "mask": MASK}
-_TYPES = "token_type_ids"
 
 
 class NotBuiltError(Exception):
@@ -72,8 +72,9 @@ def save_type(folder: Path, model_type: str, *, is_classifier: bool) -> None:
     except NotBuiltError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split()):.160}"
-        raise NotBuiltError(reason) from error
+        needs = "another library" if isinstance(error, ImportError) else "more than its defaults"
+        message = f"{type(error).__name__} {' '.join(str(error).split()):.160}"
+        raise NotBuiltError(f"needs {needs}: {message}") from error
     # As the tokenizer of the type does.
     tokenizer = TOKENIZER_MAPPING.get(type(model.config), None)
     names = getattr(tokenizer, "model_input_names", ())
@@ -108,9 +109,14 @@ def _make_small(model_type: str, model_class: Any, is_classifier: bool) -> tuple
     whole = CONFIG_MAPPING[model_type]().to_dict()
     made: list[Any] = []
     problems: list[Exception] = []
-    for head_width in dict.fromkeys((HEAD_WIDTH, find_head_width(whole))):
+    shrinkers = [
+        Shrinker(), Shrinker(completes=True), Shrinker(find_head_width(whole)),
+        Shrinker(_SIXTHS, completes=True),
+    ]  # fmt: skip
+    for shrinker in shrinkers:
         try:
-            config = CONFIG_MAPPING[model_type].from_dict(Shrinker(head_width).shrink(whole))
+            torch.manual_seed(4)
+            config = CONFIG_MAPPING[model_type].from_dict(shrinker.shrink(whole))
             if is_classifier:
                 config.num_labels = 1
             if model_class.__name__.endswith("EncoderModel"):
@@ -118,10 +124,11 @@ def _make_small(model_type: str, model_class: Any, is_classifier: bool) -> tuple
             with torch.device("meta"):
                 count = sum(part.numel() for part in model_class(config).parameters())
             if count > _MOST_PARAMETERS:
-                raise NotBuiltError(f"the smallest has {count:,} parameters")  # noqa: TRY301
+                raise NotBuiltError(f"cannot be made small: {count:,} parameters")  # noqa: TRY301
             made.append(model_class(config).eval())
             with torch.inference_mode():
-                output = made[-1](input_ids=torch.arange(MASK + 1, MASK + 20)[None])
+                ids = torch.tensor([[*range(MASK + 1, MASK + 20), END]])
+                output = made[-1](input_ids=ids, attention_mask=torch.ones_like(ids))
             states = getattr(output, "last_hidden_state", None)
             return made[-1], 0 if states is None else states.shape[-1]
         except Exception as error:  # noqa: BLE001 - Each may mean that it cannot be so small.

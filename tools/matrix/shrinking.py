@@ -35,6 +35,13 @@ _DEFAULTS = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "indexer_n_heads": 2, "indexer_kv_heads": 1,
     "indexer_head_dim": HEAD_WIDTH, "indexer_budget": 32, "indexer_compress_ratio": 4,
 }  # fmt: skip
+# Fields that a few models need, although their default configuration leaves them out.
+_MISSING = {
+    "pad_token_id": PAD, "decoder_start_token_id": PAD, "vision_start_token_id": VOCABULARY,
+    "default_language": "en_XX", "sliding_window": 16, "moe_intermediate_size": 64,
+    "num_experts": 4, "top_k_experts": 2, "n_shared_experts": 1,
+    "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
 # The most that a field with such a name may have, as a number or in widths of a head. The first
 # rule that matches counts.
 _NUMBERS, _WIDTHS = (
@@ -45,7 +52,8 @@ _NUMBERS, _WIDTHS = (
             r"experts_per_tok(en)?|top_?k|moe_k|experts_top_k": 2,
             r"shared_experts|topk_group|offset": 1,
             r"n_group|expert_group|period": 2,
-            r"experts?": 4,
+            r"experts?|expert_num": 4,
+            r"kpool": 2,
             r"max_position_embeddings|n_positions|n_ctx|max_seq_len|positions?": 256,
             r"window|window_size|window_len|chunk_size|chunk_length|local_attention": 16,
             r"block_size": 16,
@@ -56,9 +64,13 @@ _NUMBERS, _WIDTHS = (
         },
         {
             r"qk_rope_head_dim|qk_nope_head_dim|rotary_dim": 0.5,
-            r"head_(dim|size)|d_kv|d_head|kv_channels": 1,
-            r"intermediate\w*|ffn\w*|ff|dff|d_inner|d_ssm|mlp_dim|feed_forward\w*": 2 * _HEADS,
+            r"coordinate_size|shape_size": 2 / 3,
+            r"attention_head_dim": 2,
+            r"attention_hidden_size": 2 * _HEADS,
+            r"head_?(dim|size)|d_kv|d_head|kv_channels": 1,
+            r"intermediate\w*|ffn\w*|ff|dff|d_inner|mlp_dim|feed_forward\w*": 2 * _HEADS,
             r"hidden_size\w*|dim|dims|d_model|n_embd|embedding_size|width|bottleneck_size": _HEADS,
+            r"d_ssm": _HEADS,
         },
     )
 )
@@ -75,11 +87,12 @@ class Shrinker:
     """Makes all sizes of a configuration small, also those of its parts.
 
     Widths are multiples of `head_width`. Tokens that no text contains, such as that of an image,
-    get ids from the vocabulary's end.
+    get ids from the vocabulary's end. If it `completes`, it adds fields that a few models need.
     """
 
-    def __init__(self, head_width: int = HEAD_WIDTH) -> None:
+    def __init__(self, head_width: int = HEAD_WIDTH, *, completes: bool = False) -> None:
         self._head_width = head_width
+        self._completes = completes
         self._unused_ids = iter(range(VOCABULARY - 1, MASK, -1))
 
     def shrink(
@@ -87,6 +100,9 @@ class Shrinker:
     ) -> dict[Any, Any]:
         """Return the configuration with small sizes; `whole` is the one that it is part of."""
         whole = config if whole is None or "hidden_size" in config else whole
+        if self._completes and "model_type" in config:
+            missing = {name: value for name, value in _MISSING.items() if config.get(name) is None}
+            config = {**config, **missing}
         count, kept = _choose_layers(config)
         small: dict[Any, Any] = {}
         for name, value in config.items():
@@ -99,6 +115,9 @@ class Shrinker:
                 if name == "rope_parameters" and not value:  # A default that some leave out.
                     kinds = config.get("layer_types") or ()
                     small[name] = {kind: dict(_ROPE) for kind in kinds} or dict(_ROPE)
+                if self._completes and "rope_theta" in small[name]:
+                    half = self._head_width * value.get("partial_rotary_factor", 1) / 2
+                    small[name] = dict(value) | {"mrope_section": _divide([2, 3, 3], int(half))}
             elif isinstance(value, list | tuple):
                 small[name] = self._shrink_list(name, _keep(name, value, count, kept), whole)
             elif name == _SHARED_LAYERS:
@@ -127,6 +146,8 @@ class Shrinker:
             return next(self._unused_ids) if known is None else known
         if name == "head_dim" and value == config.get("qk_rope_head_dim"):
             name = "qk_rope_head_dim"
+        if name == "num_heads" and "expand" in config:  # The heads of a recurrence.
+            return 2 * _HEADS
         if name.endswith("heads") and value == config.get("num_attention_heads"):
             return min(value, _HEADS)
         widths = [(pattern, int(heads * self._head_width)) for pattern, heads in _WIDTHS]

@@ -25,12 +25,17 @@ from tools.matrix.shrinking import Shrinker
 
 ENCODERS = [
     *["bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "deberta-v2", "modernbert"],
-    *["nomic_bert", "gte", "eurobert", "electra", "albert", "t5", "gemma3_text"],
-    *["embedding_gemma2_text", "qwen3", "qwen3_5_text", "llama", "mistral", "clip_text_model"],
+    *["nomic_bert", "gte", "eurobert", "electra", "albert", "t5", "qwen3", "llama", "mistral"],
+    "clip_text_model",
+    # The text part of a model with other inputs.
+    *["gemma3", "embedding_gemma2", "qwen3_5"],
+    "m2m_100",  # An encoder whose decoder needs another text.
+    "doge",  # Attention to the keys of the highest scores.
 ]
 CLASSIFIERS = [
     *["bert", "xlm-roberta", "mpnet", "distilbert", "modernbert", "qwen3", "deberta-v2", "albert"],
     *["electra", "eurobert", "llama", "nomic_bert"],
+    "bart",  # Reads the state of the token that ends a text.
 ]
 
 
