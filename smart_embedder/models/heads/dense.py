@@ -15,6 +15,7 @@ from smart_embedder.kernels.packed_batch import Indices, PackedBatch
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.registry import is_qwen3, load_backbone
+from smart_embedder.models.files.adapters import CONFIG_FILE
 from smart_embedder.models.files.config import (
     NO_OVERRIDES,
     SentenceOverrides,
@@ -133,8 +134,11 @@ class DenseEmbedder(HeadsEmbedder):
 def is_qwen3_embedding(transformer: Path, config: SentenceConfig) -> bool:
     """Return whether a Qwen3 has the configuration with which Qwen3-Embedding was published.
 
-    sentence-transformers saves models that were trained further with another architecture.
+    sentence-transformers saves models that were trained further with another architecture, or as
+    adapters.
     """
+    if (transformer / CONFIG_FILE).is_file():
+        return False
     architectures = read_config(transformer).get("architectures") or [""]
     return (
         architectures[0] == "Qwen3ForCausalLM"

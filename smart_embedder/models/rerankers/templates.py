@@ -47,9 +47,9 @@ _EXAMPLES = {QUERY: " a Query? ", PASSAGE: "\nthe Document: 0.\n\n", INSTRUCTION
 _LOGIT_SCORE = "LogitScore"
 _HEAD, _TOKENS = "lm_head.weight", "embed_tokens.weight"
 # Types whose logits are the products of the head and the states, without further steps.
-_PLAIN_HEADS = {
-    "gemma", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3", "phi3", "qwen2",
-    "qwen3", "smollm3",
+PLAIN_HEADS = {
+    "gemma", "gemma3_text", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3",
+    "phi3", "qwen2", "qwen3", "smollm3",
 }  # fmt: skip
 
 
@@ -347,10 +347,11 @@ class TemplateReranker(RerankingModel):
         transformer = transformer_folder(folder)
         config, weights = read_config(transformer), Weights.read(transformer)
         model_type = config.get("model_type")
-        if model_type not in _PLAIN_HEADS or "lm_head.bias" in weights:
+        has_steps = "lm_head.bias" in weights or config.get("final_logit_softcapping") is not None
+        if model_type not in PLAIN_HEADS or has_steps:
             raise StartupError(
                 f"{name} is a language model of type {model_type}, whose logits are not supported "
-                f"for a reranker; those of {', '.join(sorted(_PLAIN_HEADS))} are"
+                f"for a reranker; those of {', '.join(sorted(PLAIN_HEADS))} are"
             )
         texts = TextOptions.read(transformer, LANGUAGE if has_scores(folder) else STATES)
         backbone, tokenizer = load_backbone(

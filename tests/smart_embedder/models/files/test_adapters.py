@@ -18,9 +18,11 @@ from sentence_transformers import CrossEncoder
 from smart_embedder.errors import StartupError
 from smart_embedder.interface import DownloadStatus
 from smart_embedder.kernels.target import Target
+from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.loader import load_embedder, load_reranker, locate_model
 from smart_embedder.requests import Outputs
 from smart_embedder.settings import EngineSettings
+from tests.support.checkpoints import save_qwen
 from tests.support.encoders import (
     TEXTS,
     assert_close,
@@ -29,6 +31,7 @@ from tests.support.encoders import (
     reference,
     reference_vectors,
     save_family,
+    save_modules,
     word_tokenizer,
 )
 from tests.support.wordpiece import change, save_model
@@ -76,6 +79,38 @@ def test_lora_adapter_equals_sentence_transformers(
     without = load(base, float32_target)
     assert np.abs(embed(ours, TEXTS) - embed(without, TEXTS)).max() > 1e-2
     assert ours.spaces["dense"] != without.spaces["dense"]
+
+
+def test_adapter_of_qwen3_embedding_follows_its_modules(
+    float32_target: Target, tmp_path: Path
+) -> None:
+    """The published model leaves scaling to requests, a model that was trained further does not."""
+    base = save_qwen(tmp_path / "base")
+    prompts = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
+    pooling = {"pooling_mode": "lasttoken"}
+    save_modules(base, pooling, [("Normalize", {}, None)], prompts={"prompts": prompts})
+    assert not load(base, float32_target).normalizes
+    folder = save_adapter(reference(base), tmp_path / "lora", target_modules=["q_proj"])
+    ours = load(located(folder), float32_target)
+    assert ours.normalizes
+    assert_close(embed(ours, TEXTS), reference_vectors(folder, TEXTS))
+
+
+def test_base_model_of_an_adapter_is_found_by_its_hub_id(
+    float32_target: Target, tmp_path: Path
+) -> None:
+    base = save_family(tmp_path / "base", "bert", word_tokenizer())
+    folder = save_adapter(reference(base), tmp_path / "lora", target_modules=["query"])
+    expected = embed(load(located(folder), float32_target), TEXTS)
+    cached = tmp_path / "hub" / "models--org--base"
+    (cached / "snapshots").mkdir(parents=True)
+    base.rename(cached / "snapshots" / ("a" * 40))
+    (cached / "refs").mkdir()
+    (cached / "refs" / "tuned").write_text("a" * 40)
+    change(folder / "adapter_config.json", base_model_name_or_path="org/base", revision="tuned")
+    settings = EngineSettings(hf_home=tmp_path, hf_hub_offline=True)
+    found = locate_model(str(folder), None, settings, DownloadStatus())
+    assert_close(embed(load(found, float32_target), TEXTS), expected)
 
 
 def test_classifier_saved_with_an_adapter_is_read(float32_target: Target, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ OWN, TEXTS, OLDER = (f"{name}.json" for name in (
 ))  # fmt: skip
 limit = partial(read_vector_limit, name="truncate_dim")
 known = lambda folder: require_known_modules(folder, "A", "C")  # noqa: E731
+VARIABLES = {"b": "c", "a": True, "restore_suffix": False}
 by_type = partial(TextOptions.read, by_type=True)
 PROMPTS = {"a": "", "b": "c"}
 HARMLESS = {
@@ -152,6 +153,12 @@ def modules(*kinds: str, **others: Any) -> list[Any]:
             TEXTS,
             {"modality_config": {"text": {"method": "embed"}, "message": {"format": "flat"}}},
             TextOptions(message_format="flat"),
+        ),
+        (
+            TextOptions.read,
+            TEXTS,
+            {"modality_config": {"message": {}}, "processing_kwargs": {"chat_template": VARIABLES}},
+            TextOptions(message_format="auto", template_options=(("a", True), ("b", "c"))),
         ),
         (TextOptions.read, OLDER, {"max_seq_length": 7, "do_lower_case": 1}, TextOptions(7, True)),
     ],
@@ -224,6 +231,20 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
             ("query_expansion", False),
         )),
         (TextOptions.read, TEXTS, {"modality_config": {"message": {"method": "a"}}}, "makes a of"),
+        *(
+            (
+                TextOptions.read,
+                TEXTS,
+                {"modality_config": {"message": {}}, "processing_kwargs": options},
+                "has processing_kwargs for its texts",
+            )
+            for options in (
+                {"text": {"max_length": 9}},
+                {"chat_template": {"truncation": False}},
+                {"chat_template": {"a": ["b"]}},
+                {"chat_template": 5},
+            )
+        ),
     ],
 )  # fmt: skip
 def test_invalid_and_unsupported_configurations_stop_the_start(

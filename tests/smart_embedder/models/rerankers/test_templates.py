@@ -13,6 +13,7 @@ from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer as SentenceTransformerModule
 from sentence_transformers.cross_encoder.modules import LogitScore
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GemmaConfig,
@@ -24,7 +25,12 @@ from transformers import (
 from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_reranker
-from smart_embedder.models.rerankers.templates import PASSAGE, TEMPLATES, TemplateReranker
+from smart_embedder.models.rerankers.templates import (
+    PASSAGE,
+    PLAIN_HEADS,
+    TEMPLATES,
+    TemplateReranker,
+)
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs, TruncationOptions
 from smart_embedder.tokens import TokenSpans
@@ -238,6 +244,31 @@ def test_chat_template_that_does_not_repeat_the_texts_is_refused(
     (copy / "chat_template.jinja").write_text(template)
     with pytest.raises(StartupError, match=message):
         load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+
+
+@pytest.mark.parametrize("model_type", sorted(PLAIN_HEADS))
+def test_logits_of_each_listed_type_equal_sentence_transformers(
+    model_type: str, float32_target: Target, tmp_path: Path
+) -> None:
+    size = save_byte_level_tokenizer(tmp_path, ("yes", "no"), template_adds_end=False)
+    torch.manual_seed(1)
+    config = AutoConfig.for_model(
+        model_type, vocab_size=size, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, intermediate_size=96, pad_token_id=0,
+        bos_token_id=None, eos_token_id=2, tie_word_embeddings=model_type > "m",
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    spread_weights(tmp_path)
+    save_scores(tmp_path, (7, 9))
+    model = load_reranker("m", tmp_path, 1024, float32_target, max_qwen_pairs=4)
+    pairs = model.tokenize_pairs(QUERY, PASSAGES, None)
+    ours = model.forward([pair.ids for pair in pairs], Outputs())
+    reference = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
+    expected = reference.predict([(QUERY, passage) for passage in PASSAGES], batch_size=1)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+    change(tmp_path / "config.json", final_logit_softcapping=30.0)
+    with pytest.raises(StartupError, match="whose logits are not supported"):
+        load_reranker("m", tmp_path, 1024, float32_target, max_qwen_pairs=4)
 
 
 def test_language_model_whose_logits_take_further_steps_is_refused(
