@@ -77,6 +77,7 @@ class DocumentsRequest(ForeignRequest):
     instruction: str | None = Field(
         None, description="The task, for rerankers that read one: an extension."
     )
+    instruct: str | None = Field(None, description="Another name for it.")
     top_n: int | None = Field(
         None, ge=0, description="How many documents to return, the best first; 0 and null: all."
     )
@@ -91,25 +92,41 @@ class DocumentsRequest(ForeignRequest):
     max_tokens_per_doc: int | None = Field(
         None, ge=1, description="Documents are cut to this many tokens."
     )
+    max_chunks_per_doc: int | None = Field(
+        None,
+        ge=1,
+        description="No document is split: above 1, one that is too long is an error by default.",
+    )
     max_doc_length: int | None = Field(None, ge=1, description="Jina's name for it.")
     use_activation: bool | None = Field(
         None, description="vLLM's: false returns the model's raw scores."
     )
     activation: bool | None = Field(None, description="Its older name.")
+    raw_scores: bool | None = Field(
+        None, description="infinity's: true returns the model's raw scores."
+    )
     # vLLM's.
-    truncate_prompt_tokens: Annotated[fields.Unsupported, fields.allow_only(-1)] = None
+    truncate_prompt_tokens: fields.TruncatePromptTokens = None
     max_tokens_per_query: Annotated[fields.Unsupported, fields.allow_only()] = None
     add_special_tokens: Annotated[fields.Unsupported, fields.allow_only(True)] = None
     padding: Annotated[fields.Unsupported, fields.allow_only("do_not_pad")] = None
     chat_template: Annotated[fields.Unsupported, fields.allow_only()] = None
     chat_template_kwargs: Annotated[fields.Unsupported, fields.allow_only()] = None
-    # Cohere's: this service does not split documents.
-    max_chunks_per_doc: Annotated[fields.Unsupported, fields.allow_only()] = None
     # Jina's.
     max_query_length: Annotated[fields.Unsupported, fields.allow_only()] = None
     return_embeddings: Annotated[fields.Unsupported, fields.allow_only(False)] = None
     # Mixedbread's.
     rewrite_query: Annotated[fields.Unsupported, fields.allow_only(False)] = None
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether scores are probabilities; raises `InvalidRequestError` for fields that differ."""
+        activation = fields.merge_aliases(self, "use_activation", "activation")
+        if self.raw_scores and activation:
+            raise InvalidRequestError(
+                "the fields raw_scores and use_activation contradict each other: send one of them"
+            )
+        return activation is not False and not self.raw_scores
 
 
 class DocumentText(BaseModel):
@@ -171,13 +188,19 @@ async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
         )
     model = call.service.catalogue.reranker(body.model)
     truncate = fields.merge_aliases(body, "truncate", "truncation")
+    if truncate is None and (body.max_chunks_per_doc or 1) > 1:
+        truncate = False
     max_tokens = fields.merge_aliases(body, "max_tokens_per_doc", "max_doc_length")
     limit = fields.merge_aliases(body, "top_n", "top_k")
+    if body.truncate_prompt_tokens is not None:
+        models = await call.lease(model)
+        scorer = models.reranker or models.embedder
+        fields.check_prompt_tokens(body.truncate_prompt_tokens, scorer)
     request = RerankRequest(
         body.query,
         body.documents,
-        normalize=fields.merge_aliases(body, "use_activation", "activation") is not False,
-        instruction=body.instruction,
+        normalize=body.normalizes,
+        instruction=fields.merge_aliases(body, "instruction", "instruct"),
         truncation=fields.build_truncation(truncate, body.truncation_side, max_tokens),
     )
     result = await rerank(call, request, model, "documents")

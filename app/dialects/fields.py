@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from app.body import TEXTS_ADVICE
 from app.schemas import check_truncation
 from smart_embedder.errors import InvalidRequestError
+from smart_embedder.interface import Model
 from smart_embedder.requests import InputType, Side, TruncationOptions
 from smart_embedder.vectors import OutputDtype
 
@@ -70,6 +71,21 @@ def fold_case(fold: Callable[[str], str]) -> BeforeValidator:
         return fold(value) if isinstance(value, str) and len(value) <= _MAX_CHOICE_LENGTH else value
 
     return BeforeValidator(fold_choice)
+
+
+TruncatePromptTokens = Annotated[
+    int | None,
+    Field(ge=-1, description="vLLM's: -1, or at least as many tokens as the model reads."),
+]
+
+
+def check_prompt_tokens(tokens: int | None, model: Model) -> None:
+    """Raise `InvalidRequestError` for `TruncatePromptTokens` below the limit of the model."""
+    if tokens is not None and 0 <= tokens < model.max_length:
+        raise InvalidRequestError(
+            f"the field truncate_prompt_tokens is below the {model.max_length} tokens that "
+            f"{model.name} reads: leave it out"
+        )
 
 
 # A field of another server that this service does not support; use it with `allow_only`.

@@ -138,7 +138,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     )
     muvera: MuveraSide | None = Field(None, description="As in /embeddings/: an extension.")
     # vLLM's.
-    truncate_prompt_tokens: Annotated[fields.Unsupported, fields.allow_only(-1)] = None
+    truncate_prompt_tokens: fields.TruncatePromptTokens = None
     add_special_tokens: Annotated[fields.Unsupported, fields.allow_only(True)] = None
     padding: Annotated[fields.Unsupported, fields.allow_only("do_not_pad")] = None
     embed_dtype: Annotated[fields.Unsupported, fields.allow_only("float32")] = None
@@ -154,6 +154,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     max_tokens_per_text: Annotated[fields.Unsupported, fields.allow_only()] = None
     # Several servers' name for a task in words, which becomes part of the prompt.
     instruction: Annotated[fields.Unsupported, fields.allow_only()] = None
+    instruct: Annotated[fields.Unsupported, fields.allow_only()] = None
 
     @property
     def vector_format(self) -> VectorFormat:
@@ -292,6 +293,9 @@ async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
         model = find_embedder(call)
     else:
         model = call.service.catalogue.embedder(body.model)
+    if body.truncate_prompt_tokens is not None:
+        models = await call.lease(model)
+        fields.check_prompt_tokens(body.truncate_prompt_tokens, models.dense_model)
     vector_format, task = body.vector_format, body.merged_task
     normalize = fields.merge_aliases(body, "normalize", "normalized", "use_activation")
     request = EmbedRequest(

@@ -57,6 +57,7 @@ async def list_models(service: ServiceDep) -> Response:
     return JSONResponse({"object": "list", "data": data})
 
 
+@router.get_and_head("/models/{model}", include_in_schema=False)
 @router.get_and_head(
     "/v1/models/{model:path}", summary="Describe a model", response_model=OpenAIModel
 )

@@ -67,6 +67,9 @@ async def rerank_passages(
 
 
 @documents_router.work(
+    "/v1/reranking", cohere.DocumentsResponse, name="reranking_v1", include_in_schema=False
+)
+@documents_router.work(
     "/v1/rerank", cohere.DocumentsResponse, name="rerank_v1", summary="Order documents by relevance"
 )
 @documents_router.work(

@@ -32,7 +32,7 @@ from tests.support.paths import PATHS
         ("/", "/embed", (NATIVE, TEI)),
         ("/models/own/model/embed", "/embed", (TEI,)),
         ("/models/own/v1/embeddings", "/v1/embeddings", (OPENAI,)),
-        ("/models/own", "/embed", (TEI,)),
+        ("/models/own", "/embed", (TEI, OPENAI)),
         ("/models/own/model", None, (TEI,)),
         ("/models", None, (OPENAI,)),
         ("/v1/nowhere", None, (OPENAI,)),

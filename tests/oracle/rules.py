@@ -34,6 +34,8 @@ TEI_TOGETHER: tuple[Body, ...] = tuple(
 )
 # Ids of vector spaces of no model.
 ELSEWHERE = "dense-a-b-c-d-e-f-g-h, score-a-b-c-d-e-f-g-h"
+# More than any model reads.
+ALL_TOKENS = 1_000_000
 CUTS = (True, False, "NONE", "START", "END")
 
 
@@ -85,6 +87,11 @@ class Rule:
     formats: tuple[str, ...] = (JSON,)
     # Whether the model in the path is the reranker.
     of_reranker: bool = False
+
+
+def is_below_limit(body: Body) -> bool:
+    """Whether `truncate_prompt_tokens` is lower than what every model reads."""
+    return body.get("truncate_prompt_tokens") not in {None, -1, ALL_TOKENS}
 
 
 def first(body: Body, *names: str) -> Any:

@@ -1,11 +1,12 @@
 """Rules for scores: reranking in every dialect."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from tests.oracle.rules import (
+    ALL_TOKENS,
     BOTH,
     CUTS,
     ELSEWHERE,
@@ -19,6 +20,7 @@ from tests.oracle.rules import (
     Rule,
     Served,
     first,
+    is_below_limit,
     read_options,
     texts_of,
     usage,
@@ -56,7 +58,7 @@ def _score(
     raw: bool,
 ) -> Scored:
     """Score the passages: by the model's own score, or with `raw` false by a probability."""
-    found, instruction = Scored(), body.get("instruction")
+    found, instruction = Scored(), first(body, "instruction", "instruct")
     if instruction is not None and not isinstance(served.reranker, QwenReranker):
         raise RefusedError
     if body.get("weights") is not None and served.reranker is not None:
@@ -133,7 +135,12 @@ def _documents(served: Served, question: Any) -> Body:
         raise RefusedError
     texts = texts_of(body["documents"])
     options = read_options(body)
-    raw = first(body, "use_activation", "activation") is False
+    activation = first(body, "use_activation", "activation")
+    if (activation and body.get("raw_scores")) or is_below_limit(body):
+        raise RefusedError
+    if (body.get("max_chunks_per_doc") or 1) > 1 and first(body, "truncate", "truncation") is None:
+        options = replace(options, truncate=False)
+    raw = activation is False or bool(body.get("raw_scores"))
     query = texts_of(body["query"])[0]
     found = _score(served, query, texts, options, body, raw=raw)
     order = _order(found)[: first(body, "top_n", "top_k") or None]
@@ -198,7 +205,11 @@ SCORE_RULES: dict[str, Rule] = {
         {
             "use_activation": BOTH,
             "activation": BOTH,
+            "raw_scores": BOTH,
             "instruction": (INSTRUCTION,),
+            "instruct": (INSTRUCTION,),
+            "truncate_prompt_tokens": (-1, 3, ALL_TOKENS),
+            "max_chunks_per_doc": (1, 10),
             "truncate": CUTS,
             "truncation_side": SIDES,
             "max_tokens_per_doc": (1, 3, 100),

@@ -8,6 +8,7 @@ import numpy as np
 
 from tests.oracle.comparison import Encoded
 from tests.oracle.rules import (
+    ALL_TOKENS,
     BOTH,
     CUTS,
     ELSEWHERE,
@@ -20,6 +21,7 @@ from tests.oracle.rules import (
     Rule,
     Served,
     first,
+    is_below_limit,
     read_options,
     texts_of,
     usage,
@@ -252,7 +254,7 @@ def _openai(served: Served, question: Any) -> Body:
     body = question.body
     task = first(body, "input_type", "task", "task_type")
     factor, side = body.get("colbert_pool_factor"), body.get("muvera")
-    if task is not None and task not in _TASKS:
+    if (task is not None and task not in _TASKS) or is_below_limit(body):
         raise RefusedError
     if factor is not None and (not body.get("return_colbert") or "query" in {side, task}):
         raise RefusedError
@@ -326,6 +328,7 @@ _OPENAI_OPTIONS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("input_type", "task", "task_type"), (*_TASKS, "unknown")),
     "prompt": (PROMPT,),
     "prompt_name": ("query", "clustering", "unknown"),
+    "truncate_prompt_tokens": (-1, 3, ALL_TOKENS),
     "truncate": CUTS,
     "truncation": BOTH,
     "truncation_strategy": CUTS,

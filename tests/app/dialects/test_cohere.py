@@ -13,7 +13,7 @@ from tests.support.texts import varied_texts
 
 QUERY = "hybrid search"
 DOCUMENTS = [*corpus(12, seed=5), "", "hybrid search vector", "same", "same"]
-PATHS = ["/rerank", "/v1/rerank", "/v2/rerank"]
+PATHS = ["/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"]
 
 
 def rank(client, path: str = "/v2/rerank", **body) -> dict:
@@ -91,10 +91,17 @@ def test_top_n_limits_the_results_and_data_repeats_them(full, body, count) -> No
         ({"documents": [{"text": text, "title": "no"} for text in DOCUMENTS]}, {}),
         ({"query": {"text": QUERY}, "rank_fields": ["text"]}, {}),
         ({"activation": False}, {"normalize": False}),
+        ({"raw_scores": True}, {"normalize": False}),
+        ({"raw_scores": "true", "use_activation": False}, {"normalize": False}),
+        # They say what holds anyway.
+        ({"raw_scores": False, "max_chunks_per_doc": 10, "truncate_prompt_tokens": 8192}, {}),
         # Fields that clients add.
         ({"return_len": True, "priority": 3, "user": "me", "return_documents": None}, {}),
     ],
-    ids=["objects", "a query's text", "activation", "unknown"],
+    ids=[
+        *("objects", "a query's text", "activation", "raw_scores", "raw_scores and activation"),
+        *("defaults", "unknown"),
+    ],
 )
 def test_aliases_and_objects_are_read(full, body, native_body) -> None:
     assert scored(rank(full, **body)) == native_ranking(full, **native_body)
@@ -109,9 +116,9 @@ def test_aliases_and_objects_are_read(full, body, native_body) -> None:
         ({"documents": ["a", 1]}, "documents[1]"),
         ({"top_n": -1}, "top_n"),
         ({"rank_fields": ["title"]}, "rank_fields"),
-        ({"max_chunks_per_doc": 2}, "max_chunks_per_doc"),
+        ({"max_chunks_per_doc": 0}, "max_chunks_per_doc"),
         # vLLM's.
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 8191}, "truncate_prompt_tokens is below the 8192 tokens"),
         ({"max_tokens_per_query": 5}, "max_tokens_per_query"),
         ({"add_special_tokens": False}, "add_special_tokens"),
         ({"padding": "max_length"}, "padding"),
@@ -126,13 +133,25 @@ def test_aliases_and_objects_are_read(full, body, native_body) -> None:
         ({"truncate": "END", "truncation": False}, "truncate and truncation"),
         ({"truncate": False, "truncation_side": "left"}, "truncation_side"),
         ({"use_activation": True, "activation": False}, "use_activation and activation"),
+        ({"raw_scores": True, "use_activation": True}, "raw_scores and use_activation"),
         ({"instruction": "Find it"}, "instruction"),
+        ({"instruct": "Find it"}, "instruction"),
+        ({"instruct": "Find it", "instruction": "Find"}, "instruction and instruct mean the same"),
         ({"documents": ["a"] * 41}, "MAX_RERANK_PASSAGES"),
     ],
 )
 def test_an_invalid_rerank_request_is_400_and_names_the_field(full, body, message) -> None:
     answer = full.post("/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
     assert message in assert_error(answer, 400, "invalid_request")
+
+
+def test_a_document_that_max_chunks_per_doc_would_split_is_refused(full) -> None:
+    long = {"query": QUERY, "documents": ["search " * 9000, "bread"]}
+    refused = full.post("/v1/rerank", json=long | {"max_chunks_per_doc": 2})
+    assert "9000 tokens" in assert_error(refused, 400, "text_too_long")
+    for options in ({"max_chunks_per_doc": 1}, {"max_chunks_per_doc": 2, "truncate": True}):
+        cut = rank(full, **long, **options)
+        assert cut["results"] == rank(full, **long)["results"]
 
 
 @pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_doc_length"])

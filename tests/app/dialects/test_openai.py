@@ -83,6 +83,7 @@ REFUSED = [
     {"modality": ["text", "image"]}, {"input_type": "image"}, {"long_text_mode": "mean"},
     {"max_tokens_per_text": 9}, {"task_type": "other"}, {"encoding_format": "float16"},
     {"instruction": "Find it"}, {"output_dtype": "int4"}, {"truncate": "MIDDLE"},
+    {"instruct": "Find it"},
     {"truncation_side": "left", "truncate": "end"}, {"normalize": True, "use_activation": False},
     {"dimensions": 64, "output_dimension": 32}, {"muvera": "both"},
     {"colbert_pool_factor": 2}, {"colbert_pool_factor": 1, "return_colbert": True},
@@ -99,6 +100,7 @@ IGNORED = [
     {"drop_params": True, "user": "me", "model": None, "n": [1], "parameters": {}},
     {"embedding_type": ["float"], "task": "retrieval.query", "normalized": True, "truncate": "end"},
     {"truncate_prompt_tokens": -1, "late_chunking": "False", "endianness": "native"},
+    {"truncate_prompt_tokens": 2048, "instruct": None},
     {"embed_dtype": "float32", "add_special_tokens": True, "dimensionality": 64},
     {"modality": ["text"] * 9, "messages": [], "padding": "do_not_pad", "instruction": ""},
     {"long_text_mode": "truncate", "truncation": "true", "truncation_side": "right"},
@@ -235,7 +237,8 @@ def test_v1_models_lists_and_finds_every_name_of_a_model(full) -> None:
         ]
         assert {item["object"] for item in answer["data"]} == {"model"}
         assert all(isinstance(item["created"], int) for item in answer["data"])
-    assert full.get("/v1/models/rerank-v3.5").json() == answer["data"][-1]
+    for path in ("/v1/models/rerank-v3.5", "/models/rerank-v3.5"):
+        assert full.get(path).json() == answer["data"][-1]
     assert_error(full.get("/v1/models/BAAI/bge-m3"), 404, "model_not_found")
 
 
