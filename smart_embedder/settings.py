@@ -233,8 +233,8 @@ class EngineSettings(BaseModel):
     document_prompt: Prompt | None = None
     """the same for `"input_type": "document"`"""
     reranker_model: RerankerModel = "BAAI/bge-reranker-v2-m3"
-    """hub id or folder of a cross-encoder or Qwen3-Reranker; or `late-interaction`, in which
-    `EMBEDDING_MODEL` scores the passages; or `none`"""
+    """hub id or folder of a cross-encoder, or of a language model that reranks; or
+    `late-interaction`, in which `EMBEDDING_MODEL` scores the passages; or `none`"""
     reranker_kind: str | None = None
     """how `RERANKER_MODEL` is read, where its files do not say it: of several labels the one that
     means relevant, or the template of a language model: see docs/models.md"""
