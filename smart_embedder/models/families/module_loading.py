@@ -7,6 +7,7 @@ never run.
 import inspect
 import math
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -245,7 +246,7 @@ def _from_pretrained(
         local_files_only=True,
     )
     if (record := current_record()) is not None:
-        record.read_all_fields(folder / "config.json")
+        record.read_all_fields(folder / "config.json", _find_unread_fields(described))
         record.leave_out(loaded[0]._keys_to_ignore_on_load_unexpected or ())  # noqa: SLF001
         if type(described) in MODEL_FOR_TEXT_ENCODING_MAPPING.values():
             record.leave_out([r"(^|\.)decoder\."])
@@ -264,6 +265,16 @@ def _read_auto_config(folder: Path) -> Any:
     ):
         getattr(config, "text_config", config).is_causal = False
     return config
+
+
+def _find_unread_fields(described: Any) -> set[str]:
+    """Find fields that were set, but that no code of the model or its configuration names."""
+    config = described.config
+    kinds = (type(config), type(described))
+    code = "".join(inspect.getsource(sys.modules[kind.__module__]) for kind in kinds)
+    known = {*dir(kinds[0]), *kinds[0].__dataclass_fields__}
+    unread = (name for name in vars(config).keys() - known if name not in code)
+    return {name for name in unread if getattr(config, name) and not name.startswith("_")}
 
 
 def _find_class(folder: Path, config: Any, *, classifies: bool) -> Any:

@@ -47,6 +47,7 @@ _FIELDS_WITHOUT_EFFECT = {
     "return_dict", "tf_legacy_loss", "torchscript", "use_bfloat16", "use_cache", "use_return_dict",
     "bos_token_id", "cls_token_id", "decoder_start_token_id", "eos_token_id", "mask_token_id",
     "pad_token_id", "sep_token_id", "unk_token_id", "generation_config",
+    "bos_token", "eos_token", "mask_token", "pad_token", "clf_pooling",
     "id2label", "label2id", "num_labels", "directionality", "pooler_fc_size",
     "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
     # Of cross-attention, which encoders lack, and of weights that are stored anyhow.
@@ -54,6 +55,9 @@ _FIELDS_WITHOUT_EFFECT = {
     "tie_encoder_decoder", "tie_word_embeddings",
     # Of attention windows, which use_sliding_window and layer_types turn on.
     "max_window_layers", "sliding_window",
+    # Left over from other families; relative positions would have tensors of their own.
+    "down_scale_factor", "gap_size", "layer_norm_eps", "n_ctx", "n_positions", "net_structure_type",
+    "position_embedding_type", "tie_weights_",
     # Of rotary positions in older files, which are merged into the fields that are read.
     "rope_theta",
     # Of how a model of model2vec was made.
@@ -112,9 +116,9 @@ class ReadRecord:
         self._fields[path] = set(config)
         return _WatchedFields(config, self._read_fields.setdefault(path, set()))
 
-    def read_all_fields(self, path: Path) -> None:
-        """Record that transformers reads a configuration by itself."""
-        self._read_fields[path] = self._fields.get(path, set())
+    def read_all_fields(self, path: Path, unknown: Collection[str]) -> None:
+        """Record that transformers reads a configuration, but for fields unknown to it."""
+        self._read_fields.setdefault(path, set()).update(self._fields.get(path, set()) - {*unknown})
 
     def require_all_read(self) -> None:
         """Raise `StartupError` for tensors that were not read, and log fields that were not."""

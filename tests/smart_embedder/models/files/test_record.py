@@ -114,11 +114,16 @@ def test_every_field_of_our_own_families_is_read_or_has_no_effect(
     assert found == ["another", "own_scale"]
 
 
-def test_fields_of_transformers_families_are_left_to_transformers(
-    tmp_path: Path, float32_target: Target
+@pytest.mark.parametrize("family", ["modernbert", "t5"])
+def test_field_that_transformers_does_not_read_is_logged(
+    family: str, tmp_path: Path, float32_target: Target
 ) -> None:
-    folder = save_family(tmp_path / "model", "modernbert", word_tokenizer())
-    assert logged_fields(folder, float32_target, own_scale=2) == []
+    """Some fields of T5 are known to the model's code, but not to the configuration's class."""
+    folder = save_family(tmp_path / "model", family, word_tokenizer())
+    config = AutoConfig.from_pretrained(folder).to_dict()
+    published = {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "n_positions": 512}
+    assert logged_fields(folder, float32_target, **config | published) == []
+    assert logged_fields(folder, float32_target, own_scale=2, another=None) == ["own_scale"]
 
 
 def test_fields_are_recorded_however_they_are_read(tmp_path: Path) -> None:
