@@ -110,7 +110,7 @@ class DeviceExecutor:
     limit: limits.ForwardLimit
     metrics: EngineMetrics
     free_memory: Callable[[], object]
-    models: dict[Model, limits.ServedModel]
+    models: dict[Model, limits.MeasuredModel]
     batch_wait: float
     on_unavailable: Callable[[], None]
 

@@ -212,7 +212,7 @@ class TokenBudget:
 
 
 @dataclass(slots=True, eq=False)
-class ServedModel:
+class MeasuredModel:
     """A model on a device: `replica` is the model that runs there.
 
     `budget` holds the limits of its forwards, `seconds_per_token` was measured at startup, and

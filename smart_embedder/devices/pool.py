@@ -69,7 +69,7 @@ class DevicePool:
                 budget = limits.TokenBudget(
                     max_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
                 )
-                executor.models[model] = limits.ServedModel(
+                executor.models[model] = limits.MeasuredModel(
                     replica.model, budget, measured.seconds_per_token
                 )
         except BaseException:

@@ -9,7 +9,7 @@ import numpy as np
 
 from app.http_metrics import Metrics
 from smart_embedder.devices.executor import DeviceExecutor
-from smart_embedder.devices.forward_limits import ForwardLimit, ServedModel, TokenBudget
+from smart_embedder.devices.forward_limits import ForwardLimit, MeasuredModel, TokenBudget
 from smart_embedder.scheduling.job import Job
 from smart_embedder.scheduling.queue import JobQueue
 from tests.smart_embedder.fakes import FakeModel
@@ -63,7 +63,7 @@ class VirtualDevice:
         self.thread = collecting or launching
         self.budgets = {model: TokenBudget(budget) for model in self.models}
         served = {
-            model: ServedModel(model, token_budget, seconds_per_token)
+            model: MeasuredModel(model, token_budget, seconds_per_token)
             for model, token_budget in self.budgets.items()
         }
         self.unavailable, self.freed = list[float](), list[int]()
