@@ -8,7 +8,7 @@ import numpy as np
 
 from smart_embedder_client.answers import Tokenized
 from smart_embedder_client.client import Client
-from smart_embedder_client.qdrant.store import Store, Vectors
+from smart_embedder_client.qdrant.store import Store, TextVectors
 from smart_embedder_client.safetensors import Array
 
 _MAX_MATCH = 300
@@ -20,7 +20,7 @@ _ENDS = re.compile(r"[.!?:]\s+$|\n\s*$|[\u3002\uff01\uff1f]$")
 class Question:
     """The vectors of a question, and the model that makes its ColBERT or sparse vectors."""
 
-    vectors: Vectors
+    vectors: TextVectors
     model: str | None
 
     def matches(self, client: Client, store: Store, passages: Mapping[str, str]) -> dict[str, str]:

@@ -37,7 +37,7 @@ from smart_embedder_client.qdrant.store import (
     Hit,
     QdrantError,
     Store,
-    Vectors,
+    TextVectors,
     check_model,
     same_space,
 )
@@ -190,7 +190,7 @@ def _embed(
     if origin is None or not answer.vector_space:
         note(UNKNOWN_SPACE.format("collection" if origin is None else "service"))
         check_model(store, answer.dense_model_name)
-    vectors = Vectors(
+    vectors = TextVectors(
         None if answer.dense is None else answer.dense[0],
         None if answer.sparse is None else answer.sparse[0],
         None if answer.colbert is None else answer.colbert[0],

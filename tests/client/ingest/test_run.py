@@ -11,7 +11,7 @@ from smart_embedder_client import SparseVector
 from smart_embedder_client.ingest.options import IngestError
 from smart_embedder_client.ingest.sources import Fields
 from smart_embedder_client.qdrant import store as qdrant_store
-from smart_embedder_client.qdrant.store import OtherSpaceError, Point, Vectors, make_layout
+from smart_embedder_client.qdrant.store import OtherSpaceError, Point, TextVectors, make_layout
 
 from tests.client.ingest.conftest import Runs
 
@@ -108,7 +108,7 @@ def test_collection_without_origin_is_refused_by_its_model_name(edge_runs: Runs)
     edge_runs.query_store(lambda store: store.create(layout, None))
     sparse = SparseVector(np.array([1], np.uint32), np.array([1], np.float32))
     payload = {"model": "another-model", "dataset": "texts"}
-    point = Point(str(uuid.UUID(int=1)), Vectors(sparse=sparse), payload)
+    point = Point(str(uuid.UUID(int=1)), TextVectors(sparse=sparse), payload)
     edge_runs.query_store(lambda store: store.upsert([point]))
     with pytest.raises(OtherSpaceError, match="has vectors of another-model, and the serv"):
         edge_runs.run(kinds=frozenset({"sparse"}))

@@ -16,7 +16,7 @@ from smart_embedder_client.qdrant.store import (
     OtherSpaceError,
     QdrantError,
     Store,
-    Vectors,
+    TextVectors,
 )
 
 from tests.client.ingest.conftest import Runs
@@ -46,7 +46,7 @@ def test_origin_is_stored_in_the_collection(runs: Runs, server: RunningServer) -
     assert set(origin.vector_space) == set(KINDS)
 
     def read_all(store: Store) -> tuple[int, int, int]:
-        query = Vectors(dense=np.ones(64, np.float32))
+        query = TextVectors(dense=np.ones(64, np.float32))
         hits = store.search(query, Depths(1_000, 1_000, 1_000))["dense"]
         return store.count(None), len(store.sample(1_000)), len(hits)
 

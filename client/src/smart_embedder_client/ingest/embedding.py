@@ -9,7 +9,7 @@ from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.options import Report
 from smart_embedder_client.ingest.pace import Patience
 from smart_embedder_client.options import EmbedOptions
-from smart_embedder_client.qdrant.store import COLBERT, DENSE, SPARSE, Datatype, Vectors
+from smart_embedder_client.qdrant.store import COLBERT, DENSE, SPARSE, Datatype, TextVectors
 from smart_embedder_client.streams import BULK_PRIORITY
 
 _REFUSED = {400, 413, 422, 500}
@@ -73,7 +73,7 @@ class Embedder:
         self._max_vectors = max_colbert_vectors
         self._report = report
 
-    async def embed(self, texts: Sequence[str]) -> list[Vectors | Refusal]:
+    async def embed(self, texts: Sequence[str]) -> list[TextVectors | Refusal]:
         """Return the vectors of each text, or the reason why it has none.
 
         Raises `SmartEmbedderError` if the service is away for too long, or refuses every request.
@@ -107,7 +107,7 @@ class Embedder:
 
         return await self._patience.wait_for(attempt)
 
-    async def _pool(self, text: str, vectors: Vectors) -> Vectors:
+    async def _pool(self, text: str, vectors: TextVectors) -> TextVectors:
         """Request pooled ColBERT vectors if there are too many for a point."""
         max_vectors = self._max_vectors
         if vectors.colbert is None or max_vectors is None or len(vectors.colbert) <= max_vectors:
@@ -124,9 +124,9 @@ def _is_refusal(error: SmartEmbedderError) -> bool:
     return error.status in _REFUSED or error.code == _OUT_OF_MEMORY
 
 
-def _read_vectors(answer: Embeddings, index: int) -> Vectors:
+def _read_vectors(answer: Embeddings, index: int) -> TextVectors:
     sparse = None if answer.sparse is None else answer.sparse[index]
-    return Vectors(
+    return TextVectors(
         None if answer.dense is None else answer.dense[index],
         # A text of which the tokenizer knows nothing has no weights.
         sparse if sparse is not None and len(sparse.indices) else None,

@@ -22,7 +22,7 @@ from smart_embedder_client.qdrant.store import (
     QdrantRefusedError,
     Store,
     Target,
-    Vectors,
+    TextVectors,
     same_space,
 )
 from smart_embedder_client.streams import Pace
@@ -150,12 +150,12 @@ class Loader:
         finally:
             self._requests.release()
 
-    def _size(self, chunk: Chunk, vectors: Vectors) -> int:
+    def _size(self, chunk: Chunk, vectors: TextVectors) -> int:
         """Estimate the bytes of a point in an upload."""
         size = vectors.numbers * self.collection.store.bytes_per_number + len(chunk.text) * 4
         return size + len(str(chunk.payload.get(METADATA, ""))) + _POINT_BYTES
 
-    async def _upload(self, batch: list[tuple[Chunk, Vectors]]) -> None:
+    async def _upload(self, batch: list[tuple[Chunk, TextVectors]]) -> None:
         """Store points; if Qdrant refuses them, store each half by itself."""
         points = [Point(chunk.id, vectors, chunk.payload) for chunk, vectors in batch]
         try:

@@ -37,8 +37,8 @@ from smart_embedder_client.qdrant.store import (
     QdrantFullError,
     QdrantRefusedError,
     Target,
+    TextVectors,
     VectorConfig,
-    Vectors,
     is_disk_full,
     named_vectors,
     read_vectors,
@@ -146,11 +146,11 @@ def to_message(point: Point) -> q_grpc.PointStruct:
     )
 
 
-def _named(vectors: Vectors) -> dict[str, Any]:
+def _named(vectors: TextVectors) -> dict[str, Any]:
     return named_vectors(vectors, lambda ids, values: q.SparseVector(indices=ids, values=values))
 
 
-def to_stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
+def to_stages(query: TextVectors, depths: Depths) -> dict[str, q.QueryRequest]:
     """Return a request for each stage; it includes all earlier stages, computed again."""
     named = _named(query)
     colbert = named.pop(COLBERT, None)
@@ -338,7 +338,7 @@ class ClientStore:
             )
         return [str(record.id) for record in found], following
 
-    def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
+    def search(self, query: TextVectors, depths: Depths) -> dict[str, list[Hit]]:
         requests = to_stages(query, depths)
         with self._requesting():
             answers = self._client.query_batch_points(self.collection, list(requests.values()))

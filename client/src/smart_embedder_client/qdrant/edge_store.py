@@ -25,8 +25,8 @@ from smart_embedder_client.qdrant.store import (
     QdrantError,
     QdrantFullError,
     QdrantRefusedError,
+    TextVectors,
     VectorConfig,
-    Vectors,
     is_disk_full,
     named_vectors,
     read_vectors,
@@ -170,7 +170,7 @@ class EdgeStore:
             found, following = self._open_shard.scroll(request)
         return [str(record.id) for record in found], following
 
-    def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
+    def search(self, query: TextVectors, depths: Depths) -> dict[str, list[Hit]]:
         requests = _to_stages(query, depths)
         with self._requesting():
             found = [self._open_shard.query(request) for request in requests.values()]
@@ -221,7 +221,7 @@ def _to_params(config: VectorConfig) -> edge.EdgeVectorParams:
     )
 
 
-def _named(vectors: Vectors) -> dict[str, Any]:
+def _named(vectors: TextVectors) -> dict[str, Any]:
     return named_vectors(vectors, edge.SparseVector)
 
 
@@ -235,7 +235,7 @@ def _dataset_filter(dataset: str | None) -> edge.Filter | None:
     return edge.Filter(must=[edge.FieldCondition(DATASET, match=edge.MatchValue(dataset))])
 
 
-def _to_stages(query: Vectors, depths: Depths) -> dict[str, edge.QueryRequest]:
+def _to_stages(query: TextVectors, depths: Depths) -> dict[str, edge.QueryRequest]:
     """Return a request for each stage, which repeats the stages below it."""
     queries = {
         name: edge.Query.Nearest(vector, using=name) for name, vector in _named(query).items()

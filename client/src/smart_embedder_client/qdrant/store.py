@@ -201,7 +201,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Vectors:
+class TextVectors:
     """The vectors of one text: dense `[width]`, ColBERT `[vectors, width]`; or None."""
 
     dense: Array | None = None
@@ -221,7 +221,7 @@ class Point:
     """A chunk with its vectors; a kind that was not requested is None."""
 
     id: str
-    vectors: Vectors
+    vectors: TextVectors
     payload: Mapping[str, Any]
 
 
@@ -306,7 +306,7 @@ class Store(Protocol):
         The offset is None for the first page, and after the last one.
         """
 
-    def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
+    def search(self, query: TextVectors, depths: Depths) -> dict[str, list[Hit]]:
         """Return the points of each stage by descending score.
 
         The stages are `dense`, `sparse`, `fused` (their reciprocal rank fusion, or the only one of
@@ -358,10 +358,10 @@ def check_model(store: Store, served: str) -> None:
             )
 
 
-def read_vectors(named: Any) -> Vectors:
+def read_vectors(named: Any) -> TextVectors:
     """Convert the vectors of a point from the types of Qdrant's clients."""
     if not isinstance(named, Mapping):
-        return Vectors()
+        return TextVectors()
     arrays = {
         name: np.asarray(named[name], np.float32) for name in (DENSE, COLBERT) if name in named
     }
@@ -369,7 +369,7 @@ def read_vectors(named: Any) -> Vectors:
     if sparse is not None:
         indices, values = np.asarray(sparse.indices), np.asarray(sparse.values)
         sparse = SparseVector(indices.astype(np.uint32), values.astype(np.float32))
-    return Vectors(arrays.get(DENSE), sparse, arrays.get(COLBERT))
+    return TextVectors(arrays.get(DENSE), sparse, arrays.get(COLBERT))
 
 
 def is_disk_full(reason: str) -> bool:
@@ -378,7 +378,7 @@ def is_disk_full(reason: str) -> bool:
 
 
 def named_vectors(
-    vectors: Vectors, make_sparse: Callable[[list[int], list[float]], Any]
+    vectors: TextVectors, make_sparse: Callable[[list[int], list[float]], Any]
 ) -> dict[str, Any]:
     """Convert vectors to the types of Qdrant's clients, by their names."""
     named: dict[str, Any] = {}
