@@ -11,6 +11,7 @@ hold them; they are then set in the environment.
 
 import argparse
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -60,6 +61,8 @@ _DEMO = {
 }
 # In names up to this length, two differences make another word, as in HOME and HOST.
 _SHORT = 5
+# A scheme, except those of web pages, which have too many origins.
+_SCHEME = re.compile(r"(?!https?$)[a-z][a-z0-9+.-]*")
 # Low enough for two swapped pairs of letters in the shortest of the longer names.
 _ALIKE = 0.5
 _ABOUT = """\
@@ -127,10 +130,12 @@ def _split_url(text: str) -> SplitResult:
 def _parse_origin(text: str) -> str:
     """Write an origin as browsers do: scheme://host[:port], in lower case; `*` stays.
 
+    A scheme of applications, such as `vscode-webview://`, stays, too: it means all its origins.
     Raises `ValueError` for a URL with a path, a user or no host, and for `null`.
     """
-    if text == "*":
-        return text
+    scheme = text.lower().removesuffix("://")
+    if text == "*" or (text.endswith("://") and _SCHEME.fullmatch(scheme)):
+        return text.lower()
     parts = _split_url(text.lower().removesuffix("/"))
     if parts[2:] != ("", "", "") or not parts.hostname or "@" in parts.netloc:
         raise ValueError("no origin")
@@ -252,8 +257,9 @@ class Settings(EngineSettings, BaseSettings):
     protect_metrics: bool = False
     """require a token for `/stats` and `/metrics`, too"""
     cors_origins: Origins | None = None
-    """comma-separated origins of web pages that may call the service, such as
-    `https://app.example.com`, or `*`; others get 403"""
+    """comma-separated origins of web pages and extensions that may call the service, such as
+    `https://app.example.com`, `app://obsidian.md`, `vscode-webview://` (every origin with this
+    scheme), or `*`; others get 403"""
 
     rate_limit_burst_size: Count = 120
     """requests for vectors, scores or tokens that one client may send at once"""

@@ -1,5 +1,6 @@
 """Refuse requests from web pages of other origins."""
 
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -23,17 +24,21 @@ class CheckOrigin:
     networks that the page's author cannot reach.
 
     Browsers send the page's origin, which the page cannot change; other clients send none and pass.
-    The origin `null` is foreign. Starlette's `CORSMiddleware` adds the CORS headers; behind this
-    check it refuses nothing.
+    The origin `null` is foreign. In CORS_ORIGINS, `scheme://` stands for all origins with this
+    scheme. Starlette's `CORSMiddleware` adds the CORS headers; here it refuses nothing.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         self._allowed = allowed
+        self._schemes = tuple(origin for origin in allowed if origin.endswith("://"))
         self.app = app
         if allowed:
             self.app = CORSMiddleware(
                 app,
                 allow_origins=allowed,
+                allow_origin_regex="|".join(
+                    f"{scheme}.+" for scheme in map(re.escape, self._schemes)
+                ),
                 allow_methods=["*"],
                 allow_headers=["*"],
                 allow_private_network=True,
@@ -49,6 +54,7 @@ class CheckOrigin:
             if (
                 origin
                 and origin not in self._allowed
+                and not origin.startswith(self._schemes)
                 and headers.get("sec-fetch-site") != "same-origin"
                 and not _is_same_origin(origin, headers.get("host", ""))
             ):

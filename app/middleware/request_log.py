@@ -27,6 +27,7 @@ from app.http_metrics import EMBEDDING_ENDPOINT
 from app.logs import escape_text
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_SLASHES = re.compile("//+")
 log = structlog.get_logger(__name__)
 
 
@@ -85,8 +86,9 @@ class ProvideContext:
         forwarded = headers.get("x-forwarded-prefix", "")
         prefix = root_path or forwarded_prefix(peer, forwarded, self._trusted_proxies)
         # The router's patterns ignore a slash and a line feed (%0A) at the end. Middleware that
-        # compares paths must, too, so that no request bypasses it.
-        bare = path.rstrip("/\n")
+        # compares paths must, too, so that no request bypasses it. Clients whose base address ends
+        # with a slash send two.
+        bare = _SLASHES.sub("/", path).rstrip("/\n")
         normalized = EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
         scope["root_path"], scope["path"] = prefix, prefix + normalized
         facts = self._facts_of(normalized)

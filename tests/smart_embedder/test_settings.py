@@ -156,7 +156,7 @@ WRONG_ONES = {
     "MODEL_ALIASES": ["small=,large=BAAI/bge-m3"],
     "DEVICE": ["gpu", "cuda:x", "cuda:0,cpu", "cpu:0,cuda:0", "cpu,cpu:0"],
     "TRUSTED_PROXIES": ["10.0.0.1/8", "10.0.0.256"],
-    "CORS_ORIGINS": ["null", "https:", "https://a.example:port"],
+    "CORS_ORIGINS": ["null", "https:", "https://", "https://a.example:port"],
     "OTLP_ENDPOINT": ["collector:4318", "http://", "http://collector:port", "grpc://a:4317"],
 }
 
@@ -205,6 +205,11 @@ def test_an_error_names_the_variable_the_value_and_the_allowed_values(
             "CORS_ORIGINS",
             "https://App.example.com/, http://localhost:3000,https://a.example:443,*",
             ("https://app.example.com", "http://localhost:3000", "https://a.example", "*"),
+        ),
+        (
+            "CORS_ORIGINS",
+            "app://obsidian.md,VSCode-webview://",
+            ("app://obsidian.md", "vscode-webview://"),
         ),
         ("OTLP_ENDPOINT", " http://collector:4318 ", "http://collector:4318"),
         ("OTLP_ENDPOINT", "https://collector/v1/traces", "https://collector/v1/traces"),

@@ -47,6 +47,27 @@ async def test_an_origin_passes_if_it_is_the_services_own_or_allowed(origin, hos
 
 
 @pytest.mark.parametrize(
+    ("origin", "passes"),
+    [
+        ("app://obsidian.md", True),
+        ("vscode-webview://1r5k8q", True),
+        ("app://other", False),
+        ("https://vscode-webview://", False),
+        ("http://vscode-webview", False),
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "OPTIONS"])
+async def test_origins_of_applications_pass_by_their_name_or_scheme(origin, passes, method) -> None:
+    headers = [(b"origin", origin.encode()), (b"host", b"localhost")]
+    headers += [(b"access-control-request-method", b"POST")] if method == "OPTIONS" else []
+    allowed = ["app://obsidian.md", "vscode-webview://"]
+    _, sent = await exchange(CheckOrigin(Inner(), allowed), headers=headers, method=method)
+    assert sent[0]["status"] == (200 if passes else 403)
+    shown = header(sent, b"access-control-allow-origin")
+    assert shown == (origin.encode() if passes else None)
+
+
+@pytest.mark.parametrize(
     ("allowed", "more", "status", "shown"),
     [
         pytest.param([], [], 403, None, id="foreign"),

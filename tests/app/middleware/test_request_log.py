@@ -24,6 +24,8 @@ PROXIES = [ip_network("::ffff:10.0.0.0/104")]
         ("POST", "/embeddings/", NATIVE_EMBEDDINGS, "/embeddings/"),
         ("POST", "/embeddings", NATIVE_EMBEDDINGS, "/embeddings/"),
         ("POST", "/embeddings//\n", NATIVE_EMBEDDINGS, "/embeddings/"),
+        ("POST", "//embeddings", NATIVE_EMBEDDINGS, "/embeddings/"),
+        ("POST", "//v1//rerank", RERANK, "/v1/rerank"),
         ("POST", "/rerank/", RERANK, "/rerank"),
         ("GET", "/rerank", None, "/rerank"),
         ("GET", "//", None, "/"),
