@@ -56,7 +56,11 @@ from smart_embedder.models.heads.m3 import HEADS, M3Embedder
 from smart_embedder.models.heads.splade import SpladeEmbedder
 from smart_embedder.models.heads.static import StaticEmbedder, is_static
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, is_classifier
-from smart_embedder.models.rerankers.llm import QwenReranker, has_published_template
+from smart_embedder.models.rerankers.llm import (
+    QWEN3_RERANKER,
+    QwenReranker,
+    has_published_prompts,
+)
 from smart_embedder.models.rerankers.templates import (
     TEMPLATES,
     TemplateReranker,
@@ -183,8 +187,10 @@ def load_reranker(
         template = None
         if kind in TEMPLATES:
             template = find_template(name, folder, kind)
-        elif kind is None and has_scores(folder) and not has_published_template(folder):
+        elif kind is None and has_scores(folder):
             template = read_template(folder)
+            if is_qwen3(folder) and has_published_prompts(template):
+                template, kind = None, QWEN3_RERANKER
         if template is not None:
             model = TemplateReranker(name, folder, max_length, target, template)
             model.max_batch_sequences = max_qwen_pairs

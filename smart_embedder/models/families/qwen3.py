@@ -49,7 +49,6 @@ _SIZES = {
 }
 # The first tensor; its name has this ending in every checkpoint.
 TOKENS = "embed_tokens.weight"
-_HEAD = "lm_head.weight"
 # transformers' defaults for values that config.json leaves out.
 _DEFAULT_HEAD_WIDTH = 128
 _DEFAULT_EPSILON = 1e-6
@@ -301,14 +300,3 @@ def make_decoder(weights: Weights, config: DecoderConfig, backend: Backend) -> D
         layers, backend.attention, embeddings, RmsNorm(norm, config.epsilon), config.head_width,
         config.theta,
     )  # fmt: skip
-
-
-def vocabulary_head(weights: Weights, config: DecoderConfig, token: int) -> Tensor:
-    """Read the weights `[width]` of one token in the language model's head.
-
-    If the file has a head, it is used even if the configuration says that it is the embedding.
-    """
-    shape = config.vocabulary, config.width
-    if config.tied and _HEAD not in weights:
-        return weights.with_prefix_of(TOKENS).row(TOKENS, token, *shape)
-    return weights.row(_HEAD, token, *shape)

@@ -7,28 +7,29 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.backend import make_linear
 from smart_embedder.kernels.packed_batch import End, PackedBatch
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
-from smart_embedder.models.families.qwen3 import DecoderConfig, vocabulary_head
+from smart_embedder.models.families.qwen3 import DecoderConfig
 from smart_embedder.models.families.registry import load_decoder
-from smart_embedder.models.files.chat_template import ChatTemplate
-from smart_embedder.models.files.config import (
-    read_config,
-    read_modules,
-    read_optional,
-    require_known_modules,
-)
+from smart_embedder.models.files.config import read_config, require_known_modules
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.heads.pooling import last
 from smart_embedder.models.rerankers.cross_encoder import require_default_prompt
-from smart_embedder.models.rerankers.templates import TEMPLATES, has_scores
+from smart_embedder.models.rerankers.templates import (
+    INSTRUCTION,
+    PASSAGE,
+    QUERY,
+    TEMPLATES,
+    Template,
+    has_scores,
+    place_answers,
+    read_answers,
+)
 from smart_embedder.models.runner import OutputSpec, RerankingModel
 from smart_embedder.models.tokenizer import TextTokenizer, TruncatedTokens, cut_text
 from smart_embedder.requests import CUT_AT_END, TruncationOptions
@@ -42,11 +43,13 @@ PREFIX = (
 )
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 _BEHIND_QUERY = "\n<Document>:"
+_PROMPT = f"{PREFIX}<Instruct>: {INSTRUCTION}\n<Query>: {QUERY}{_BEHIND_QUERY} {PASSAGE}{SUFFIX}"
 _ARCHITECTURE = "Qwen3ForCausalLM"
+_ANSWERS = ("yes", "no")
 # The name that `kind` gives to this template.
 QWEN3_RERANKER = "qwen3-reranker"
 _KINDS = ", ".join((QWEN3_RERANKER, *TEMPLATES))
-# The rows of the published model's head. Qwen3's other language models have unused rows, too.
+# The rows of the published model's head.
 _PUBLISHED_ROWS = 151_669
 # The embeddings of tokens, and their prefix in checkpoints with a head.
 _TOKENS, _PREFIX = "embed_tokens.weight", "model."
@@ -76,7 +79,7 @@ class QwenReranker(RerankingModel):
     ) -> None:
         """Load the model; raises `StartupError` if nothing says that it is a Qwen3-Reranker.
 
-        That are its configuration, its vocabulary and its chat template, or `kind`.
+        That are its configuration and its vocabulary, or `kind`.
         """
         if kind not in {None, QWEN3_RERANKER}:
             raise StartupError(
@@ -103,7 +106,10 @@ class QwenReranker(RerankingModel):
         require_default_prompt(folder, "", DEFAULT_INSTRUCTION)
         positions = DecoderConfig.read(folder).positions
         tokenizer = TextTokenizer.from_folder(folder, min(max_length, positions))
-        if kind is None and not _is_published(folder, tokenizer):
+        # Other language models of this type have unused rows, or a chat template.
+        rows = {tokenizer.vocabulary_size, _PUBLISHED_ROWS}
+        is_published = DecoderConfig.read(folder).vocabulary in rows and not has_scores(folder)
+        if kind is None and not is_published:
             raise StartupError(
                 f"{name} is a language model, and its files do not say with which template it was "
                 f"trained to rerank: set its kind to one of {_KINDS}"
@@ -114,50 +120,18 @@ class QwenReranker(RerankingModel):
         backbone = load_decoder(folder, target, weights, [pair.ids for pair in pairs])
         super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
-        head = make_linear(_yes_minus_no(weights, tokenizer)[None], None)
-        self._yes_minus_no = backbone.place_head(head, torch.float32)
+        answers = read_answers(folder) if has_scores(folder) else _ANSWERS
+        self._yes_minus_no = place_answers(backbone, weights, tokenizer, answers)
 
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         return self._yes_minus_no(last(hidden, packed)).squeeze(1)  # type: ignore[no-any-return]
 
 
-def _is_published(folder: Path, tokenizer: TextTokenizer) -> bool:
-    """Whether a Qwen3 has the head and the template with which Qwen3-Reranker was published."""
-    if has_scores(folder):
-        return has_published_template(folder)
-    return DecoderConfig.read(folder).vocabulary in {tokenizer.vocabulary_size, _PUBLISHED_ROWS}
-
-
-def has_published_template(folder: Path) -> bool:
-    """Return whether the chat template of a folder makes the prompts of Qwen3-Reranker."""
-    chat = ChatTemplate.read(folder)
-    if chat is None:
-        return False
-    pair, published = (("query", "a?"), ("document", "B.")), f"a?{_BEHIND_QUERY} B.{SUFFIX}"
-    for instruction, messages in (
-        ("Find", (("system", "Find"), *pair)),
-        (DEFAULT_INSTRUCTION, pair),
-    ):
-        if chat.render(*messages) != f"{PREFIX}<Instruct>: {instruction}\n<Query>: {published}":
-            return False
-    return True
-
-
-def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
-    """Return `[hidden]` float32: the row for yes minus that for no in the language model's head."""
-    yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
-    if yes is None or no is None:
-        raise StartupError(f"the vocabulary in {weights.folder} has no tokens yes and no")
-    for module in read_modules(weights.folder):
-        config = read_optional(module.folder / "config.json")
-        answers = config.get("true_token_id"), config.get("false_token_id")
-        if module.kind == "LogitScore" and answers != (yes, no):
-            raise StartupError(
-                f"{module.folder} compares other tokens than yes and no, which is not supported"
-            )
-    sizes = DecoderConfig.read(weights.folder)
-    yes_row, no_row = (vocabulary_head(weights, sizes, token) for token in (yes, no))
-    return yes_row.float() - no_row.float()
+def has_published_prompts(template: Template) -> bool:
+    """Return whether a chat template makes the prompts of Qwen3-Reranker."""
+    prompts = [(_PROMPT.replace(INSTRUCTION, DEFAULT_INSTRUCTION),), (_PROMPT,)]
+    default = template.default_instruction in {None, DEFAULT_INSTRUCTION}
+    return default and [template.parts, template.instructed] == prompts
 
 
 class QwenTemplate:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.kernels.backend import make_linear
 from smart_embedder.kernels.packed_batch import End, PackedBatch
 from smart_embedder.kernels.target import Target
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.chat_template import ChatTemplate
 from smart_embedder.models.files.config import (
@@ -52,18 +53,20 @@ PLAIN_HEADS = {
     "phi3", "qwen2", "qwen3", "smollm3",
 }  # fmt: skip
 
+_TIED_BY_DEFAULT = {"gemma", "gemma3_text", "smollm3"}
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """The parts of a prompt, which are tokenized one by one, and how its score is made.
 
     With an instruction, `instructed` takes the place of `parts`; it is empty for a model that reads
-    none. The score is the logit of the token `yes` minus that of `no`, which are strings or ids.
+    none. The score is the logit of a token in `answers`, minus that of a second one, if there is
+    one; they are strings or ids.
     """
 
     parts: tuple[str, ...]
-    yes: str | int | None = None
-    no: str | int | None = None
+    answers: tuple[str | int, ...] = ()
     instructed: tuple[str, ...] = ()
     default_instruction: str | None = None
     architectures: tuple[str, ...] = ()
@@ -93,16 +96,16 @@ TEMPLATES = {
         ("<bos>", f"A: {QUERY}", "\n", f"B: {PASSAGE}", "\n",
          ("Given a query A and a passage B, determine whether the passage contains an answer to "
           "the query by providing a prediction of either 'Yes' or 'No'.")),
-        "Yes", architectures=("GemmaForCausalLM",),
+        ("Yes",), architectures=("GemmaForCausalLM",),
     ),
     # Its model card, for all sizes.
     "ctxl-rerank-v2": Template(
-        (f"{_CTXL} ??",), 0, instructed=(f"{_CTXL} {INSTRUCTION} ??",), has_special_tokens=True,
+        (f"{_CTXL} ??",), (0,), instructed=(f"{_CTXL} {INSTRUCTION} ??",), has_special_tokens=True,
         architectures=("Qwen3ForCausalLM", "MistralForCausalLM"),
     ),
     # The package mxbai-rerank.
     "mxbai-rerank-v2": Template(
-        (_MXBAI_SYSTEM, *_MXBAI_PAIR), "1", "0",
+        (_MXBAI_SYSTEM, *_MXBAI_PAIR), ("1", "0"),
         instructed=(_MXBAI_SYSTEM, f"instruction: {INSTRUCTION}", "\n", *_MXBAI_PAIR),
         architectures=("Qwen2ForCausalLM",),
     ),
@@ -110,7 +113,7 @@ TEMPLATES = {
     "zerank-2": Template(
         ("<|im_start|>system\n", QUERY, "<|im_end|>\n<|im_start|>user\n", PASSAGE,
          "<|im_end|>\n<|im_start|>assistant\n"),
-        "Yes", temperature=5.0, strips=True, architectures=("Qwen3ForCausalLM",),
+        ("Yes",), temperature=5.0, strips=True, architectures=("Qwen3ForCausalLM",),
     ),
 }  # fmt: skip
 
@@ -138,13 +141,23 @@ def read_template(folder: Path) -> Template:
     Raises `StartupError` if it cannot be followed exactly.
     """
     require_known_modules(folder, "Transformer", _LOGIT_SCORE)
-    template = read_chat_template(folder, TextOptions.read(transformer_folder(folder), LANGUAGE))
+    texts = TextOptions.read(transformer_folder(folder), LANGUAGE)
+    if texts.message_format is None:
+        raise StartupError(
+            f"{folder} holds a language model that reads pairs without a chat template, which is "
+            f"not supported; if it is one of these, set its kind: {', '.join(TEMPLATES)}"
+        )
+    template = read_chat_template(folder, texts)
+    return replace(template, answers=read_answers(folder))
+
+
+def read_answers(folder: Path) -> tuple[int, ...]:
+    """Read the tokens that `LogitScore` compares: one, or two whose logits are subtracted."""
     (scores,) = (module.folder for module in read_modules(folder) if module.kind == _LOGIT_SCORE)
-    answers = read_config(scores)
-    no = None
-    if answers.get("false_token_id") is not None:
-        no = read_integer(scores, answers, "false_token_id", least=0)
-    return replace(template, yes=read_integer(scores, answers, "true_token_id", least=0), no=no)
+    config, names = read_config(scores), ["true_token_id"]
+    if config.get("false_token_id") is not None:
+        names.append("false_token_id")
+    return tuple(read_integer(scores, config, name, least=0) for name in names)
 
 
 def read_chat_template(folder: Path, texts: TextOptions) -> Template:
@@ -361,26 +374,37 @@ class TemplateReranker(RerankingModel):
         self._fill = PairPrompt(template, tokenizer).fill
         self.reads_instruction = bool(template.instructed)
         self.temperature = template.temperature
-        answers = [answer for answer in (template.yes, template.no) if answer is not None]
-        yes, *no = (self._read_row(weights, answer) for answer in answers)
-        row = yes - no[0] if no else yes
-        self._answer = backbone.place_head(make_linear(row[None], None), torch.float32)
+        self._answer = place_answers(backbone, weights, tokenizer, template.answers)
         self._output_specs = {SCORE: OutputSpec("last", 1, steps="answer", reading=repr(template))}
-
-    def _read_row(self, weights: Weights, token: str | int) -> Tensor:
-        """Read the row of the language model's head for an answer, which is one token."""
-        if isinstance(token, str):
-            ids = self._tokenizer.encode_plain([token], 2)[0].ids
-            if len(ids) != 1:
-                raise StartupError(f"the vocabulary in {weights.folder} has no token {token}")
-            token = int(ids[0])
-        tensors, name = weights, _HEAD
-        if _HEAD not in weights:  # It is the table of embeddings.
-            tensors, name = weights.with_prefix_of(_TOKENS), _TOKENS
-        rows, width = tensors.shape(name, 2)
-        if token >= rows:
-            raise StartupError(f"the head of the model in {weights.folder} has no token {token}")
-        return tensors.row(name, token, rows, width).float()
 
     def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         return self._answer(last(hidden, packed)).squeeze(1)  # type: ignore[no-any-return]
+
+
+def place_answers(
+    backbone: Backbone, weights: Weights, tokenizer: TextTokenizer, answers: Sequence[str | int]
+) -> nn.Module:
+    """Place the rows of the language model's head for the answers on the device, subtracted."""
+    first, *second = (_read_row(weights, tokenizer, answer) for answer in answers)
+    row = first - second[0] if second else first
+    return backbone.place_head(make_linear(row[None], None), torch.float32)
+
+
+def _read_row(weights: Weights, tokenizer: TextTokenizer, token: str | int) -> Tensor:
+    """Read the row of the language model's head for one token, in float32.
+
+    If the file has a head, it is used even if the configuration says that it is the embedding.
+    """
+    if isinstance(token, str):
+        ids = tokenizer.encode_plain([token], 2)[0].ids
+        if len(ids) != 1:
+            raise StartupError(f"the vocabulary in {weights.folder} has no token {token}")
+        token = int(ids[0])
+    config, tensors, name = read_config(weights.folder), weights, _HEAD
+    is_tied = config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
+    if _HEAD not in weights and is_tied:
+        tensors, name = weights.with_prefix_of(_TOKENS), _TOKENS
+    rows, width = tensors.shape(name, 2)
+    if token >= rows:
+        raise StartupError(f"the head of the model in {weights.folder} has no token {token}")
+    return tensors.row(name, token, rows, width).float()

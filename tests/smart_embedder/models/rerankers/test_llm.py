@@ -17,11 +17,14 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
+from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.llm import PREFIX, SUFFIX, QwenReranker, QwenTemplate
+from smart_embedder.models.rerankers.templates import TemplateReranker
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs, TruncationOptions
 from smart_embedder.results import sigmoid
 from smart_embedder.tokens import TokenizedPair
+from tests.smart_embedder.models.rerankers.test_templates import save_scores
 from tests.support.checkpoints import changed_json, corpus, save_qwen
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change
@@ -109,7 +112,7 @@ def with_another_task(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: save_qwen(folder, answers=("da", "net")), "has no tokens yes and no"),
+        (lambda folder: save_qwen(folder, answers=("da", "net")), "has no token yes"),
         (lambda folder: (folder / "1_Pooling").mkdir(), "an embedding model and not a reranker"),
         (
             lambda folder: change(folder / "config.json", architectures=["Qwen3ForTokenClassific"]),
@@ -159,33 +162,54 @@ def test_language_model_of_another_template_is_refused_unless_kind_names_one(
     QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
 
 
+@pytest.mark.parametrize("answers", [("yes", "no"), (7, 9)])
 def test_qwen3_reranker_of_sentence_transformers_is_known_by_its_template(
-    tiny_qwen: Path, float32_target, tmp_path: Path
+    answers: tuple, tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path / "any name")
-    with_scores_of_sentence_transformers(copy)
-    (copy / "chat_template.jinja").write_text(PUBLISHED)
-    QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
-    (copy / "chat_template.jinja").write_text(PUBLISHED.replace("<Query>", "<Question>"))
-    with pytest.raises(StartupError, match="set its kind to one of qwen3-reranker"):
-        QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
+    if answers == ("yes", "no"):
+        vocabulary = Tokenizer.from_file(str(copy / "tokenizer.json"))
+        answers = tuple(map(vocabulary.token_to_id, answers))
+    save_scores(copy, answers, PUBLISHED)
+    model = load_reranker(copy.name, copy, LIMIT, float32_target, max_qwen_pairs=16)
+    assert isinstance(model, QwenReranker)
+    passages = varied_texts(9)
+    reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
+    for instruction in (None, "Find the recipe"):
+        pairs = model.tokenize_pairs("search", passages, instruction)
+        ours = model.forward([pair.ids for pair in pairs], Outputs())
+        texts = [("search", passage) for passage in passages]
+        expected = reference.predict(texts, prompt=instruction, batch_size=1)
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
-def test_reranker_with_other_tokens_than_yes_and_no_is_refused(
+@pytest.mark.parametrize(
+    ("template", "default"),
+    [(PUBLISHED.replace("<Query>", "<Question>"), None), (PUBLISHED, "find the recipe")],
+)
+def test_qwen3_with_other_prompts_is_read_by_its_own_template(
+    template: str, default: str | None, tiny_qwen: Path, float32_target, tmp_path: Path
+) -> None:
+    copy = copytree(tiny_qwen, tmp_path / "Qwen3-Reranker-0.6B")
+    prompts = {"prompts": {"task": default or ""}, "default_prompt_name": default and "task"}
+    save_scores(copy, (7, 9), template, **prompts)
+    model = load_reranker(copy.name, copy, LIMIT, float32_target, max_qwen_pairs=16)
+    assert isinstance(model, TemplateReranker)
+    (scores,) = copy.glob("*LogitScore")
+    change(scores / "config.json", true_token_id=None)
+    with pytest.raises(StartupError, match="has no usable true_token_id: None"):
+        load_reranker(copy.name, copy, LIMIT, float32_target, max_qwen_pairs=16)
+
+
+def test_reranker_with_another_module_is_refused(
     tiny_qwen: Path, float32_target, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
     with_scores_of_sentence_transformers(copy)
-    (scores,) = copy.glob("*LogitScore")
     kind = "sentence_transformers.base.modules.dense.Dense"
     with changed_json(copy / "modules.json") as modules:
         modules.append(modules[-1] | {"type": kind})
     with pytest.raises(StartupError, match="names the module Dense"):
-        QwenReranker("tiny", copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
-    with changed_json(copy / "modules.json") as modules:
-        modules.pop()
-    change(scores / "config.json", true_token_id=7)
-    with pytest.raises(StartupError, match="compares other tokens than yes and no"):
         QwenReranker("tiny", copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
 
 

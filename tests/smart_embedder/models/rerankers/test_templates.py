@@ -34,7 +34,7 @@ from smart_embedder.models.rerankers.templates import (
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs, TruncationOptions
 from smart_embedder.tokens import TokenSpans
-from tests.support.checkpoints import save_byte_level_tokenizer, spread_weights
+from tests.support.checkpoints import changed_json, save_byte_level_tokenizer, spread_weights
 from tests.support.wordpiece import change
 
 QUERY = "hybrid search?"
@@ -243,6 +243,16 @@ def test_chat_template_that_does_not_repeat_the_texts_is_refused(
     copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
     (copy / "chat_template.jinja").write_text(template)
     with pytest.raises(StartupError, match=message):
+        load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+
+
+def test_language_model_that_reads_pairs_without_a_template_is_refused(
+    folder: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
+    with changed_json(copy / "sentence_bert_config.json") as texts:
+        del texts["modality_config"]["message"], texts["processing_kwargs"]
+    with pytest.raises(StartupError, match="reads pairs without a chat template"):
         load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
 
 
