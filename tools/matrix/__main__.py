@@ -1,18 +1,16 @@
 """`python -m tools.matrix`: try each text encoder and classifier that transformers knows."""
 
 import argparse
-import json
 import multiprocessing
 import os
 import re
 import sys
 import tempfile
-import time
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 # Before a library starts threads: the processes of the matrix are forks of this one.
@@ -45,6 +43,9 @@ with the reference. The exit status is 0 if each is equal or refused in a senten
 _PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
 _TIME_LIMIT = 300.0
+_FORK = multiprocessing.get_context("fork")
+# A process must not inherit the pipe of another, which would then not end with its process.
+_STARTING = threading.Lock()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +54,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="model types and modules; all by default")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--write", action="store_true", help=f"write the table to {_PAGE.name}")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes as JSON")
     options = parser.parse_args(argv)
     tasks = [task for task in all_tasks() if not options.names or task[0] in options.names]
     unknown = set(options.names) - {name for name, _ in tasks}
@@ -68,9 +68,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 flush=True,
             )
     outcomes.sort(key=lambda outcome: (KINDS.index(outcome.kind), outcome.name))
-    if options.json:
-        rows = [[o.name, o.kind, o.result, o.detail] for o in outcomes]
-        options.json.write_text(json.dumps(rows, indent=1))
     for kind in KINDS:
         counts = Counter(outcome.result for outcome in outcomes if outcome.kind == kind)
         print(f"{kind}: {', '.join(f'{count} {result}' for result, count in counts.most_common())}")
@@ -97,48 +94,30 @@ def try_all(tasks: Sequence[tuple[str, str]], jobs: int) -> Iterator[Outcome]:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
-    context = multiprocessing.get_context("fork")
-    left = list(reversed(tasks))
-    running: dict[Connection, _Running] = {}
-    while left or running:
-        while left and len(running) < jobs:
-            name, kind = left.pop()
-            receiving, sending = context.Pipe(duplex=False)
-            process = context.Process(target=_try_and_send, args=(name, kind, sending), daemon=True)
-            process.start()
-            sending.close()
-            deadline = time.monotonic() + _TIME_LIMIT
-            running[receiving] = _Running(name, kind, process, deadline)
-        ready = wait(list(running), timeout=1)
-        for connection, trial in list(running.items()):
-            if connection in ready or time.monotonic() > trial.deadline:
-                yield trial.finish(connection)
-                del running[connection]
+    with ThreadPoolExecutor(jobs) as threads:
+        futures = [threads.submit(_try_in_process, name, kind) for name, kind in tasks]
+        for future in as_completed(futures):
+            yield future.result()
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A trial in a process, which is ended at the deadline."""
-
-    name: str
-    kind: str
-    process: ForkProcess
-    deadline: float
-
-    def finish(self, connection: Connection) -> Outcome:
-        """Return the outcome, also of a process that crashed or hangs; end the process."""
-        try:
-            if connection.poll():
-                received: Outcome = connection.recv()
-                return received
-            return Outcome(self.name, self.kind, TRACEBACK, f"none after {_TIME_LIMIT:.0f} s")
-        except EOFError:
-            self.process.join()
-            status = self.process.exitcode
-            return Outcome(self.name, self.kind, TRACEBACK, f"process ended with status {status}")
-        finally:
-            self.process.kill()
-            self.process.join()
+def _try_in_process(name: str, kind: str) -> Outcome:
+    """Return the outcome, also of a process that crashes or hangs."""
+    with _STARTING:
+        receiving, sending = _FORK.Pipe(duplex=False)
+        process = _FORK.Process(target=_try_and_send, args=(name, kind, sending), daemon=True)
+        process.start()
+        sending.close()
+    try:
+        if receiving.poll(_TIME_LIMIT):
+            received: Outcome = receiving.recv()
+            return received
+        return Outcome(name, kind, TRACEBACK, f"none after {_TIME_LIMIT:.0f} s")
+    except EOFError:
+        process.join()
+        return Outcome(name, kind, TRACEBACK, f"process ended with status {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
 
 
 def _try_and_send(name: str, kind: str, sending: Connection) -> None:

@@ -186,22 +186,14 @@ def save_tokenizer(folder: Path, further_inputs: Iterable[str] = ()) -> PreTrain
 
 def _save_pooling(folder: Path, width: int) -> None:
     """Write the modules of a sentence-transformers model with mean pooling."""
-    names = {"": "Transformer", "1_Pooling": "Pooling"}
     modules = [
-        {
-            "idx": index,
-            "name": str(index),
-            "path": path,
-            "type": f"sentence_transformers.models.{name}",
-        }
-        for index, (path, name) in enumerate(names.items())
+        {"idx": index, "name": name, "path": path, "type": f"sentence_transformers.models.{name}"}
+        for index, (path, name) in enumerate({"": "Transformer", "1_Pooling": "Pooling"}.items())
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    texts = {"max_seq_length": MAX_TOKENS, "do_lower_case": False}
-    (folder / "sentence_bert_config.json").write_text(json.dumps(texts))
 
 
 def save_embedder(folder: Path) -> Path:

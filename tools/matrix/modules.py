@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ _WIDTH = 64
 _WORDS = sorted({word for text in TEXTS for word in text.lower().split()})
 _SIZES = {"hidden_size": _WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIZES |= {"vocab_size": VOCABULARY, "intermediate_size": 128}
+_POOLINGS = ["cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 _ON_TOKENS = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
 
 
@@ -86,68 +86,50 @@ class _Parts:
         return str(folder)
 
 
-# For each module the class of its models, and the modules of one that has it.
-_RECIPES: Mapping[str, tuple[type, Callable[[_Parts], list[Any]]]] = MappingProxyType({
-    "Transformer": (SentenceTransformer, lambda p: [p.transformer(), p.pooling]),
-    "Pooling": (
-        SentenceTransformer,
-        lambda p: [
-            p.transformer(),
-            dense.Pooling(
-                _WIDTH, ["cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-            ),
-        ],
-    ),
-    "Dense": (
-        SentenceTransformer, lambda p: [p.transformer(), p.pooling, dense.Dense(_WIDTH, 32)],
-    ),
-    "LayerNorm": (
-        SentenceTransformer, lambda p: [p.transformer(), p.pooling, dense.LayerNorm(_WIDTH)],
-    ),
-    "Normalize": (SentenceTransformer, lambda p: [p.transformer(), p.pooling, dense.Normalize()]),
-    "Dropout": (SentenceTransformer, lambda p: [p.transformer(), p.pooling, dense.Dropout()]),
-    "CNN": (
-        SentenceTransformer, lambda p: [p.transformer(), dense.CNN(_WIDTH, 32), dense.Pooling(96)],
-    ),
-    "LSTM": (SentenceTransformer, lambda p: [p.transformer(), dense.LSTM(_WIDTH, 32), p.pooling]),
-    "WeightedLayerPooling": (
-        SentenceTransformer,
-        lambda p: [
+# For each class of models, and each module of them, the modules of a model that has it.
+_RECIPES: Mapping[type, Mapping[str, Callable[[_Parts], list[Any]]]] = {
+    SentenceTransformer: {
+        "Transformer": lambda p: [p.transformer(), p.pooling],
+        "Pooling": lambda p: [p.transformer(), dense.Pooling(_WIDTH, _POOLINGS)],
+        "Dense": lambda p: [p.transformer(), p.pooling, dense.Dense(_WIDTH, 32)],
+        "LayerNorm": lambda p: [p.transformer(), p.pooling, dense.LayerNorm(_WIDTH)],
+        "Normalize": lambda p: [p.transformer(), p.pooling, dense.Normalize()],
+        "Dropout": lambda p: [p.transformer(), p.pooling, dense.Dropout()],
+        "CNN": lambda p: [p.transformer(), dense.CNN(_WIDTH, 32), dense.Pooling(96)],
+        "LSTM": lambda p: [p.transformer(), dense.LSTM(_WIDTH, 32), p.pooling],
+        "WeightedLayerPooling": lambda p: [
             p.transformer(output_hidden_states=True),
             dense.WeightedLayerPooling(_WIDTH, 2, layer_start=1),
             p.pooling,
         ],
-    ),
-    "WordEmbeddings": (SentenceTransformer, lambda p: [p.words(), p.pooling]),
-    "WordWeights": (
-        SentenceTransformer,
-        lambda p: [p.words(), dense.WordWeights(_WORDS, {_WORDS[0]: 2.0}), p.pooling],
-    ),
-    "BoW": (SentenceTransformer, lambda _: [dense.BoW(_WORDS)]),
-    "StaticEmbedding": (SentenceTransformer, lambda p: [p.static()]),
-    "Router": (
-        SentenceTransformer,
-        lambda p: [dense.Router.for_query_document([p.static()], [p.transformer(), p.pooling])],
-    ),
-    "MLMTransformer": (SparseEncoder, lambda p: [p.mlm(), sparse.SpladePooling("max")]),
-    "SpladePooling": (SparseEncoder, lambda p: [p.mlm(), sparse.SpladePooling("sum")]),
-    "SparseAutoEncoder": (
-        SparseEncoder,
-        lambda p: [p.transformer(), p.pooling, sparse.SparseAutoEncoder(_WIDTH, 128, k=16)],
-    ),
-    "SparseStaticEmbedding": (
-        SparseEncoder,
-        lambda p: [sparse.SparseStaticEmbedding(p.tokenizer, torch.rand(len(p.tokenizer)))],
-    ),
-    "MultiVectorMask": (
-        MultiVectorEncoder, lambda p: [*p.token_vectors(tokens.MultiVectorMask(["?"]))],
-    ),
-    "HierarchicalTokenPooling": (
-        MultiVectorEncoder,
-        lambda p: [*p.token_vectors(), tokens.HierarchicalTokenPooling(2.0)],
-    ),
-    "LogitScore": (CrossEncoder, lambda p: [p.causal(), scores.LogitScore(*p.answers())]),
-})  # fmt: skip
+        "WordEmbeddings": lambda p: [p.words(), p.pooling],
+        "WordWeights": lambda p: [p.words(), dense.WordWeights(_WORDS, {_WORDS[0]: 2}), p.pooling],
+        "BoW": lambda _: [dense.BoW(_WORDS)],
+        "StaticEmbedding": lambda p: [p.static()],
+        "Router": lambda p: [
+            dense.Router.for_query_document([p.static()], [p.transformer(), p.pooling])
+        ],
+    },
+    SparseEncoder: {
+        "MLMTransformer": lambda p: [p.mlm(), sparse.SpladePooling("max")],
+        "SpladePooling": lambda p: [p.mlm(), sparse.SpladePooling("sum")],
+        "SparseAutoEncoder": lambda p: [
+            p.transformer(), p.pooling, sparse.SparseAutoEncoder(_WIDTH, 128, k=16),
+        ],
+        "SparseStaticEmbedding": lambda p: [
+            sparse.SparseStaticEmbedding(p.tokenizer, torch.rand(len(p.tokenizer)))
+        ],
+    },
+    MultiVectorEncoder: {
+        "MultiVectorMask": lambda p: p.token_vectors(tokens.MultiVectorMask(["?"])),
+        "HierarchicalTokenPooling": lambda p: [
+            *p.token_vectors(), tokens.HierarchicalTokenPooling(2.0),
+        ],
+    },
+    CrossEncoder: {
+        "LogitScore": lambda p: [p.causal(), scores.LogitScore(*p.answers())],
+    },
+}  # fmt: skip
 
 
 def save_modules(folder: Path, name: str) -> type:
@@ -155,9 +137,10 @@ def save_modules(folder: Path, name: str) -> type:
 
     Raises `NotBuiltError` for a module that has no recipe, or that needs further libraries.
     """
-    if name not in _RECIPES:
+    found = [(kind, makes[name]) for kind, makes in _RECIPES.items() if name in makes]
+    if not found:
         raise NotBuiltError("tools/matrix/modules.py has no model with it")
-    model_class, make = _RECIPES[name]
+    model_class, make = found[0]
     torch.manual_seed(4)
     try:
         model = model_class(modules=make(_Parts(folder.with_name("parts"))), device="cpu")
