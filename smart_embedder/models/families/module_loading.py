@@ -100,12 +100,13 @@ def load_module(folder: Path, target: Target, *, classifies: bool) -> Any:
     whole = whole.eval().to(target.device)
     body = whole if classifies else _without_decoder(whole)
     module = whole if classifies else _find_text_part(body)
-    (path,) = (name for name, part in whole.named_modules() if part is module)
     # A pooler that no head reads is not computed.
+    computed = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     missing = sorted(
         name
-        for name in report["missing_keys"]
-        if name.startswith(path and f"{path}.") and (classifies or "pooler" not in name)
+        for name, tensor in whole.state_dict(keep_vars=True).items()
+        if name in report["missing_keys"] and id(tensor) in computed
+        if classifies or "pooler" not in name
     )
     if missing:
         raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
