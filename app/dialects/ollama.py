@@ -110,40 +110,6 @@ class OllamaEmbedding(BaseModel):
     embedding: list[float]
 
 
-class OllamaDetails(BaseModel):
-    """The format of a model; `quantization_level` is the number format of a loaded one."""
-
-    parent_model: str
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class OllamaTag(BaseModel):
-    """One name of an embedding model."""
-
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    details: OllamaDetails
-
-
-class OllamaTags(BaseModel):
-    """Every name of every embedding model."""
-
-    models: list[OllamaTag]
-
-
-class OllamaVersion(BaseModel):
-    """The version of Ollama whose API this is."""
-
-    version: str
-
-
 class OllamaError(BaseModel):
     """An error in Ollama's form."""
 
@@ -209,13 +175,13 @@ async def _truncation(
     return TruncationOptions(truncate is not False, "right", max_tokens)
 
 
-@router.get_and_head("/api/version", summary="The version of the API")
-async def show_version() -> OllamaVersion:
+@router.get_and_head("/api/version", include_in_schema=False)
+async def show_version() -> Response:
     """Name the version of Ollama whose API this is."""
-    return OllamaVersion(version=_VERSION)
+    return JSONResponse({"version": _VERSION})
 
 
-@router.get_and_head("/api/tags", summary="List model names", response_model=OllamaTags)
+@router.get_and_head("/api/tags", include_in_schema=False)
 async def list_tags(service: ServiceDep) -> Response:
     """List the names of the embedding models."""
     models = [model for model in service.catalogue.models if model.role is not Role.RERANKER]

@@ -31,8 +31,6 @@ WITHOUT_TRUTH = {
     "GET /info": "the settings in force",
     "GET /models/{model}/info": "the settings in force",
     "GET /v1/models": "the settings in force",
-    "GET /api/tags": "the settings in force",
-    "GET /api/version": "the version of the API",
     "GET /v1/models/{model}": "the settings in force",
     "POST /v1/models/{model}/load": "a command",
     "POST /v1/models/{model}/unload": "a command",
