@@ -45,6 +45,8 @@ _MAX_QUOTED = 60
 _LARGE_BODY = 16_384
 # For names, numbers, brackets and indentation; a valid body has much fewer.
 _MAX_BYTES_PER_VALUE = 64
+# These take the parser a tenth of a second, and 16 MiB of body have few more.
+MAX_TOKEN_IDS = 2_400_000
 TEXTS_ADVICE = (
     "send texts and no token ids (in LangChain's OpenAIEmbeddings set "
     "check_embedding_ctx_length=False)"
@@ -89,7 +91,7 @@ async def read_json(
     except ClientDisconnect:
         raise ClientGoneError("the client left before its request was complete") from None
     except InvalidRequestError as error:
-        if schema.dialect is NATIVE:
+        if schema.dialect is NATIVE or decode is not None:
             raise
         # Usually the body holds lists of token ids.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
@@ -215,6 +217,11 @@ class JsonValueCounter:
             integers = outside.translate(_DIGITS, b" \t\r\n").count(b",0")
             self._integers += integers
             self._count -= integers
+            if self._integers > MAX_TOKEN_IDS:
+                raise invalid_body(
+                    f"the body holds more than {MAX_TOKEN_IDS} numbers, the most token ids of a "
+                    "request: send them in several requests"
+                )
         self._outside += len(outside)
         self._in_string ^= len(parts) % 2 == 0
         if self._count > self._max_values or len(parts) > max_parts:

@@ -224,6 +224,9 @@ async def test_token_ids_are_no_values_but_other_numbers_are() -> None:
         assert await read(*parts, decode=decode) == {"input": [7] * 20_000}
     for content in (b'{"sentences":[%s]}' % ids, b'{"input":[7],"dimensions":[%s]}' % ids):
         assert "more than 1000 values" in await refusal(content, decode=decode)
+    assert "more than 2400000 numbers" in await refusal(
+        b'{"input":[', b"7," * 2_400_002, b"never", decode=decode
+    )
     texts = b'{"input":[' + b'"7",' * 1500
     assert "more than 1000 values" in await refusal(texts, b"never read", decode=decode)
 
