@@ -15,7 +15,7 @@ WORKING = ["/embeddings/", "/rerank"]
 # allows.
 FOREIGN = ["/v1/embeddings", "/v1/rerank", "/v2/rerank"]
 TEI = ["/embed", "/embed_sparse", "/tokenize"]
-FOREIGN += ["/", *TEI, "/v1/embed", "/v2/embed", "/api/v1/embed"]
+FOREIGN += ["/", *TEI, "/v1/embed", "/v2/embed", "/api/v1/embed", "/api/embed", "/api/embeddings"]
 OF_A_MODEL = [f"/models/{{model}}{path}" for path in ("", *TEI, "/rerank")]
 READING = ["/", "/health", "/health/ready", "/health/live", "/stats", "/metrics"]
 READING += ["/v1/models", "/v1/models/{model}", "/info", "/ping"]
