@@ -23,9 +23,11 @@ from typing import Self
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
+from xxhash import xxh3_128_digest
 
 from smart_embedder.errors import StartupError
 from smart_embedder.interrupts import stop_if_given_up
+from smart_embedder.models.files.chat_template import TextFrame
 from smart_embedder.models.tokenizer_files import read_tokenizer
 from smart_embedder.requests import CUT_AT_END, Side, TruncationOptions
 from smart_embedder.tokens import SpecialToken, TokenIds, TokenizedText, TokenSpans
@@ -95,7 +97,8 @@ class TruncatedTokens:
 class TextTokenizer:
     """Turns texts into the token ids of one model, cut to `max_length`.
 
-    `closing` is a token that ends every text, even if the template in the file does not add it.
+    `closing` is a token that ends every text, even if the template in the file does not add it. A
+    `frame` is what stands around every text, in place of special tokens.
     Texts are tokenized in slices of `slice_characters`. `digest` identifies everything that decides
     which tokens a text has.
     """
@@ -108,6 +111,7 @@ class TextTokenizer:
         closing: str | None = None,
         slice_characters: int = SLICE_CHARACTERS,
         digest: bytes = b"",
+        frame: TextFrame | None = None,
     ) -> None:
         self.pads_left = (tokenizer.padding or {}).get("direction") == "left"
         tokenizer.no_truncation()
@@ -130,6 +134,9 @@ class TextTokenizer:
                 raise StartupError(f"the vocabulary has no token {closing}")
             if token_id not in self._suffix[-1:]:
                 self._suffix = np.append(self._suffix, token_id)
+        self._frame = frame
+        if frame is not None:
+            self._prefix, self._suffix = NO_IDS, _find_end(tokenizer, frame)
         self.max_length = max_length
         self.vocabulary_size = tokenizer.get_vocab_size()
         self.digest = digest
@@ -149,15 +156,19 @@ class TextTokenizer:
         closing: str | None = None,
         lower_case: bool = False,
         slice_characters: int = SLICE_CHARACTERS,
+        frame: TextFrame | None = None,
     ) -> Self:
         """Read `tokenizer.json`; raises `StartupError` if it is unusable or of another model."""
         tokenizer, digest = read_tokenizer(folder, closing=closing, lower_case=lower_case)
+        if frame is not None:
+            digest = xxh3_128_digest(digest + repr(frame).encode())
         return cls(
             tokenizer,
             max_length,
             closing=closing,
             slice_characters=slice_characters,
             digest=digest,
+            frame=frame,
         )
 
     def encode(
@@ -167,9 +178,12 @@ class TextTokenizer:
 
         A text without any token, of a model without special tokens, is read as token 0.
         """
-        limit = self.max_length - self._special_count
+        limit, in_frame = self.max_length - self._special_count, 0
+        if self._frame is not None:
+            (before,) = self.encode_plain([self._frame.begin("")], limit)
+            prompt, in_frame = self._frame.begin(prompt), before.kept
         if truncation.max_tokens is not None:
-            limit = min(limit, truncation.max_tokens)
+            limit = min(limit, in_frame + truncation.max_tokens)
         tokenized: list[TokenizedText] = []
         for text in self.encode_plain(texts, limit, truncation.side, prompt):
             ids, total = np.concatenate((self._prefix, text.ids, self._suffix)), text.total
@@ -349,3 +363,21 @@ def find_template(tokenizer: Tokenizer, first: str, second: str | None = None) -
         template.append(rest[:start])
         rest = rest[start + len(ids) :]
     return [np.array(ids, np.int64) for ids in (*template, rest)]
+
+
+def _find_end(tokenizer: Tokenizer, frame: TextFrame) -> TokenIds:
+    """Find the tokens behind every text; raises `StartupError` if some depend on the text."""
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    end = encode(frame.behind)
+    for text in ("", "a", "a.", "a ", "a\n"):
+        begin = frame.before + text
+        if encode(begin + frame.behind) != [*encode(begin), *end]:
+            raise StartupError(
+                "the chat template ends each text with signs that are no tokens of their own, "
+                "which is not supported"
+            )
+    return np.array(end, np.int64)

@@ -5,7 +5,6 @@ Types without an implementation here are loaded by transformers' modules.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -32,7 +31,7 @@ from smart_embedder.models.families.int8 import (
     min_cosine,
 )
 from smart_embedder.models.families.qwen3 import DecoderConfig, find_other_option, make_decoder
-from smart_embedder.models.files.chat_template import require_plain_texts
+from smart_embedder.models.files.chat_template import read_text_frame
 from smart_embedder.models.files.config import TextOptions, read_transformer_config
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.tokenizer import TextTokenizer
@@ -89,15 +88,12 @@ def load_backbone(
 
     def read_tokenizer(positions: int) -> TextTokenizer:
         longest = min(max_length, texts.max_length or max_length, positions)
-        tokenizer = TextTokenizer.from_folder(
-            folder, longest, closing=closing, lower_case=texts.lower_case
-        )
+        frame = None
         if texts.message_format is not None:
-            special_tokens = list(chain(*tokenizer.special_tokens))
-            require_plain_texts(
-                folder, texts.message_format, texts.template_options, special_tokens
-            )
-        return tokenizer
+            frame = read_text_frame(folder, texts.message_format, texts.template_options)
+        return TextTokenizer.from_folder(
+            folder, longest, closing=closing, lower_case=texts.lower_case, frame=frame
+        )
 
     if _is_decoder(folder) and not classifier:
         tokenizer = read_tokenizer(DecoderConfig.read(folder).positions)

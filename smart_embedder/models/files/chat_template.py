@@ -4,7 +4,7 @@ A chat template is a program of Jinja, which transformers runs in a sandbox. It 
 the service.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ from smart_embedder.models.files.reading import read_file
 _FILE = "chat_template.jinja"
 # A function that transformers gives to templates.
 _DATE = "strftime_now"
-# A text and a prompt, with the spaces that some templates remove.
-_TEXT, _PROMPT = " an Example: 0.\n", "title: none | text: "
+# Characters for private use, which no template has, in place of a text and a prompt.
+_TEXT, _PROMPT = "\ue000", "\ue001"
+# A text with spaces around it, which some templates remove.
+_EXAMPLE = " an Example: 0.\n"
 # The beginning of a message format whose contents are lists of typed parts, and not strings.
 STRUCTURED = "structured"
 # Signs in a template of that format, by which sentence-transformers knows it.
@@ -86,31 +88,54 @@ class ChatTemplate:
         return [{"type": "text", "text": text}] if self.is_structured else text
 
 
-def require_plain_texts(
-    folder: Path,
-    message_format: str,
-    options: Iterable[tuple[str, Any]],
-    special_tokens: Sequence[Any],
-) -> None:
-    """Raise `StartupError` unless a model that reads messages reads plain texts as they are.
+@dataclass(frozen=True, slots=True)
+class TextFrame:
+    """What a chat template puts around a text, in place of the tokenizer's special tokens.
+
+    `before_prompt` is read before a text with a prompt, and has the prompt at its place.
+    """
+
+    before: str
+    before_prompt: str
+    behind: str
+
+    def begin(self, prompt: str) -> str:
+        """Return what is read before a text."""
+        return self.before_prompt.replace(_PROMPT, prompt) if prompt else self.before
+
+
+def read_text_frame(
+    folder: Path, message_format: str, options: Iterable[tuple[str, Any]]
+) -> TextFrame | None:
+    """Read what the chat template of a folder puts around texts, or None if it changes nothing.
 
     sentence-transformers renders a text as the message of a user, behind a prompt as the system's.
-    A processor adds the special tokens of the tokenizer; a tokenizer alone adds none.
+    A processor adds the special tokens of the tokenizer, a tokenizer alone adds none. Raises
+    `StartupError` if the template does not repeat texts as they are.
     """
     template = ChatTemplate.read(folder, message_format, options)
     if template is None:
         raise StartupError(
             f"{folder} reads texts as messages of a chat template, and has no template"
         )
-    rendered = template.render(("user", _TEXT))
-    behind_prompt = template.render(("system", _PROMPT), ("user", _TEXT))
-    if (rendered, behind_prompt) != (_TEXT, _PROMPT + _TEXT):
+    before, *behind = template.render(("user", _TEXT)).split(_TEXT)
+    prompted = template.render(("system", _PROMPT), ("user", _TEXT))
+    before_prompt, *behind_prompted = prompted.split(_TEXT)
+    frame = TextFrame(before, before_prompt, "".join(behind))
+    is_followed = len(behind) == 1 and behind == behind_prompted
+    for text, prompt in ((_EXAMPLE, _EXAMPLE), ("", _EXAMPLE), (_EXAMPLE, ""), ("", "")):
+        messages = [("system", prompt)] * bool(prompt) + [("user", text)]
+        expected = frame.begin(prompt) + text + frame.behind
+        is_followed = is_followed and template.render(*messages) == expected
+    if not is_followed:
         raise StartupError(
-            f"{folder} reads texts as messages of a chat template, which adds to a text or changes "
-            "it; only a template that leaves texts as they are is supported"
+            f"{folder} reads texts as messages of a chat template, which does not repeat each text "
+            "and prompt once, as it is"
         )
-    if special_tokens and not (folder / "processor_config.json").is_file():
+    has_processor = (folder / "processor_config.json").is_file()
+    if has_processor and frame != TextFrame("", _PROMPT, ""):
         raise StartupError(
-            f"{folder} reads texts as messages of a chat template, without the special tokens of "
-            "its tokenizer, which is not supported"
+            f"{folder} reads texts by a processor with a chat template, which adds to a text; only "
+            "one that leaves texts as they are is supported"
         )
+    return None if has_processor else frame

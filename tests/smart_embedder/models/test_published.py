@@ -1,12 +1,16 @@
 """Tiny folders in the form in which models were published, compared with transformers."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
 
 import numpy as np
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models, normalizers, trainers
 from transformers import (
@@ -22,6 +26,7 @@ from transformers import (
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.target import Target
+from smart_embedder.requests import TruncationOptions
 from tests.support.checkpoints import changed_json, changed_weights, corpus, spread_weights
 from tests.support.encoders import (
     TEXTS,
@@ -126,38 +131,72 @@ def test_embeddinggemma2_as_published_equals_transformers(
     assert_close(embed(model, texts, prompt), normalized_means(embedding_gemma2, texts, prompt))
 
 
-def with_turns(folder: Path) -> None:
-    turns = "{% for message in messages %}<|turn>{{ message.content[0].text }}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(turns)
+CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
-def that_strips(folder: Path) -> None:
-    stripped = "{% for message in messages %}{{ message.content[0].text | trim }}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(stripped)
+def save_chat_embedder(folder: Path, base: Path, template: str, **options: object) -> Path:
+    """Save a model that sentence-transformers made of a language model with a chat template."""
+    transformer = Transformer(
+        str(base), processor_kwargs={"chat_template": template}, processing_kwargs=options
+    )
+    modules = [transformer, Pooling(WIDTH, "lasttoken")]
+    model = SentenceTransformer(modules=modules, prompts=PROMPTS, device="cpu")
+    model.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("options", [{}, {"chat_template": {"add_generation_prompt": True}}])
+@pytest.mark.parametrize("template", [CHAT, "{% for m in messages %}{{ m.content }}{% endfor %}"])
+def test_texts_are_read_as_messages_like_sentence_transformers(
+    options, template: str, tiny_qwen: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    folder = save_chat_embedder(tmp_path / "chat", tiny_qwen, template, **options)
+    model, texts = load(folder, float32_target, 64), ["vector", "...", " a  b\n", "hybrid?"]
+    texts += [""] * (template == CHAT)  # sentence-transformers reads no text without tokens.
+    theirs = reference(folder)
+    for name, prompt in (("", ""), *PROMPTS.items()):
+        expected = theirs.encode(texts, batch_size=1, prompt=prompt) if name else None
+        if expected is None:
+            expected = theirs.encode(texts, batch_size=1)
+        assert_close(embed(model, texts, prompt), expected)
+    (whole,) = model.tokenize(["vector"])
+    (long,) = model.tokenize(["vector " * 99])
+    assert len(long.ids) == 64
+    end = len(model._tokenizer._suffix)
+    assert long.ids[64 - end :].tolist() == whole.ids[len(whole.ids) - end :].tolist()
+    (cut,) = model.tokenize(["vector " * 9], "", TruncationOptions(max_tokens=1))
+    assert cut.ids.tolist() == whole.ids.tolist()
+    assert load(tiny_qwen, float32_target).spaces["dense"] != model.spaces["dense"]
+
+
+def write(template: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "chat_template.jinja").write_text(template)
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (with_turns, "which adds to a text or changes it"),
-        (that_strips, "which adds to a text or changes it"),
-        (lambda folder: (folder / "chat_template.jinja").unlink(), "and has no template"),
+        (write("{{ messages[0].content | trim }}"), "does not repeat each text and prompt once"),
+        (write(CHAT + "{{ messages[-1].content }}"), "does not repeat each text and prompt once"),
         (
-            lambda folder: (folder / "chat_template.jinja").write_text(
-                "{{ raise_exception('a') }}"
-            ),
-            "cannot be rendered: a",
+            write("{% for message in messages %}{{ message.content }}vector{% endfor %}"),
+            "with signs that are no tokens of their own",
         ),
+        (lambda folder: (folder / "chat_template.jinja").unlink(), "and has no template"),
+        (write("{{ raise_exception('a') }}"), "cannot be rendered: a"),
         (
-            lambda folder: (folder / "processor_config.json").unlink(),
-            "without the special tokens of its tokenizer",
+            lambda folder: (folder / "processor_config.json").write_text("{}"),
+            "by a processor with a chat template, which adds to a text",
         ),
     ],
 )
 def test_chat_templates_that_change_texts_are_refused(
-    spoil, message: str, embedding_gemma2: Path, float32_target: Target, tmp_path: Path
+    spoil, message: str, tiny_qwen: Path, float32_target: Target, tmp_path: Path
 ) -> None:
-    folder = copytree(embedding_gemma2, tmp_path / "copy")
+    folder = save_chat_embedder(tmp_path / "chat", tiny_qwen, CHAT)
     spoil(folder)
     with pytest.raises(StartupError, match=message):
         load(folder, float32_target)
