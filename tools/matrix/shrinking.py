@@ -117,7 +117,7 @@ class Shrinker:
                     small[name] = {kind: dict(_ROPE) for kind in kinds} or dict(_ROPE)
                 if self._completes and "rope_theta" in small[name]:
                     half = self._head_width * value.get("partial_rotary_factor", 1) / 2
-                    small[name] = dict(value) | {"mrope_section": _divide([2, 3, 3], int(half))}
+                    small[name] = dict(value) | {"mrope_section": _divide([3, 3, 2], int(half))}
             elif isinstance(value, list | tuple):
                 small[name] = self._shrink_list(name, _keep(name, value, count, kept), whole)
             elif name == _SHARED_LAYERS:

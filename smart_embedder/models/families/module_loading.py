@@ -145,8 +145,9 @@ def _without_decoder(whole: Any) -> Any:
             count = _compute_states(whole).shape[1]
         except Exception:  # noqa: BLE001 - the decoder needs another text, or other inputs
             count = 0
-        if count != len(_TEXT_IDS):
-            return whole.get_encoder()
+        encoder = whole.get_encoder()
+        if count != len(_TEXT_IDS) and isinstance(encoder, PreTrainedModel):
+            return encoder
     return whole
 
 
