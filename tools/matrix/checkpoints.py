@@ -26,7 +26,6 @@ from tools.matrix.shrinking import (
     UNKNOWN,
     VOCABULARY,
     Shrinker,
-    find_head_width,
 )
 
 # Texts are cut to this number of tokens, which is more than the shrunken windows have.
@@ -102,17 +101,11 @@ def load_reference(folder: Path, *, is_classifier: bool) -> Any:
 
 
 def _make_small(model_type: str, model_class: Any, is_classifier: bool) -> tuple[Any, int]:
-    """Make a model that computes a text, if possible, and return the width of its states.
-
-    Its heads have the least width with which it can be made.
-    """
+    """Make a model that computes a text, if possible, and return the width of its states."""
     whole = CONFIG_MAPPING[model_type]().to_dict()
     made: list[Any] = []
     problems: list[Exception] = []
-    shrinkers = [
-        Shrinker(), Shrinker(completes=True), Shrinker(find_head_width(whole)),
-        Shrinker(_SIXTHS, completes=True),
-    ]  # fmt: skip
+    shrinkers = Shrinker(), Shrinker(completes=True), Shrinker(_SIXTHS, completes=True)
     for shrinker in shrinkers:
         try:
             torch.manual_seed(4)

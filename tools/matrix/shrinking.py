@@ -76,7 +76,7 @@ _NUMBERS, _WIDTHS = (
 )
 
 
-def find_head_width(config: Mapping[str, Any]) -> int:
+def _find_head_width(config: Mapping[str, Any]) -> int:
     """Return the width of a head, of the text part in a composite configuration."""
     config = config.get("text_config") or config
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
@@ -131,7 +131,7 @@ class Shrinker:
     def _shrink_list(self, name: str, values: Sequence[Any], config: Mapping[str, Any]) -> Any:
         numbers = [value for value in values if type(value) is int]
         if numbers and name == "mrope_section":
-            return _divide(numbers, sum(numbers) * self._head_width // find_head_width(config))
+            return _divide(numbers, sum(numbers) * self._head_width // _find_head_width(config))
         if numbers and sum(numbers) == config.get("hidden_size"):
             return _divide(numbers, _HEADS * self._head_width)
         return [self._shrink_number(name, value, config) for value in values]
