@@ -84,6 +84,24 @@ def overlay_adapter(folder: Path, find_base: Callable[[str, str | None], Path]) 
         )
     if not (base / "config.json").is_file():
         raise StartupError(f"{folder} holds an adapter for {name}, which holds no config.json")
+    try:
+        overlay = _lay_over(folder, base)
+    except OSError as error:
+        raise StartupError(
+            f"the files of the adapter in {folder} cannot be linked in a temporary folder: "
+            f"{error}; set TMPDIR to a folder that can be written to"
+        ) from error
+    if transformer_folder(overlay) != overlay:
+        raise StartupError(
+            f"{folder} holds an adapter for a transformer in a folder of its own, which is not "
+            "supported: merge it into the weights (merge_and_unload of peft)"
+        )
+    log.info("adapter_added", model=folder.name, base=name)
+    return overlay
+
+
+def _lay_over(folder: Path, base: Path) -> Path:
+    """Link the files of an adapter, and those of its base model, in a temporary folder."""
     if (folder, base) not in _overlays:
         _overlays[folder, base] = TemporaryDirectory(prefix="adapter-")
     overlay = Path(_overlays[folder, base].name) / folder.name
@@ -92,12 +110,6 @@ def overlay_adapter(folder: Path, find_base: Callable[[str, str | None], Path]) 
     ]
     _link(folder, own, overlay)
     _link(base, base.rglob("*"), overlay)
-    if transformer_folder(overlay) != overlay:
-        raise StartupError(
-            f"{folder} holds an adapter for a transformer in a folder of its own, which is not "
-            "supported: merge it into the weights (merge_and_unload of peft)"
-        )
-    log.info("adapter_added", model=folder.name, base=name)
     return overlay
 
 

@@ -1,6 +1,7 @@
 """LoRA adapters, compared with peft under sentence-transformers."""
 
 import math
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,6 +112,16 @@ def test_base_model_of_an_adapter_is_found_by_its_hub_id(
     settings = EngineSettings(hf_home=tmp_path, hf_hub_offline=True)
     found = locate_model(str(folder), None, settings, DownloadStatus())
     assert_close(embed(load(found, float32_target), TEXTS), expected)
+
+
+def test_temporary_folder_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    base = save_family(tmp_path / "base", "bert", word_tokenizer())
+    folder = save_adapter(reference(base), tmp_path / "lora", target_modules=["query"])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(StartupError, match="set TMPDIR to a folder that can be written to"):
+        located(folder)
 
 
 def test_classifier_saved_with_an_adapter_is_read(float32_target: Target, tmp_path: Path) -> None:
