@@ -145,7 +145,7 @@ def load_by_transformers(
         raise
     except Exception as error:
         raise StartupError(
-            f"transformers cannot load the model in {folder}: {one_line(error)}"
+            f"transformers cannot load the model in {folder}: {one_line(error):.300}"
         ) from error
 
 

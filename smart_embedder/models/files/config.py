@@ -205,6 +205,7 @@ def _read_routes(modules: list[Module]) -> dict[str, list[Module]]:
         not isinstance(types, dict)
         or not isinstance(structure, dict)
         or not all(isinstance(names, list) for names in structure.values())
+        or not all(isinstance(name, str) for names in structure.values() for name in names)
     ):
         raise StartupError(f"{file} has no types and structure of routes")
     parameters = parameters if isinstance(parameters, dict) else {}

@@ -117,7 +117,7 @@ def read_colbert_config(folder: Path) -> ColbertConfig:
         names = ("query_length", "document_length", "query_prefix", "document_prefix")
         markers, attends = ("[Q] ", "[D] "), "attend_to_expansion_tokens"
         expands = _get_or_default(config, "do_query_expansion", True)
-        skipped = _get_or_default(config, "skiplist_words", punctuation)
+        skipped = _read_words(config, "skiplist_words", punctuation)
     query_length = _read_length(config, names[0], _QUERY_LENGTH)
     document_length = _read_length(config, names[1], _DOCUMENT_LENGTH)
     return ColbertConfig(
@@ -132,7 +132,8 @@ def read_colbert_config(folder: Path) -> ColbertConfig:
 def _read_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
     mask_config = read_optional(mask.folder / "config.json")
     tasks = mask_config.get("skiplist_tasks")
-    tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    is_one = isinstance(tasks, str)
+    tasks = [tasks] if is_one else _read_words(mask_config, "skiplist_tasks", ["document"])
     if mask_config.get("keep_only_token_ids") or "query" in tasks:
         raise StartupError(
             f"{mask.folder} leaves out tokens of queries, or keeps only some tokens "
@@ -142,6 +143,9 @@ def _read_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
     texts = read_text_config(transformer)
     longest = TextOptions.read(transformer, by_type=True).max_length
     prompts = read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
+    is_named = isinstance(prompts, dict)
+    if not is_named or not all(isinstance(prompt, str | None) for prompt in prompts.values()):
+        raise _unusable_value("prompts", prompts)
     documents = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
     expansion = _read_expansion(folder, texts.get("query_expansion"))
     query_length = expansion.length if expansion else _read_length(texts, "query_length", 0)
@@ -152,14 +156,16 @@ def _read_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
             length=_read_length(texts, "document_length", 0) or longest,
         ),
         expansion=expansion,
-        skipped=mask_config.get("skiplist_words") or [] if "document" in tasks else [],
+        skipped=_read_words(mask_config, "skiplist_words", []) if "document" in tasks else [],
         skips_unknown=False,
     )
 
 
-def _read_expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | None:
+def _read_expansion(folder: Path, config: Any) -> Expansion | None:
     if config is None:
         return None
+    if not isinstance(config, dict) or not isinstance(config.get("token"), str | None):
+        raise _unusable_value("query_expansion", config)
     if config.get("strategy") != "fixed":
         raise StartupError(
             f"{folder} expands queries by the strategy {config.get('strategy')}; supported: fixed"
@@ -168,14 +174,26 @@ def _read_expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion
     return Expansion(length, bool(config.get("attend")), config.get("token"))
 
 
+def _read_words(config: Mapping[str, Any], key: str, default: list[str]) -> list[str]:
+    """Read a list of words; raises `StartupError` for any other value."""
+    words = _get_or_default(config, key, default)
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise _unusable_value(key, words)
+    return words
+
+
 def _read_length(config: Mapping[str, Any], key: str, default: int) -> int:
     """Read a number of tokens; raises `StartupError` for any other value."""
     value = config.get(key)
     if value is None:
         return default
     if type(value) is not int or not 0 < value < _LONGEST:
-        raise StartupError(f"the configuration of ColBERT has no usable {key}: {value!s:.60}")
+        raise _unusable_value(key, value)
     return value
+
+
+def _unusable_value(key: str, value: Any) -> StartupError:
+    return StartupError(f"the configuration of ColBERT has no usable {key}: {value!s:.60}")
 
 
 def _get_or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:

@@ -116,7 +116,7 @@ class SpladePooling:
         config = read_config(folder)
         pooling = config.get("pooling_strategy", "max")
         activation = config.get("activation_function", "relu")
-        if pooling not in _POOLINGS or activation not in _LOGARITHMS:
+        if pooling not in _POOLINGS or str(activation) not in _LOGARITHMS:
             raise StartupError(
                 f"{folder / 'config.json'} has the pooling {pooling} of {activation}; supported: "
                 f"{' and '.join(_POOLINGS)} of {' and '.join(_LOGARITHMS)}"

@@ -357,6 +357,17 @@ def test_colbert_configurations_of_three_packages_are_read(
             for name in ("query_length", "document_length")
             for value in (0, "32")
         ),
+        *(
+            (PYLATE, {"config_sentence_transformers": {"skiplist_words": value}}, "no usable skip")
+            for value in (3, ["the", 0], "the")
+        ),
+        (MASKED, {"mask": {"skiplist_words": [["the"]]}}, "no usable skiplist_words"),
+        (MASKED, {"mask": {"skiplist_tasks": 5}}, "no usable skiplist_tasks: 5"),
+        *(
+            (MASKED, {"sentence_bert_config": {"query_expansion": value}}, "no usable query_exp")
+            for value in ("fixed", FIXED | {"token": 5})
+        ),
+        (MASKED, {"config_sentence_transformers": {"prompts": [1]}}, "no usable prompts"),
         ([], {"metadata": {"query_maxlen": 0}}, "no usable query_maxlen: 0"),
         ([], {"metadata": {"doc_maxlen": 0}}, "no usable doc_maxlen: 0"),
     ],

@@ -218,6 +218,10 @@ def name_modules(folder: Path, *kinds: str) -> None:
             lambda folder: copy_with_pooling(folder, folder, pooling_strategy="mean"),
             "the pooling mean of relu; supported: max and sum",
         ),
+        (
+            lambda folder: copy_with_pooling(folder, folder, activation_function=["relu"]),
+            r"the pooling max of \['relu'\]; supported",
+        ),
         (lambda folder: save_model(folder, BertModel), "lacks the head of a masked language model"),
         (
             lambda folder: change(folder / "config.json", tie_word_embeddings=False),
@@ -285,6 +289,7 @@ def test_weights_of_queries_are_part_of_the_vector_space(routed: Path, load, tmp
         ({"types": {"query_0_SparseStaticEmbedding": "own.Static"}}, "code of a checkpoint"),
         ({"types": None}, "has no types and structure"),
         ({"structure": {"query": 1}}, "has no types and structure"),
+        ({"structure": {"query": [{}]}}, "has no types and structure"),
     ],
 )
 def test_unsupported_routes_are_refused(routed: Path, load, tmp_path, changes, message) -> None:
