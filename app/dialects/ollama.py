@@ -1,7 +1,7 @@
 """The embedding API of Ollama 0.30."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -16,7 +16,7 @@ from app.catalogue import Role, ServedModel
 from app.context import Dialect, Endpoint, ErrorFacts
 from app.dialects import fields
 from app.error_responses import NO_422
-from app.handler import Call, embed
+from app.handler import Call, embed, time_limit
 from app.routing import Router
 from app.schemas import OPENAI_TEXTS, ForeignRequest
 from app.service import Service, ServiceDep
@@ -29,6 +29,8 @@ _VERSION = "0.30.0"
 _LATEST = ":latest"
 # Stands for the architecture, whose name begins the keys of `model_info`.
 _FAMILY = "embedding"
+# In the body of /api/show.
+_MAX_SHOW_VALUES = 64
 
 
 def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
@@ -48,10 +50,7 @@ class OllamaOptions(BaseModel):
 
 class _ModelRequest(ForeignRequest):
     dialect = OLLAMA
-    example: ClassVar[Mapping[str, JsonValue]] = {
-        "model": "bge-m3",
-        "input": ["What is hybrid search?"],
-    }
+    example: ClassVar[dict[str, JsonValue]] = {"model": "bge-m3"}
 
     model: str | None = Field(
         None, description="Any name of an embedding model, also with `:latest`."
@@ -62,6 +61,7 @@ class OllamaEmbedRequest(_ModelRequest):
     """Texts to embed."""
 
     endpoint = Endpoint("/api/embed")
+    example = _ModelRequest.example | {"input": ["What is hybrid search?"]}
     aliases = dict.fromkeys(("inputs", "prompt", "texts"), "input")
 
     input: fields.TextsOrText
@@ -78,20 +78,11 @@ class OllamaPromptRequest(_ModelRequest):
     """One text to embed."""
 
     endpoint = Endpoint("/api/embeddings")
-    example: ClassVar[Mapping[str, JsonValue]] = {
-        "model": "bge-m3",
-        "prompt": "What is hybrid search?",
-    }
+    example = _ModelRequest.example | {"prompt": "What is hybrid search?"}
     aliases = dict.fromkeys(("input", "text"), "prompt")
 
     prompt: str
     options: OllamaOptions | None = None
-
-
-class _ShowRequest(_ModelRequest):
-    """The model to describe."""
-
-    example: ClassVar[Mapping[str, JsonValue]] = {"model": "bge-m3"}
 
 
 class OllamaEmbeddings(BaseModel):
@@ -193,11 +184,10 @@ async def list_tags(service: ServiceDep) -> Response:
 @router.post("/api/show", include_in_schema=False)
 async def show_tag(request: Request, service: ServiceDep) -> Response:
     """Describe the model that the field `model`, formerly `name`, names."""
-    value = await read_json(
-        request, (_ShowRequest,), service.max_json_values, service.body_lock, []
-    )
-    fields_sent = value if isinstance(value, dict) else {}
-    name = fields_sent.get("model") or fields_sent.get("name")
+    async with time_limit(service.settings.request_timeout):
+        value = await read_json(request, [_ModelRequest], _MAX_SHOW_VALUES, service.body_lock, [])
+    sent = value if isinstance(value, dict) else {}
+    name = sent.get("model") or sent.get("name")
     if not isinstance(name, str):
         raise InvalidRequestError("the field model is missing: send a name of /api/tags")
     model = _find(name, service)

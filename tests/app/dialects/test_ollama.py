@@ -108,6 +108,7 @@ def test_show_has_the_limits_of_a_model(full, field) -> None:
         ("/api/embeddings", {"input": "a"}, 400, "rename input to prompt"),
         ("/api/show", {"model": "nobody"}, 404, "nobody"),
         ("/api/show", {}, 400, "model is missing"),
+        ("/api/show", {"model": "a", "options": [1] * 70}, 400, "more than 64 values"),
         ("/api/show", [1], 400, "model is missing"),
         ("/api/chat", {"model": "tiny-m3"}, 404, "there is no /api/chat"),
     ],
