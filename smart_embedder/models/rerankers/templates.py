@@ -45,7 +45,8 @@ QUERY, PASSAGE, INSTRUCTION = "\ue000", "\ue001", "\ue002"
 _MARKERS = re.compile(f"([{QUERY}{PASSAGE}{INSTRUCTION}])")
 # Texts with which the rendering of a chat template is tried, with spaces that it may remove.
 _EXAMPLES = {QUERY: " a Query? ", PASSAGE: "\nthe Document: 0.\n\n", INSTRUCTION: " Find it "}
-_LOGIT_SCORE = "LogitScore"
+# The module that makes scores of a language model's logits, and what it reads.
+_LOGIT_SCORE, _LOGITS = "LogitScore", "causal_logits"
 _HEAD, _TOKENS = "lm_head.weight", "embed_tokens.weight"
 # Types whose logits are the products of the head and the states, without further steps.
 PLAIN_HEADS = {
@@ -155,6 +156,8 @@ def read_answers(folder: Path) -> tuple[int, ...]:
     """Read the tokens that `LogitScore` compares: one, or two whose logits are subtracted."""
     (scores,) = (module.folder for module in read_modules(folder) if module.kind == _LOGIT_SCORE)
     config, names = read_config(scores), ["true_token_id"]
+    if (feature := config.get("module_input_name", _LOGITS)) != _LOGITS:
+        raise StartupError(f"{scores} works on {feature}; supported here: {_LOGITS}")
     if config.get("false_token_id") is not None:
         names.append("false_token_id")
     return tuple(read_integer(scores, config, name, least=0) for name in names)

@@ -12,6 +12,7 @@ from FlagEmbedding import FlagLLMReranker
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer as SentenceTransformerModule
 from sentence_transformers.cross_encoder.modules import LogitScore
+from structlog.testing import capture_logs
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -187,7 +188,9 @@ def test_logit_score_with_a_chat_template_equals_sentence_transformers(
 ) -> None:
     prompts = {"prompts": {"task": TASK}, "default_prompt_name": default and "task"}
     copy = save_scores(copytree(folder, tmp_path / "copy"), answers, **prompts)
-    model = load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+    with capture_logs() as logs:
+        model = load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+    assert logs == []
     reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
     for instruction in (None, TASK, "Find it?"):
         pairs = model.tokenize_pairs(QUERY, PASSAGES, instruction)
@@ -243,6 +246,15 @@ def test_chat_template_that_does_not_repeat_the_texts_is_refused(
     copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
     (copy / "chat_template.jinja").write_text(template)
     with pytest.raises(StartupError, match=message):
+        load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+
+
+def test_scores_of_another_feature_are_refused(
+    folder: Path, float32_target: Target, tmp_path: Path
+) -> None:
+    copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
+    change(copy / "1_LogitScore" / "config.json", module_input_name="other_logits")
+    with pytest.raises(StartupError, match="works on other_logits; supported here: causal_logits"):
         load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
 
 
