@@ -40,8 +40,8 @@ _MISSING = {
     "pad_token_id": PAD, "decoder_start_token_id": PAD, "vision_start_token_id": VOCABULARY,
     "default_language": "en_XX", "sliding_window": 16, "moe_intermediate_size": 64,
     "num_experts": 4, "top_k_experts": 2, "n_shared_experts": 1,
-    "mlp_layer_types": ["dense", "sparse"],
 }  # fmt: skip
+_KINDS = {"layer_types": ["conv", "full_attention"], "mlp_layer_types": ["dense", "sparse"]}
 # The most that a field with such a name may have, as a number or in widths of a head. The first
 # rule that matches counts.
 _NUMBERS, _WIDTHS = (
@@ -102,7 +102,9 @@ class Shrinker:
         whole = config if whole is None or "hidden_size" in config else whole
         if self._completes and "model_type" in config:
             missing = {name: value for name, value in _MISSING.items() if config.get(name) is None}
-            config = {**config, **missing}
+            # Kinds of layers are only for a configuration that has them.
+            kinds = {name: value for name, value in _KINDS.items() if config.get(name, ()) is None}
+            config = {**config, **missing, **kinds}
         count, kept = _choose_layers(config)
         small: dict[Any, Any] = {}
         for name, value in config.items():

@@ -137,6 +137,11 @@ def without_a_head(folder: Path) -> None:
         ("gte", without_segments, "cannot compute a text that is alone in its batch: index out of"),
         ("gemma", without_a_head, "lacks the tensor score.weight"),
         (
+            "bart",
+            lambda folder: change(folder / "config.json", eos_token_id=4000),
+            "reads the state of the token eos_token_id, which the tokenizer does not add: Each",
+        ),
+        (
             "gemma",
             lambda folder: change(folder / "config.json", architectures=["GemmaModel"]),
             "an embedding model and not a reranker: it has no classification head",
