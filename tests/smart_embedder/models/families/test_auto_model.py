@@ -16,6 +16,8 @@ from tokenizers import Tokenizer
 from transformers import (
     Gemma3Config,
     Gemma3Model,
+    M2M100Config,
+    M2M100Model,
     MambaConfig,
     MambaModel,
     MPNetConfig,
@@ -321,7 +323,29 @@ def test_text_part_of_a_model_that_also_reads_images_is_served(
     with capture_logs() as logs:
         model = load(folder, float32_target)
     assert [log["event"] for log in logs] == ["only_texts_read"]
+    assert model.info.paths["batch"] == "packed"
     assert_close(embed(model, TEXTS), mean_states(Gemma3Model.from_pretrained(folder), model))
+
+
+def test_encoder_is_served_if_the_decoder_needs_another_text(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    """The encoder alone is needed, but also the table that it shares with the decoder."""
+    torch.manual_seed(4)
+    config = M2M100Config(
+        vocab_size=700, d_model=WIDTH, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=512,
+        decoder_ffn_dim=512, encoder_attention_heads=4, decoder_attention_heads=4,
+    )  # fmt: skip
+    folder = save_with_tokenizer(tmp_path, M2M100Model(config), tokenizer)
+    encoder = M2M100Model.from_pretrained(folder).get_encoder()
+    with changed_weights(folder) as weights:
+        del weights["decoder.layers.0.fc1.bias"]
+    model = load(folder, float32_target)
+    assert_close(embed(model, TEXTS), mean_states(encoder, model))
+    with changed_weights(folder) as weights:
+        del weights["shared.weight"]
+    with pytest.raises(StartupError, match=r"lacks the tensor \w+\.embed_tokens\.weight"):
+        load(folder, float32_target)
 
 
 def test_random_model_is_refused(tokenizer, tmp_path, float32_target) -> None:
