@@ -103,8 +103,8 @@ class Shrinker:
         if self._completes and "model_type" in config:
             missing = {name: value for name, value in _MISSING.items() if config.get(name) is None}
             # Kinds of layers are only for a configuration that has them.
-            kinds = {name: value for name, value in _KINDS.items() if config.get(name, ()) is None}
-            config = {**config, **missing, **kinds}
+            layers = {name: value for name, value in _KINDS.items() if config.get(name, ()) is None}
+            config = {**config, **missing, **layers}
         count, kept = _choose_layers(config)
         small: dict[Any, Any] = {}
         for name, value in config.items():
