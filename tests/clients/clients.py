@@ -126,6 +126,8 @@ CLIENTS = {
     ),
     "LlamaIndex, Ollama": replace(OF_OLLAMA, oversized=None, batch=10),
     "Haystack, Ollama": replace(OF_OLLAMA, oversized=None, batch=32),
+    # It reads no `error` that is a string, as Ollama's are.
+    "Vercel AI SDK, Ollama": replace(OF_AI_SDK, silent=EVERYTHING),
     "Milvus": of_openai(IN_PYTHON),
     # It reads no `error.message`, which OpenAI's errors have at this path.
     "Milvus, TEI": Client(
