@@ -56,12 +56,9 @@ from smart_embedder.models.heads.m3 import HEADS, M3Embedder
 from smart_embedder.models.heads.splade import SpladeEmbedder
 from smart_embedder.models.heads.static import StaticEmbedder, is_static
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, is_classifier
-from smart_embedder.models.rerankers.llm import (
-    QWEN3_RERANKER,
-    QwenReranker,
-    has_published_prompts,
-)
+from smart_embedder.models.rerankers.llm import QwenReranker, has_published_prompts
 from smart_embedder.models.rerankers.templates import (
+    QWEN3_RERANKER,
     TEMPLATES,
     TemplateReranker,
     find_template,

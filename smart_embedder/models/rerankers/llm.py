@@ -22,9 +22,10 @@ from smart_embedder.models.heads.pooling import last
 from smart_embedder.models.rerankers.cross_encoder import require_default_prompt
 from smart_embedder.models.rerankers.templates import (
     INSTRUCTION,
+    KINDS,
     PASSAGE,
     QUERY,
-    TEMPLATES,
+    QWEN3_RERANKER,
     Template,
     has_scores,
     place_answers,
@@ -46,9 +47,6 @@ _BEHIND_QUERY = "\n<Document>:"
 _PROMPT = f"{PREFIX}<Instruct>: {INSTRUCTION}\n<Query>: {QUERY}{_BEHIND_QUERY} {PASSAGE}{SUFFIX}"
 _ARCHITECTURE = "Qwen3ForCausalLM"
 _ANSWERS = ("yes", "no")
-# The name that `kind` gives to this template.
-QWEN3_RERANKER = "qwen3-reranker"
-_KINDS = ", ".join((QWEN3_RERANKER, *TEMPLATES))
 # The rows of the published model's head.
 _PUBLISHED_ROWS = 151_669
 # The embeddings of tokens, and their prefix in checkpoints with a head.
@@ -83,7 +81,7 @@ class QwenReranker(RerankingModel):
         """
         if kind not in {None, QWEN3_RERANKER}:
             raise StartupError(
-                f"kind={kind} is unknown for {name}, a language model: known are {_KINDS}"
+                f"kind={kind} is unknown for {name}, a language model: known are {KINDS}"
             )
         weights = Weights.read(folder)
         if (folder / "1_Pooling").is_dir() or weights.with_prefix_of(_TOKENS).prefix != _PREFIX:
@@ -112,7 +110,7 @@ class QwenReranker(RerankingModel):
         if kind is None and not is_published:
             raise StartupError(
                 f"{name} is a language model, and its files do not say with which template it was "
-                f"trained to rerank: set its kind to one of {_KINDS}"
+                f"trained to rerank: set its kind to one of {KINDS}"
             )
         self._fill = QwenTemplate(tokenizer).fill
         query, *passages = CALIBRATION_TEXTS[1::3]

@@ -118,6 +118,10 @@ TEMPLATES = {
     ),
 }  # fmt: skip
 
+# The name that `kind` gives to the template of Qwen3-Reranker, and all names.
+QWEN3_RERANKER = "qwen3-reranker"
+KINDS = ", ".join((QWEN3_RERANKER, *TEMPLATES))
+
 
 def find_template(name: str, folder: Path, kind: str) -> Template:
     """Return the template of a kind; raises `StartupError` for another kind of model."""
@@ -146,7 +150,7 @@ def read_template(folder: Path) -> Template:
     if texts.message_format is None:
         raise StartupError(
             f"{folder} holds a language model that reads pairs without a chat template, which is "
-            f"not supported; if it is one of these, set its kind: {', '.join(TEMPLATES)}"
+            f"not supported; if it is one of these, set its kind: {KINDS}"
         )
     template = read_chat_template(folder, texts)
     return replace(template, answers=read_answers(folder))
