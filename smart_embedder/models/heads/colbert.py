@@ -121,8 +121,8 @@ def read_colbert_config(folder: Path) -> ColbertConfig:
     query_length = _read_length(config, names[0], _QUERY_LENGTH)
     document_length = _read_length(config, names[1], _DOCUMENT_LENGTH)
     return ColbertConfig(
-        Reading(_get_or_default(config, names[2], markers[0]), length=query_length),
-        Reading(_get_or_default(config, names[3], markers[1]), length=document_length),
+        Reading(_read_marker(config, names[2], markers[0]), length=query_length),
+        Reading(_read_marker(config, names[3], markers[1]), length=document_length),
         Expansion(query_length, bool(config.get(attends))) if expands else None,
         skipped,
         skips_unknown=True,
@@ -172,6 +172,14 @@ def _read_expansion(folder: Path, config: Any) -> Expansion | None:
         )
     length = _read_length(config, "length", _QUERY_LENGTH)
     return Expansion(length, bool(config.get("attend")), config.get("token"))
+
+
+def _read_marker(config: Mapping[str, Any], key: str, default: str) -> str:
+    """Read a marker of texts; raises `StartupError` for any value but a string."""
+    marker = _get_or_default(config, key, default)
+    if not isinstance(marker, str):
+        raise _unusable_value(key, marker)
+    return marker
 
 
 def _read_words(config: Mapping[str, Any], key: str, default: list[str]) -> list[str]:

@@ -362,6 +362,11 @@ def test_colbert_configurations_of_three_packages_are_read(
             for value in (3, ["the", 0], "the")
         ),
         (MASKED, {"mask": {"skiplist_words": [["the"]]}}, "no usable skiplist_words"),
+        *(
+            (PYLATE, {"config_sentence_transformers": {name: [1]}}, f"no usable {name}: .1.")
+            for name in ("query_prefix", "document_prefix")
+        ),
+        ([], {"metadata": {"query_token_id": 1}}, "no usable query_token_id: 1"),
         (MASKED, {"mask": {"skiplist_tasks": 5}}, "no usable skiplist_tasks: 5"),
         *(
             (MASKED, {"sentence_bert_config": {"query_expansion": value}}, "no usable query_exp")
