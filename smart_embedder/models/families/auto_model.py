@@ -112,8 +112,8 @@ _OTHER_PADDING = 7
 _MEASURED_TOKENS = 16
 # Options of a configuration that do not change a text's states.
 _WITHOUT_EFFECT = {
-    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "is_encoder_decoder",
-    "label2id", "num_labels", "problem_type", "torch_dtype", "transformers_version", "use_cache",
+    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels",
+    "problem_type", "torch_dtype", "transformers_version", "use_cache",
 }  # fmt: skip
 # The number of positions of a model that has no limit.
 _UNLIMITED = 2**31

@@ -219,8 +219,12 @@ def _from_pretrained(
         # Each layer has its own tensors, unless all layers share them.
         if "layers" in key and type(value) is int and value > _MAX_LAYERS + len(weights.tensors):
             raise unusable_value(folder, key, value)
+    automatic = _find_class(folder, config, classifies=classifies)
+    has_decoder = config.is_encoder_decoder
+    if automatic is AutoModelForTextEncoding:  # T5Gemma's encoder is only made without.
+        config.is_encoder_decoder = False
     with torch.device("meta"):
-        described = _find_class(folder, config, classifies=classifies).from_config(config)
+        described = automatic.from_config(config)
     if "input_ids" not in inspect.signature(described.forward).parameters:
         raise StartupError(
             f"{folder} holds a model of type {config.model_type}, which reads no texts"
@@ -247,6 +251,7 @@ def _from_pretrained(
         output_loading_info=True,
         local_files_only=True,
     )
+    loaded[0].config.is_encoder_decoder = has_decoder
     if (record := current_record()) is not None:
         record.read_all_fields(folder / "config.json", _find_unread_fields(described))
         record.leave_out(loaded[0]._keys_to_ignore_on_load_unexpected or ())  # noqa: SLF001
@@ -292,7 +297,6 @@ def _find_class(folder: Path, config: Any, *, classifies: bool) -> Any:
     # Some types have an encoder only for their text part.
     if encoder is None or encoder.config_class is not type(config):
         return AutoModel
-    config.is_encoder_decoder = False
     return AutoModelForTextEncoding
 
 
