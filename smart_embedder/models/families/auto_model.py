@@ -96,12 +96,12 @@ _LAYOUT, _PARTS, _BACKEND, TRANSFORMERS = "batch", "modules", "backend", "transf
 _ROUNDING_FACTOR = 4
 # The tolerance of one product in 8 bits.
 _INT8_TOLERANCE = 3e-2
-# The tokens of the trial's texts. Some are padded beside others, and two have the same length. Two
-# further ones are longer than most windows and than the blocks of windowed attention.
+# The tokens of the trial's texts. Some are padded beside others, and two have the same length. One
+# more, or two that are padded, are longer than most windows and the blocks of windowed attention.
 _TRIAL_LENGTHS = (3, 15, 17, 19, 19)
 _LONG_TRIAL, _LONGEST_TRIAL = 40, 700
 # Fields of a configuration after whose number of tokens attention or a recurrence changes.
-_WINDOWS = re.compile(r"window|chunk|block_size|local_attention|topk|budget")
+_WINDOWS = re.compile(r"window|chunk|block_size|topk|budget")
 # Of attention to the keys of the highest scores: which of equal ones it takes depends on padding.
 _KEY_COUNTS = ("index_topk", "index_topk_blocks", "indexer_budget", "keep_window_size")
 # A range of ids that every vocabulary has.
@@ -329,9 +329,13 @@ class _Trial:
             )
         self._pack = partial(pack, device=target.device, positions=self.positions)
         fields = module.config.to_dict().items()
-        windows = [size for name, size in fields if _WINDOWS.search(name) and type(size) is int]
-        longest = min(_LONGEST_TRIAL, 2 * max(windows, default=0) + _LONG_TRIAL)
-        texts, others = self._draw_texts((*_TRIAL_LENGTHS, longest * 7 // 8, longest))
+        windows = [size for name, size in fields if _WINDOWS.search(name)]
+        windows.append(_read_option(module.config, "sliding_window"))  # Of ModernBERT no field.
+        window = max((size for size in windows if type(size) is int), default=0)
+        longest = min(_LONGEST_TRIAL, 2 * window + _LONG_TRIAL)
+        # A packed text has no padding.
+        padded = [] if module.config.model_type in PACKED_TYPES else [longest * 7 // 8]
+        texts, others = self._draw_texts((*_TRIAL_LENGTHS, *padded, longest))
         self._texts = self._pack(texts)
         # The same lengths, but every second text is reversed.
         self._beside_others = self._pack(others)
