@@ -1,6 +1,7 @@
 """The service with models that a test can unload: `python -m tests.app.ui.unloading_server`.
 
-POST /test/unload/{model} unloads a model. While the file HOLD_LOADING exists, none is loaded.
+POST /test/unload/{model} unloads a model without an operator's token. While the file HOLD_LOADING
+exists, none is loaded.
 """
 
 import os
@@ -42,11 +43,10 @@ def _load(settings: Settings) -> DefaultModels:
 
 def _create(settings: Settings, **options: Any) -> FastAPI:
     app = create_app(settings, loader=_load, **options)
-    pool = app.state.service.engine._models
 
     @app.post("/test/unload/{model}")
     async def unload(model: str) -> Response:
-        await pool._unload(pool._models[model])
+        await app.state.service.engine.unload(model)
         return Response()
 
     return app
