@@ -194,7 +194,7 @@ def cannot_compute_error(described: str, error: Exception) -> StartupError:
     """Return an error that says why a model cannot compute a text, as far as `error` tells."""
     message = one_line(error)
     reasons = (reason for words, reason in _REASONS.items() if re.search(words, message))
-    reason = next(reasons, "cannot compute a text that is alone in its batch")
+    reason = next(reasons, "cannot compute every text alone in its batch")
     return StartupError(f"{described} {reason}: {message}")
 
 

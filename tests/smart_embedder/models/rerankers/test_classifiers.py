@@ -134,7 +134,7 @@ def without_a_head(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("model_type", "spoil", "message"),
     [
-        ("gte", without_segments, "cannot compute a text that is alone in its batch: index out of"),
+        ("gte", without_segments, "cannot compute every text alone in its batch: index out of"),
         ("gemma", without_a_head, "lacks the tensor score.weight"),
         (
             "bart",
