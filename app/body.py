@@ -225,7 +225,7 @@ class JsonValueCounter:
         self._outside += len(outside)
         self._in_string ^= len(parts) % 2 == 0
         if self._count > self._max_values or len(parts) > max_parts:
-            raise self._error()
+            raise self._too_many_values_error()
         if self._outside > self._max_outside:
             raise invalid_body(
                 f"the body holds more than {self._max_outside} bytes beside its texts, more than "
@@ -235,9 +235,9 @@ class JsonValueCounter:
     def require_few_integers(self, besides: int) -> None:
         """Raise `InvalidRequestError` for too many whole numbers; `besides` of them are allowed."""
         if self._integers - besides > self._max_values:
-            raise self._error()
+            raise self._too_many_values_error()
 
-    def _error(self) -> InvalidRequestError:
+    def _too_many_values_error(self) -> InvalidRequestError:
         return invalid_body(
             f"the body holds more than {self._max_values} values, more than any request needs "
             "that MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"

@@ -70,13 +70,16 @@ class TokenTable:
         file_name = hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()
         packages = Path(sysconfig.get_path("purelib"))
         folders = [*([folder] if folder else []), *(packages / carrier for carrier in _CARRIERS)]
-        file = next(filter(Path.is_file, (folder / file_name for folder in folders)), None)
-        if file is None:
+        try:
+            file = next(filter(Path.is_file, (folder / file_name for folder in folders)), None)
+            content = None if file is None else file.read_bytes()
+        except OSError as error:
+            raise StartupError(f"TOKEN_IDS={name}: the table cannot be read: {error}") from error
+        if content is None:
             raise StartupError(
                 f"TOKEN_IDS={name} needs the table {url}: save it as {file_name} in the folder "
                 "TIKTOKEN_CACHE_DIR"
             )
-        content = file.read_bytes()
         if hashlib.sha256(content).hexdigest() != encoding.sha256:
             raise StartupError(f"TOKEN_IDS={name}: {file} is not the table {url}")
         tokens = {token_id: text.encode() for text, token_id in encoding.special.items()}

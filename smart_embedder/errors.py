@@ -14,6 +14,11 @@ def printable(text: str) -> str:
     )
 
 
+def one_line(error: BaseException) -> str:
+    """Return the message of an error without line breaks, or its class if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class SmartEmbedderError(Exception):
     """The base class of all errors that the engine raises; the message is a sentence for users.
 

@@ -90,7 +90,7 @@ def _read_yaml(file: str, text: str) -> Iterator[tuple[str, Iterable[_Field]]]:
 
 
 def _parse_yaml(file: str, text: str) -> tuple[yaml.SafeLoader, yaml.Node | None]:
-    """Parse the file to nodes, of which the loader makes values."""
+    """Parse the file; return its root node, and the loader that converts nodes to values."""
     try:
         loader = yaml.SafeLoader(text)
         return loader, loader.get_single_node()

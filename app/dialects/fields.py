@@ -79,9 +79,9 @@ TruncatePromptTokens = Annotated[
 ]
 
 
-def check_prompt_tokens(tokens: int | None, model: Model) -> None:
+def check_prompt_tokens(tokens: int, model: Model) -> None:
     """Raise `InvalidRequestError` for `TruncatePromptTokens` below the limit of the model."""
-    if tokens is not None and 0 <= tokens < model.max_length:
+    if 0 <= tokens < model.max_length:
         raise InvalidRequestError(
             f"the field truncate_prompt_tokens is below the {model.max_length} tokens that "
             f"{model.name} reads: leave it out"

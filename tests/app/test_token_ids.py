@@ -66,6 +66,15 @@ def test_another_file_stops_the_start(folder, tmp_path) -> None:
         TokenTable.load("cl100k", tmp_path, 10)
 
 
+def test_a_table_that_cannot_be_read_stops_the_start_in_one_sentence(folder, monkeypatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(StartupError, match=f"the table cannot be read: .*{FILE}"):
+        TokenTable.load("cl100k", folder, max_bytes=1000)
+
+
 async def decoded(table: TokenTable, value: Any) -> Any:
     body = {"input": value, "model": "m"}
     await table.decode_input(body, lambda _: None)

@@ -6,6 +6,7 @@ from smart_embedder.errors import (
     SmartEmbedderError,
     StartupError,
     UnavailableError,
+    one_line,
 )
 
 
@@ -24,6 +25,11 @@ def test_error_codes_are_unique_except_inference_failed() -> None:
     codes = [vars(class_)["code"] for class_ in classes if "code" in vars(class_)]
     shared = {code for code in codes if codes.count(code) > 1}
     assert shared == {"inference_failed"}
+
+
+def test_a_message_of_several_lines_becomes_one_and_no_message_the_class() -> None:
+    assert one_line(ValueError("no\n  kernel ")) == "no kernel"
+    assert one_line(StopIteration()) == "StopIteration"
 
 
 def test_the_message_of_a_startup_error_is_one_printable_line() -> None:

@@ -20,7 +20,7 @@ from sentence_transformers import (
 from transformers import PreTrainedTokenizerFast
 
 from smart_embedder import Engine
-from smart_embedder.errors import StartupError
+from smart_embedder.errors import StartupError, one_line
 from smart_embedder.requests import EmbeddingOptions
 from tools.matrix.checkpoints import (
     MAX_TOKENS,
@@ -114,8 +114,7 @@ def _compare(results: Results, expected: Results) -> tuple[str, str]:
 
 def _sentence(error: Exception, folder: Path, name: str = "") -> str:
     """Return the error's message in one line, without the folder and the model's name."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    message = message.replace(f"{folder}/", "").replace(str(folder), "the folder")
+    message = one_line(error).replace(f"{folder}/", "").replace(str(folder), "the folder")
     return re.sub(rf"\b(of type|type) {re.escape(name)}\b", r"\1 ...", message) if name else message
 
 

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
-from smart_embedder.errors import OutOfMemoryError, StartupError
+from smart_embedder.errors import OutOfMemoryError, StartupError, one_line
 from smart_embedder.hardware.device import memory_usage
 from smart_embedder.hardware.transfer import never_finite_error
 from smart_embedder.kernels.attention import (
@@ -64,7 +64,6 @@ from smart_embedder.models.families.module_loading import (
     Classifier,
     cannot_compute_error,
     load_module,
-    one_line,
 )
 from smart_embedder.models.families.module_parts import (
     PACKED_TYPES,

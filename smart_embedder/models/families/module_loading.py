@@ -32,7 +32,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TEXT_ENCODING_MAPPING,
 )
 
-from smart_embedder.errors import StartupError
+from smart_embedder.errors import StartupError, one_line
 from smart_embedder.kernels.proof import TOLERANCES, try_path
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import preemption_point
@@ -196,11 +196,6 @@ def cannot_compute_error(described: str, error: Exception) -> StartupError:
     reasons = (reason for words, reason in _REASONS.items() if re.search(words, message))
     reason = next(reasons, "cannot compute every text alone in its batch")
     return StartupError(f"{described} {reason}: {message}")
-
-
-def one_line(error: Exception) -> str:
-    """Return the message of an error without line breaks."""
-    return " ".join((str(error) or type(error).__name__).split())
 
 
 def _from_pretrained(

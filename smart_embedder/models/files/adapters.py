@@ -18,7 +18,7 @@ import structlog
 from torch import Tensor
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.files.config import read_optional, transformer_folder
+from smart_embedder.models.files.config import read_optional, transformer_folder, unusable_value
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ def overlay_adapter(folder: Path, find_base: Callable[[str, str | None], Path]) 
     if not isinstance(name, str) or not name:
         raise StartupError(f"{folder / CONFIG_FILE} names no base model (base_model_name_or_path)")
     if not isinstance(revision, str | None):
-        raise _unusable_value(folder, "revision", revision)
+        raise unusable_value(folder, "revision", revision, CONFIG_FILE)
     base = find_base(name, revision)
     if (base / CONFIG_FILE).is_file():
         raise StartupError(
@@ -143,23 +143,19 @@ def require_lora(folder: Path) -> dict[str, Any]:
         )
     alpha, patterns = config.get("lora_alpha", 8), config.get("alpha_pattern") or {}
     if not _is_finite(alpha):
-        raise _unusable_value(folder, "lora_alpha", alpha)
+        raise unusable_value(folder, "lora_alpha", alpha, CONFIG_FILE)
     if not isinstance(patterns, dict) or not all(map(_is_finite, patterns.values())):
-        raise _unusable_value(folder, "alpha_pattern", patterns)
+        raise unusable_value(folder, "alpha_pattern", patterns, CONFIG_FILE)
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise _unusable_value(folder, "alpha_pattern", pattern) from error
+            raise unusable_value(folder, "alpha_pattern", pattern, CONFIG_FILE) from error
     return config
 
 
 def _is_finite(number: Any) -> bool:
     return type(number) in {int, float} and math.isfinite(number)
-
-
-def _unusable_value(folder: Path, key: str, value: Any) -> StartupError:
-    return StartupError(f"{folder / CONFIG_FILE} has no usable {key}: {value!s:.60}")
 
 
 def find_additions(
@@ -178,7 +174,9 @@ def find_additions(
         if name.endswith(_SECOND):
             continue
         is_first = name.endswith(_FIRST)
-        is_linear = is_first and partner is not None and _are_matrices(tensor, partner)
+        is_linear = (
+            is_first and partner is not None and len(tensor.shape) == len(partner.shape) == _MATRIX
+        )
         if "lora_" in name and not is_linear:
             raise StartupError(
                 f"{folder} holds an adapter with the tensor {full_name}, and only LoRA of linear "
@@ -208,10 +206,6 @@ def find_additions(
         else:
             replaced[stored[0] if stored else name] = tensor
     return added, replaced
-
-
-def _are_matrices(*tensors: Any) -> bool:
-    return all(len(tensor.shape) == _MATRIX for tensor in tensors)
 
 
 def _find_stored(name: str, names: Iterable[str]) -> list[str]:

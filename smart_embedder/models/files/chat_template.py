@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smart_embedder.errors import StartupError
+from smart_embedder.errors import StartupError, one_line
 from smart_embedder.models.files.config import read_optional
 from smart_embedder.models.files.reading import read_file
 
@@ -78,9 +78,8 @@ class ChatTemplate:
                 [chat], chat_template=self.source, **self.variables
             )
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
             raise StartupError(
-                f"the chat template in {self.folder} cannot be rendered: {reason:.200}"
+                f"the chat template in {self.folder} cannot be rendered: {one_line(error):.200}"
             ) from error
         return str(rendered)
 

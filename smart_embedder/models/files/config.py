@@ -133,9 +133,9 @@ def read_number(folder: Path, config: dict[str, Any], key: str, default: float) 
     return float(value)
 
 
-def unusable_value(folder: Path, key: str, value: Any) -> StartupError:
+def unusable_value(folder: Path, key: str, value: Any, file: str = "config.json") -> StartupError:
     """Return the error for a value that cannot be used."""
-    return StartupError(f"{folder / 'config.json'} has no usable {key}: {value!s:.60}")
+    return StartupError(f"{folder / file} has no usable {key}: {value!s:.60}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class ReadRecord:
         return _WatchedFields(config, self._read_fields.setdefault(path, set()))
 
     def read_all_fields(self, path: Path, unknown: Collection[str]) -> None:
-        """Record that transformers reads a configuration, but for fields unknown to it."""
+        """Record that transformers reads all fields of a file but those that it does not know."""
         self._read_fields.setdefault(path, set()).update(self._fields.get(path, set()) - {*unknown})
 
     def require_all_read(self) -> None:

@@ -339,7 +339,7 @@ class PairPrompt:
 def _cut(
     tokens: Iterable[_Tokens], kept: Mapping[str, int], side: Side = "right"
 ) -> list[TokenIds]:
-    """Return the ids of parts with so many tokens of each text; passages are cut on `side`."""
+    """Return the ids of each part, with `kept` tokens of a text; cut passages on `side`."""
     cut = []
     for part in tokens:
         is_kept = np.ones(len(part.ids), bool)
