@@ -1,4 +1,7 @@
-"""Cohere's embed and rerank API. Jina, Voyage, Mixedbread and vLLM have the same rerank API."""
+"""Cohere's embed and rerank API as `cohere` 5.21 sends and reads it (versions 1 and 2).
+
+Jina, Voyage, Mixedbread and vLLM have the same rerank API.
+"""
 
 import math
 from collections.abc import Iterator, Mapping

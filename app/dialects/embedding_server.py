@@ -1,4 +1,7 @@
-"""embedding-server's /api/v1/embed: TEI's request, and a response with usage and timings."""
+"""embedding-server's /api/v1/embed: TEI's request, and a response with usage and timings.
+
+That server has no releases.
+"""
 
 from collections.abc import Iterator
 from functools import partial

@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from tests.clients.client_process import EXAMPLES, HERE, PAGE, REPOSITORY
 from tests.clients.clients import APPLICATIONS, CLIENTS
 from tests.clients.recorder import RECORDED, read_requests, stem
@@ -25,3 +27,12 @@ def test_shown_versions_are_the_pinned_ones() -> None:
             assert node[package] == version
         else:
             assert f"{package}=={version}" in pins
+
+
+@pytest.mark.parametrize("package", ["openai", "cohere"])
+def test_api_table_and_dialect_name_the_pinned_version(package: str) -> None:
+    pins = (REPOSITORY / "requirements/clients.txt").read_text()
+    version = re.search(rf"^{package}==(\d+\.\d+)", pins, re.MULTILINE)
+    assert version
+    assert f"| `{package}` {version[1]} |" in (REPOSITORY / "docs/api.md").read_text()
+    assert f"`{package}` {version[1]} " in (REPOSITORY / f"app/dialects/{package}.py").read_text()
