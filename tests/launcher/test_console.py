@@ -12,6 +12,7 @@ import pytest
 
 from launcher.console import ask_models
 from tests.launcher.checkout import (
+    QWEN,
     SHOWN,
     Checkout,
     add_program,
@@ -56,33 +57,30 @@ def test_it_asks_for_a_model_until_the_answer_is_one(
 def test_on_a_terminal_it_asks_for_unset_models_and_prints_the_limits(
     started: Checkout,
 ) -> None:
-    _, both = started.start_on_terminal("local cpu", "\x04\x04")
-    assert "DENSE_EMBEDDING_MODEL" not in read_terminal_output(both)
-    assert "\n".join(both).count(ASKED) == 2
-    assert any(line.endswith("Set for this start: DEVICE=cpu.") for line in both)
     started.file(".env").write_text("DENSE_EMBEDDING_MODEL=my/model\n")
-    _, one = started.start_on_terminal("local cpu", "qwen\n")
-    found = read_terminal_output(one)
+    _, shown = started.start_on_terminal("local cpu", "qwen\n")
+    assert "\n".join(shown).count(ASKED) == 1
+    found = read_terminal_output(shown)
     assert (found["RERANKER_MODEL"], found["QWEN_RERANK_BATCH_SIZE"]) == (QWEN_RERANKER, "1")
     limits = "QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048"
-    assert any(line.endswith(f"Set for this start: DEVICE=cpu, {limits}.") for line in one)
-    _, none = started.start_on_terminal("local cpu", RERANKER_MODEL="none")
-    assert read_terminal_output(none)["RERANKER_MODEL"] == "none"
-    assert ASKED not in "\n".join(none)
+    assert any(line.endswith(f"Set for this start: DEVICE=cpu, {limits}.") for line in shown)
 
 
-def test_a_terminal_shows_the_progress_of_each_step_and_the_demo_asks_nothing(
+def test_the_demo_asks_nothing_and_a_terminal_shows_the_progress_of_each_step(
     started: Checkout,
 ) -> None:
+    """The demo gets the flag and its model, and no limits for a reranker that it does not serve."""
     first = json.loads(started.file(SHOWN).read_text())
-    _, demo = started.start_on_terminal("local cpu --demo", COLUMNS="80")
-    assert read_terminal_output(demo)["FLAGS"] == "--demo"
-    assert ASKED not in "\n".join(demo)
-    of_first = ("Installing PyTorch ... Successfully installed torch-2.0+cpu",)
-    of_first += ("Installing the other packages ... Successfully installed tiny-1.0",)
+    _, demo = started.start_on_terminal("local cpu --DEMO", COLUMNS="80", **QWEN)
+    found = read_terminal_output(demo)
+    assert found["FLAGS"] == "--demo"
+    assert "QWEN_RERANK_BATCH_SIZE" not in found
+    assert started.file("smart-embedder-demo").is_dir()
+    of_first = ("Installing the other packages ... Successfully installed tiny-1.0",)
     of_first += ("Building the kernels ... 1 of 2 files compiled", "Building the kernels ...")
     of_demo = ("Installing the demo's package ... Successfully", "Preparing the demo ...")
     for shown, texts in ((first, of_first), (demo, of_demo)):
+        assert ASKED not in "\n".join(shown), "both models are set, or it is the demo"
         states = [state.rstrip() for line in shown for state in line.split("\r")]
         for text in texts:
             assert any(state.startswith(text) for state in states), text

@@ -72,12 +72,8 @@ def test_a_container_gets_the_reranker_limits_of_the_gpu_memory(
 @pytest.mark.parametrize(
     ("dotenv", "tuned"),
     [
-        ("\ufeffRERANKER_MODEL=Qwen/Qwen3-Reranker-0.6B\n", "1 2048"),
-        ("RERANKER_MODEL=${MINE:-/models/my-QWEN3}\n", "1 2048"),
-        ("RERANKER_MODEL=qwen\nQWEN_RERANK_BATCH_SIZE=3\nQWEN_RERANK_MAX_LENGTH=9", "unset unset"),
-        ("RERANKER_MODEL=BAAI/bge-reranker-v2-m3\n", "unset unset"),
+        ("\ufeffRERANKER_MODEL=${MINE:-/models/my-QWEN3}\n", "1 2048"),
         ("export RERANKER_MODEL='my/QWEN'  # mine\nQWEN_RERANK_BATCH_SIZE=3", "unset 2048"),
-        ("# RERANKER_MODEL=Qwen/Qwen3-Reranker-0.6B\n", "unset unset"),
     ],
 )
 def test_env_files_are_read_by_compose(
@@ -110,9 +106,7 @@ CDI = [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]
         ("cpu", "exit 1", "'docker compose' was not found: "),
         ("cpu", docker("2.24.3"), "docker compose 2.24.3 is too old: install 2.24.4 or newer."),
         ("cpu", docker("v2.3.10"), "docker compose 2.3.10 is too old: "),
-        ("cpu", docker("2.0.0-rc.3"), "docker compose 2.0.0-rc.3 is too old: "),
-        *(("cpu", docker(version), None) for version in ("2.24.4", "v2.24.4", "5.0.0", "dev")),
-        ("cpu", docker("2.40.3-desktop.1"), None),
+        *(("cpu", docker(version), None) for version in ("5.0.0", "dev", "2.40.3-desktop.1")),
         ("cpu", failing("permission denied"), "the Docker daemon does not answer, or you may "),
         ("cpu", docker(Runtimes={"runc": {}}, **HERE), None),
         ("gpu", docker(Runtimes={"runc": {}}, **HERE), "docker gpu needs the NVIDIA Container Too"),
@@ -133,12 +127,9 @@ def test_unusable_docker_is_reported_in_one_sentence(
         assert checkout.start(f"docker {flavour}").returncode == 0
 
 
-@pytest.mark.parametrize("name", ["nvidia-container-runtime-hook", "nvidia-ctk"])
-def test_the_hook_of_the_nvidia_toolkit_is_enough_without_a_runtime(
-    checkout: Checkout, name: str
-) -> None:
+def test_the_hook_of_the_nvidia_toolkit_is_enough_without_a_runtime(checkout: Checkout) -> None:
     add_program(checkout.tools, "docker", docker(Runtimes={"runc": {}}, **HERE))
-    add_program(checkout.tools, name, "exit 0")
+    add_program(checkout.tools, "nvidia-ctk", "exit 0")
     assert checkout.start("docker gpu").returncode == 0
 
 
