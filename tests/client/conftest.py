@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import pytest
 from smart_embedder_client import AsyncClient, Client
 
 from tests.clients.conftest import TOKEN
-from tests.clients.recorder import recorder
 from tests.support.server import RunningServer
 
 
@@ -76,13 +75,6 @@ def client(server: RunningServer):
     """Only the synchronous client: sending is the sole difference."""
     with Client(server.url) as client:
         yield client
-
-
-@pytest.fixture
-def older_server(server: RunningServer) -> Iterator[str]:
-    """The address of `server` behind a proxy that removes vector spaces, like an older version."""
-    with recorder(server.url, without=("vector-space", "if-vector-space")) as proxy:
-        yield proxy.url
 
 
 @pytest.fixture

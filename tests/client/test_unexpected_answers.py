@@ -169,16 +169,11 @@ def test_vectors_of_more_or_fewer_texts_are_an_error(honest) -> None:
                 client.embed(texts)
 
 
-def test_an_invalid_vector_space_header_is_an_error(honest) -> None:
-    headers = {
-        "content_type": MEDIA_TYPE,
-        "vector_space": "dense-1, sp\u00e4rlich-2".encode("latin-1"),
-    }
-    with (
-        answering(honest["embed"].content, **headers) as client,
-        pytest.raises(SmartEmbedderError, match="Vector-Space is no list of ids"),
-    ):
-        ask(client, "embed")
+def test_response_without_the_required_vector_space_is_an_error(honest) -> None:
+    with answering(honest["embed"].content, content_type=MEDIA_TYPE) as client:
+        assert client.embed(TEXTS).vector_space == {}
+        with pytest.raises(SmartEmbedderError, match="Vector-Space is missing"):
+            client.embed(TEXTS, if_vector_space=["dense-1"])
 
 
 @pytest.mark.parametrize(

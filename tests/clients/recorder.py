@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -15,25 +15,19 @@ from tests.support.waiting import LIMIT
 RECORDED = Path(__file__).parent / "recorded.jsonl"
 # The headers that affect how the server reads a request.
 _RECORDED = {"content-type", "content-encoding", "accept", "accept-encoding"}
-_OF_A_CONNECTION = {"content-length", "connection", "transfer-encoding", "date", "server"}
+_NOT_FORWARDED = {"host", "content-length", "connection", "transfer-encoding", "date", "server"}
 
 
 class Recorder(ThreadingHTTPServer):
-    """Forwards to `target`, but for the headers in `without`; `requests` holds what came.
-
-    `prepare` is called before the first.
-    """
+    """Forwards to `target`; `requests` holds what came; `prepare` is called before the first."""
 
     daemon_threads = True
 
-    def __init__(
-        self, target: str, prepare: Callable[[], None] | None, without: Collection[str]
-    ) -> None:
+    def __init__(self, target: str, prepare: Callable[[], None] | None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.client = httpx2.Client(base_url=target, timeout=LIMIT)
         self.requests: list[dict] = []
         self.prepare = prepare
-        self.without = {"host", *_OF_A_CONNECTION, *without}
 
     @property
     def url(self) -> str:
@@ -58,19 +52,17 @@ class _Handler(Handler):
         )
         if self.server.prepare and len(self.server.requests) == 1:
             self.server.prepare()
-        headers = {k: v for k, v in self.headers.items() if k.lower() not in self.server.without}
+        headers = {k: v for k, v in self.headers.items() if k.lower() not in _NOT_FORWARDED}
         answer = self.server.client.request(
             self.command, self.path, content=body, headers=headers | {"accept-encoding": "identity"}
         )
-        kept = {k: v for k, v in answer.headers.items() if k.lower() not in self.server.without}
+        kept = {k: v for k, v in answer.headers.items() if k.lower() not in _NOT_FORWARDED}
         self.answer(answer.status_code, answer.content, **kept)
 
 
 @contextmanager
-def recorder(
-    target: str, prepare: Callable[[], None] | None = None, without: Collection[str] = ()
-) -> Iterator[Recorder]:
-    with serving(Recorder(target, prepare, without)) as proxy, proxy.client:
+def recorder(target: str, prepare: Callable[[], None] | None = None) -> Iterator[Recorder]:
+    with serving(Recorder(target, prepare)) as proxy, proxy.client:
         yield proxy
 
 

@@ -62,10 +62,7 @@ def add_common(parser: argparse.ArgumentParser, *, with_collection: bool = True)
     add("--token", type=_checked(check_token), default=default, help=help_)
     add = parser.add_argument_group("Qdrant").add_argument
     address = os.environ.get(_QDRANT, "http://127.0.0.1:6333")
-    help_ = (
-        "http://host:6333; edge:FOLDER for Qdrant Edge; or a folder for Qdrant's engine in Python, "
-        f"for up to 20,000 points (%(default)s; {_QDRANT})"
-    )
+    help_ = f"http://host:6333, or edge:FOLDER for Qdrant Edge (%(default)s; {_QDRANT})"
     add("--qdrant", default=address, metavar="ADDRESS", help=help_)
     if with_collection:
         help_ = "the name of the collection, or an alias of it"
@@ -93,11 +90,9 @@ def read_target(arguments: argparse.Namespace) -> Target:
 
 
 def _make_absolute(address: str) -> str:
-    if "://" in address or address == ":memory:":
+    if not address.startswith(EDGE):
         return address
-    is_edge = address.startswith(EDGE)
-    path = str(Path(address.removeprefix(EDGE)).resolve())
-    return EDGE + path if is_edge else path
+    return f"{EDGE}{Path(address.removeprefix(EDGE)).resolve()}"
 
 
 def _checked(check: Callable[[str], str]) -> Callable[[str], str]:

@@ -106,10 +106,7 @@ def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split_vector_space(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the fields of the body, and `if_vector_space` as a header.
-
-    Older services ignore the header; they would refuse a field.
-    """
+    """Return the fields of the body, and `if_vector_space` as a header."""
     fields = dict(options)
     ids = fields.pop("if_vector_space", None)
     if not ids:

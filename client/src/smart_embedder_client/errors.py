@@ -18,7 +18,6 @@ CONNECTION_LOST = "connection_lost"
 UNEXPECTED_ANSWER = "unexpected_answer"
 INVALID_INPUT = "invalid_input"
 CLIENT_CLOSED = "client_closed"
-VECTOR_SPACE_UNKNOWN = "vector_space_unknown"
 # A code of the service.
 VECTOR_SPACE_DIFFERS = "vector_space_differs"
 
@@ -30,8 +29,7 @@ class SmartEmbedderError(Exception):
         detail: A sentence that gives the reason.
         code: A stable word: a code of the service, or `unreachable` (nothing was sent),
             `client_timeout`, `connection_lost`, `unexpected_answer` (the response does not fit the
-            request), `invalid_input` (the request cannot be sent), `client_closed`, or
-            `vector_space_unknown` (the service does not report the vector space of its vectors).
+            request), `invalid_input` (the request cannot be sent) or `client_closed`.
         status: The HTTP status; None if there was no response.
         request_id: The id of the request in the service's log.
         retry_after: Seconds after which to try again; None if the service names none.

@@ -5,7 +5,6 @@ The stages are dense and sparse vectors, their fusion, and ColBERT or reranking.
 
 import argparse
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -17,13 +16,11 @@ from smart_embedder_client import arguments as common
 from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.arguments import print_error, to_json_line, to_line
 from smart_embedder_client.client import Client
-from smart_embedder_client.errors import VECTOR_SPACE_UNKNOWN, SmartEmbedderError
+from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.matches import Question
-from smart_embedder_client.options import EmbedOptions
 from smart_embedder_client.qdrant import open_store
 from smart_embedder_client.qdrant.store import (
     ANCHOR,
-    ANCHORS,
     COLBERT,
     DENSE,
     HEADINGS,
@@ -31,14 +28,12 @@ from smart_embedder_client.qdrant.store import (
     SOURCE,
     SPARSE,
     TEXT,
-    UNKNOWN_SPACE,
     Datatype,
     Depths,
     Hit,
     QdrantError,
     Store,
     TextVectors,
-    check_model,
     same_space,
 )
 from smart_embedder_client.safetensors import Array
@@ -86,18 +81,10 @@ class Passage:
 
     @property
     def location(self) -> str:
-        """Its source, with the last anchor before the match."""
-        location = source = str(self.payload.get(SOURCE, self.id))
-        begin, anchors = self.text.find(self.match), self._metadata(ANCHORS)
-        # A row may have fields with these names that are no anchors.
-        for anchor in (
-            [0, self._metadata(ANCHOR)],
-            *(anchors if isinstance(anchors, list) else ()),
-        ):
-            match anchor:
-                case [int(position), str(name)] if position <= max(begin, 0):
-                    location = f"{source}#{name}"
-        return location
+        """Its source, with the anchor of its section or page."""
+        source, anchor = str(self.payload.get(SOURCE, self.id)), self._metadata(ANCHOR)
+        # A row may have a field with this name that is no anchor.
+        return f"{source}#{anchor}" if isinstance(anchor, str) else source
 
     @property
     def headings(self) -> list[str]:
@@ -122,15 +109,17 @@ def find(
     """Return the best passages by the last stage, which `rescore` selects.
 
     `note` is called with a sentence if the vector spaces cannot be compared. Raises `QdrantError`
-    if there is no such collection or its vectors have another model or vector space, and
-    `SmartEmbedderError`.
+    if there is no such collection or its vectors have another space, and `SmartEmbedderError`.
     """
     layout = store.layout()
     if layout is None or not layout.kinds & {DENSE, SPARSE}:
         raise QdrantError("there is no such collection with dense or sparse vectors")
     kinds = layout.kinds & {DENSE, SPARSE, COLBERT}
     with same_space(store.collection):
-        question = _embed(client, store, query, kinds, layout.datatype, note=note)
+        if (origin := store.origin()) is None:
+            note(f"the collection {store.collection} does not say in which space its vectors are")
+        spaces = [] if origin is None else origin.ids_of(kinds)
+        question = _embed(client, query, kinds, layout.datatype, spaces)
     vectors = question.vectors if rescore == "colbert" else replace(question.vectors, colbert=None)
     # More than `limit`, because equal texts are merged below.
     stages = store.search(vectors, replace(depths, limit=depths.fused))
@@ -161,35 +150,20 @@ def find(
 
 def _embed(
     client: Client,
-    store: Store,
     query: str,
     kinds: frozenset[str],
     datatype: Datatype | None,
-    *,
-    note: Callable[[str], None],
+    spaces: Sequence[str],
 ) -> Question:
-    """Embed the question in the vector space and number type of the collection.
-
-    If the vector spaces cannot be compared, the models' names are. Raises the service's error, and
-    `QdrantError` if those names differ.
-    """
-    origin = store.origin()
-    options: EmbedOptions = {
-        "return_dense": DENSE in kinds,
-        "return_sparse": SPARSE in kinds,
-        "return_colbert": COLBERT in kinds,
-        "output_dtype": datatype or "float32",
-        "if_vector_space": [] if origin is None else origin.ids_of(kinds),
-    }
-    try:
-        answer = client.embed_query(query, **options)
-    except SmartEmbedderError as error:
-        if error.code != VECTOR_SPACE_UNKNOWN:
-            raise
-        answer = client.embed_query(query, **options | {"if_vector_space": []})
-    if origin is None or not answer.vector_space:
-        note(UNKNOWN_SPACE.format("collection" if origin is None else "service"))
-        check_model(store, answer.dense_model_name)
+    """Embed the question in the vector spaces and number type of the collection."""
+    answer = client.embed_query(
+        query,
+        return_dense=DENSE in kinds,
+        return_sparse=SPARSE in kinds,
+        return_colbert=COLBERT in kinds,
+        output_dtype=datatype or "float32",
+        if_vector_space=spaces,
+    )
     vectors = TextVectors(
         None if answer.dense is None else answer.dense[0],
         None if answer.sparse is None else answer.sparse[0],
@@ -334,7 +308,6 @@ def _show_token(token: str) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return 0 if the question was answered."""
     parsed = _parser().parse_args(arguments)
-    warnings.filterwarnings("ignore", category=UserWarning, module="smart_embedder_client")
     try:
         _search(parsed)
     except (QdrantError, SmartEmbedderError) as error:

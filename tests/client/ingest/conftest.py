@@ -110,13 +110,12 @@ def make_target(kind: str, tmp_path: Path, qdrant: QdrantServer) -> Target:
         return Target(qdrant.url, name, grpc_port=qdrant.grpc_port)
     addresses = {
         "http": qdrant.url,
-        "folder": str(tmp_path / "qdrant"),
         "edge": f"edge:{tmp_path / 'edge'}",
     }
     return Target(addresses[kind], name, use_grpc=False)
 
 
-@pytest.fixture(params=["http", "grpc", "folder", "edge"])
+@pytest.fixture(params=["http", "grpc", "edge"])
 def runs(request, server, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Iterator[Runs]:
     """Runs into each kind of collection."""
     yield make_runs(server, make_target(request.param, tmp_path, qdrant), folder, tmp_path)

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from smart_embedder_client import Client
 from smart_embedder_client.ingest.check import main
-from smart_embedder_client.qdrant.store import Store
 
 from tests.client.ingest.conftest import Runs
 from tests.support.server import RunningServer
@@ -18,8 +17,7 @@ KINDS = ["dense", "sparse", "colbert"]
 def check(edge_runs: Runs, capsys: pytest.CaptureFixture[str]):
     """Run the command for the collection of `edge_runs`, and return its output."""
 
-    def run(server: RunningServer | str, *options: str, status: int = 0) -> str:
-        url = server if isinstance(server, str) else server.url
+    def run(url: str, *options: str, status: int = 0) -> str:
         target = edge_runs.target
         where = [target.collection, "--qdrant", target.address, "--url", url]
         capsys.readouterr()
@@ -40,50 +38,29 @@ def test_vector_space_ids_of_each_kind_are_compared(
 ) -> None:
     edge_runs.run()
     ids, other_ids = read_spaces(server), read_spaces(other_server)
-    assert check(server).splitlines() == [f"{kind}: the same space, {ids[kind]}" for kind in KINDS]
+    assert check(server.url).splitlines() == [
+        f"{kind}: the same space, {ids[kind]}" for kind in KINDS
+    ]
     name = edge_runs.target.collection
     command = f"smart-embedder ingest --from-collection {name}"
-    assert check(other_server, status=1).splitlines() == [
+    assert check(other_server.url, status=1).splitlines() == [
         *(f"{kind}: another space, {other_ids[kind]} of the service, {ids[kind]} stored"
           for kind in KINDS),
         f"To embed the texts again: {command} --collection NEW",
     ]  # fmt: skip
-    assert json.loads(check(server, "--json")) == {
-        "collection": name, "stored": ids, "served": ids, "same": True,
-    }  # fmt: skip
-    result = json.loads(check(other_server, "--json", status=1))
-    assert (result["stored"], result["served"], result["same"]) == (ids, other_ids, False)
-
-
-def test_vector_space_ids_of_other_kinds_are_ignored(
-    edge_runs: Runs, server: RunningServer, check
-) -> None:
-    edge_runs.run(kinds=frozenset({"sparse"}))
-    assert check(server) == f"sparse: the same space, {read_spaces(server)['sparse']}\n"
+    expected = {"collection": name, "stored": ids, "served": other_ids, "same": False}
+    assert json.loads(check(other_server.url, "--json", status=1)) == expected
 
 
 def test_exit_status_2_if_ids_cannot_be_compared(
-    edge_runs: Runs, server: RunningServer, older_server: str, closed_port: str, check, monkeypatch
+    edge_runs: Runs, server: RunningServer, closed_port: str, check, monkeypatch
 ) -> None:
-    assert "there is no collection" in check(server, status=2)
-    edge_runs.run()
-    assert "as it is older" in check(older_server, status=2)
-    origin = edge_runs.query_store(lambda store: store.origin())
-
-    def note(spaces: dict[str, str]) -> None:
-        def store_ids(store: Store) -> None:
-            store.set_origin(replace(origin, vector_space=spaces))
-
-        edge_runs.query_store(store_ids)
-
-    note(origin.vector_space | {"dense": "dense-w-t-cls-none-unit-none-512end-384"})
-    name = edge_runs.target.collection
-    assert check(server, status=2) == (
-        f"the collection {name} has long ids of an earlier version, which cannot be compared: "
-        f"smart-embedder ingest --from-collection {name} --collection NEW embeds its texts again\n"
-    )
-    note({})
-    assert "does not say in which space its vectors are" in check(server, status=2)
-    note(origin.vector_space)
+    assert "there is no collection" in check(server.url, status=2)
+    edge_runs.run(kinds=frozenset({"sparse"}))
+    # The kinds that the collection does not have are not compared.
+    assert check(server.url) == f"sparse: the same space, {read_spaces(server)['sparse']}\n"
     monkeypatch.setattr("smart_embedder_client.ingest.check._PATIENCE", 0.1)
     assert "no connection to" in check(closed_port, status=2)
+    origin = edge_runs.query_store(lambda store: store.origin())
+    edge_runs.query_store(lambda store: store.set_origin(replace(origin, vector_space={})))
+    assert "does not say in which space its vectors are" in check(server.url, status=2)

@@ -11,7 +11,7 @@ from smart_embedder_client import Client
 from smart_embedder_client.ingest.command import main
 from smart_embedder_client.ingest.from_collection import ingest_collection
 from smart_embedder_client.ingest.options import IngestError, LoadOptions, Report
-from smart_embedder_client.qdrant.store import OtherSpaceError
+from smart_embedder_client.qdrant.store import QdrantError
 
 from tests.client.ingest.conftest import Runs
 from tests.support.server import RunningServer
@@ -111,7 +111,7 @@ def test_target_with_another_vector_space_is_refused(
     edge_runs.run()
     new = make_new_runs(edge_runs, server.url)
     copy_collection(edge_runs, new)
-    with pytest.raises(OtherSpaceError, match="than those of the collection .*-new"):
+    with pytest.raises(QdrantError, match="than those of the collection .*-new"):
         copy_collection(edge_runs, replace(new, url=other_server.url))
     with pytest.raises(IngestError, match="cannot be its own source"):
         copy_collection(edge_runs, edge_runs)

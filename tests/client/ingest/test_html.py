@@ -1,10 +1,7 @@
 """HTML pages become sections with headings and anchors, without navigation."""
 
-from pathlib import Path
-
 import pytest
 from smart_embedder_client.ingest.html import Section, read_html
-from smart_embedder_client.ingest.sources import Fields, Skipped, read_documents
 
 SPHINX = """<!DOCTYPE html><html><head><title>csv &#8212; Python</title></head><body>
 <div class="related" role="navigation"><h3>Navigation</h3><ul><li><a href="i.html">index</a></ul>
@@ -22,7 +19,7 @@ for row in reader:
 <section id="options"><h2>Options</h2><table><thead><tr><th>name</th><th>default</th></tr></thead>
 <tr><td><p>delimiter</p></td><td>a comma</td></tr></table>
 <aside class="footnote"><p>[1] Set <a href="#x">newline</a> to an empty text.</p></aside>
-<aside><a href="a.html">Another page</a></aside></section></section></div>
+</section></section></div>
 <div class="sphinxsidebar" role="navigation"><a href="bugs.html">Report a Bug</a></div>
 <footer>Copyright</footer></body></html>"""
 
@@ -39,27 +36,26 @@ def test_html_page_becomes_sections_without_navigation() -> None:
         "## Options\n\n| name | default |\n| --- | --- |\n| delimiter | a comma |\n\n"
         "[1] Set newline to an empty text."
     )
-    places = [("csv.reader", "csv.reader(file)"), ("csv.writer", "csv.writer(file)")]
-    terms = tuple((functions.index(text), name) for name, text in places)
     assert sections == [
-        Section(("csv",), "# csv\n\nIt reads files.", ((0, "csv"),)),
-        Section(("csv", "Contents", "Functions"), functions, ((0, "functions"), *terms)),
-        Section(("csv", "Options"), options, ((0, "options"),)),
+        Section(("csv",), "# csv\n\nIt reads files.", "csv"),
+        Section(("csv", "Contents", "Functions"), functions, "functions"),
+        Section(("csv", "Options"), options, "options"),
     ]
 
 
 WITHOUT_LANDMARKS = """<div class="navheader"><table><tr><th>CREATE TABLE</th></tr><tr><td>
 <a href="p.html">Prev</a> SQL Commands</td></tr></table></div>
-<ul><li><a href="a.html">Assertions</a><li><a href="b.html">Buffer</a></ul>
+<ul class="toc"><li><a href="a.html">Assertions</a><li><a href="b.html">Buffer</a></ul>
+<aside>Another page</aside>
 <div class="sect1"><div class="titlepage"><a name="create"></a><h2>CREATE TABLE</h2></div>
 <p>It defines a table, which is empty at first and belongs to the user who gives the command.</p>
 <ul><li>See <a href="c.html">ALTER TABLE</a> for changes of a table.</ul></div>"""
 
 
-def test_navigation_without_landmarks_is_found_by_names_and_links() -> None:
+def test_navigation_without_landmarks_is_found_by_names() -> None:
     _, (section,) = read_html(WITHOUT_LANDMARKS.encode())
     assert section.headings == ("CREATE TABLE",)
-    assert section.anchors == ((0, "create"),)
+    assert section.anchor == "create"
     assert section.text == (
         "## CREATE TABLE\n\nIt defines a table, which is empty at first and belongs to the user "
         "who gives the command.\n\n- See ALTER TABLE for changes of a table."
@@ -105,28 +101,4 @@ def test_html_becomes_markdown(body: str, text: str) -> None:
 def test_anchors_of_all_documentation_generators_are_found(heading: str) -> None:
     page = f'<p id="p">before</p><a href="#top"><img></a>{heading}<p>text'
     _, (_, section) = read_html(page.encode())
-    assert section == Section(("T",), "## T\n\ntext", ((0, "a"),))
-
-
-def test_chunks_have_the_anchors_of_their_positions(tmp_path: Path) -> None:
-    (tmp_path / "csv.html").write_text(SPHINX)
-    first, functions, _ = read_documents(tmp_path, Fields(), Skipped())
-    assert first.metadata_of([first.text]) == [
-        {"title": "csv \u2014 Python", "headings": ["csv"], "anchor": "csv"}
-    ]
-    cut = functions.text.index("Reads rows.")
-    whole, begin, end = functions.metadata_of(
-        [functions.text, functions.text[:cut], functions.text[cut:]]
-    )
-    assert whole["headings"] == ["csv", "Contents", "Functions"]
-    assert (whole["anchor"], begin["anchor"], end["anchor"]) == (
-        "functions",
-        "functions",
-        "csv.reader",
-    )
-    assert [name for _, name in whole["anchors"]] == ["csv.reader", "csv.writer"]
-    ((place, name),) = end["anchors"]
-    assert (functions.text[cut:][place:], name) == (
-        "csv.writer(file)\n\nWrites rows.",
-        "csv.writer",
-    )
+    assert section == Section(("T",), "## T\n\ntext", "a")

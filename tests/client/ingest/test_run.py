@@ -1,17 +1,14 @@
 """Whole runs: the collection after the first run, the second, and after changes."""
 
 import json
-import uuid
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from smart_embedder_client import SparseVector
 from smart_embedder_client.ingest.options import IngestError
 from smart_embedder_client.ingest.sources import Fields
 from smart_embedder_client.qdrant import store as qdrant_store
-from smart_embedder_client.qdrant.store import OtherSpaceError, Point, TextVectors, make_layout
+from smart_embedder_client.qdrant.store import Origin, make_layout
 
 from tests.client.ingest.conftest import Runs
 
@@ -46,7 +43,6 @@ def test_later_runs_store_missing_points_and_remove_only_with_sync(
     assert layout.kinds == {"dense", "sparse", "colbert"}
     assert layout.sparse == {"sparse": None}
     assert layout.vectors["colbert"].is_multivector
-    assert layout.vectors["colbert"].edges == 0
     assert {config.distance for config in layout.vectors.values()} == {"Cosine"}
 
 
@@ -73,7 +69,8 @@ def test_repeated_rows_are_stored_once_unless_their_ids_differ(
     source.write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
     report = edge_runs.run(source=source, fields=Fields(id="id"))
     assert (report.documents, report.repeated, report.points) == (3, 1, 2)
-    payload = edge_runs.query_store(lambda store: store.sample(1)[0].payload)
+    ids = edge_runs.ids()
+    payload = edge_runs.query_store(lambda store: store.read(ids, with_vectors=False)[0].payload)
     assert payload["text"] == "the river"
     assert (payload["source"], payload["dataset"]) == ("rows.jsonl", "texts")
     assert payload["metadata"]["id"] in {1, 2}
@@ -93,25 +90,13 @@ def test_sync_keeps_the_points_of_other_datasets(edge_runs: Runs, tmp_path: Path
 
 def test_collection_with_other_vectors_is_refused_in_one_sentence(runs: Runs) -> None:
     layout = make_layout(7, None, sparse=True, datatype="float32")
-    runs.query_store(lambda store: store.create(layout, None))
+    runs.query_store(lambda store: store.create(layout, Origin({}, [])))
     with pytest.raises(IngestError) as caught:
         runs.run()
     message = str(caught.value)
     assert "its vector dense is 7 numbers (Cosine, float32), and 64 numbers" in message
     assert "it has no vector colbert" in message
     assert "\n" not in message
-
-
-def test_collection_without_origin_is_refused_by_its_model_name(edge_runs: Runs) -> None:
-    """Collections of an earlier version have no origin."""
-    layout = make_layout(None, None, sparse=True, datatype="float32")
-    edge_runs.query_store(lambda store: store.create(layout, None))
-    sparse = SparseVector(np.array([1], np.uint32), np.array([1], np.float32))
-    payload = {"model": "another-model", "dataset": "texts"}
-    point = Point(str(uuid.UUID(int=1)), TextVectors(sparse=sparse), payload)
-    edge_runs.query_store(lambda store: store.upsert([point]))
-    with pytest.raises(OtherSpaceError, match="has vectors of another-model, and the serv"):
-        edge_runs.run(kinds=frozenset({"sparse"}))
 
 
 @pytest.mark.parametrize("datatype", ["float16", "uint8"])

@@ -204,8 +204,8 @@ def test_what_cannot_be_read_is_told_in_one_sentence(
 
 
 PAGE = b"""<!DOCTYPE html><html><head><title>The  pump</title><script>var x</script></head><body>
-<h1>Error   E42</h1><p>The <b>pump</b> is&nbsp;blocked.<br>Clean it.</p><!-- no --><ul><li>one
-<li>two</ul><table><tr><td>a<td>b</table><pre>x = 1\n    y</pre><style>p {}</style> end</body>"""
+<h1 id=e42>Error   E42</h1><p>The <b>pump</b> is&nbsp;blocked.<br>Clean it.</p><!-- no --><ul>
+<li>one<li>two</ul><table><tr><td>a<td>b</table><pre>x = 1\n    y</pre><style>p {}</style> end</body>"""
 
 
 def test_html_is_read_as_text_with_headings(tmp_path: Path) -> None:
@@ -215,7 +215,9 @@ def test_html_is_read_as_text_with_headings(tmp_path: Path) -> None:
         "# Error E42\n\nThe pump is blocked.\nClean it.\n\n- one\n- two\n\na b\n\n"
         "```\nx = 1\n    y\n```\n\nend"
     )
-    assert document.metadata == {"title": "The pump", "headings": ["Error E42"]}
+    assert document.metadata == {
+        "title": "The pump", "headings": ["Error E42"], "anchor": "e42",
+    }  # fmt: skip
     assert document.is_markdown
 
 
@@ -227,11 +229,22 @@ def test_html_is_read_as_text_with_headings(tmp_path: Path) -> None:
         (b"<meta charset='latin1'><p>caf\xe9", "caf\u00e9"),
         ("<p>caf\u00e9".encode("utf-16"), "caf\u00e9"),
         (b"<meta charset='hex'><p>a", "a"),
+        (b"<meta charset='utf-16'><p>a", "a"),
         (b"<p>caf\xe9", "is not UTF-8"),
         (b"<div>" * 5_000 + b"end", "its end is not read: Excessive depth"),
         (b"<p>" + b"a" * 2**24, "bytes that are read of HTML"),
     ],
-    ids=["utf-8", "mark", "declared", "utf-16", "no encoding", "wrong", "deep", "long"],
+    ids=[
+        "utf-8",
+        "mark",
+        "declared",
+        "utf-16",
+        "no encoding",
+        "no utf-16",
+        "wrong",
+        "deep",
+        "long",
+    ],
 )
 def test_html_is_read_in_its_declared_encoding_or_refused(
     tmp_path: Path, content: bytes, found: str

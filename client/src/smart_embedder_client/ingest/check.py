@@ -15,7 +15,7 @@ from smart_embedder_client.ingest.collection import ask_service
 from smart_embedder_client.ingest.options import IngestError
 from smart_embedder_client.ingest.pace import Patience
 from smart_embedder_client.qdrant import open_store
-from smart_embedder_client.qdrant.store import KINDS, QdrantError, Target
+from smart_embedder_client.qdrant.store import KINDS, QdrantError, Target, reembed_command
 
 _PATIENCE = 60.0
 _ABOUT = """\
@@ -63,15 +63,7 @@ async def check(target: Target, url: str, token: str | None) -> Result:
                 raise QdrantError(
                     f"the collection {name} does not say in which space its vectors are"
                 )
-            if any(id_.count("-") > 1 for id_ in stored.values()):
-                raise QdrantError(
-                    f"the collection {name} has long ids of an earlier version, which cannot be "
-                    f"compared: smart-embedder ingest --from-collection {name} --collection NEW "
-                    "embeds its texts again"
-                )
             served = (await ask_service(client, patience, kinds)).origin
-    if served is None:
-        raise IngestError("the service does not say in which space its vectors are, as it is older")
     return Result(
         name, {kind: stored[kind] for kind in KINDS if kind in kinds}, served.vector_space
     )
@@ -100,10 +92,7 @@ def _describe(result: Result) -> Iterator[str]:
         else:
             yield f"{kind}: another space, {served or 'none'} of the service, {stored} stored"
     if not result.is_same:
-        yield (
-            "To embed the texts again: smart-embedder ingest "
-            f"--from-collection {result.collection} --collection NEW"
-        )
+        yield f"To embed the texts again: {reembed_command(result.collection)}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,12 +1,9 @@
 """Prepare a collection for the vectors of the service, and finish it after the last chunk."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.async_client import AsyncClient
-from smart_embedder_client.errors import VECTOR_SPACE_UNKNOWN, SmartEmbedderError
 from smart_embedder_client.ingest.embedding import VectorOptions
 from smart_embedder_client.ingest.journal import Journal
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, LoadOptions
@@ -15,15 +12,14 @@ from smart_embedder_client.qdrant.store import (
     DENSE,
     PAGE,
     SPARSE,
-    UNKNOWN_SPACE,
     Datatype,
     Layout,
     Origin,
     Store,
-    check_model,
     find_differences,
     iterate_pages,
     make_layout,
+    reembed_command,
 )
 
 _PROBE_TEXT = "width"
@@ -34,23 +30,23 @@ class Served:
     """The models of the service.
 
     Attributes:
-        name: The name of the dense model.
-        models: The names of the dense, sparse and ColBERT models.
         dense: The width of dense vectors; None if they are not requested.
         colbert: The width of ColBERT vectors; None if they are not requested.
         max_tokens: The maximum length of a text.
         token_model: The model whose tokens are counted; None for the service's default.
-        origin: The origin of a collection with these vectors; None if an older service does not
-            report their vector space.
+        origin: The origin of a collection with these vectors.
     """
 
-    name: str
-    models: tuple[str, str, str]
     dense: int | None
     colbert: int | None
     max_tokens: int
     token_model: str | None
-    origin: Origin | None
+    origin: Origin
+
+    @property
+    def name(self) -> str:
+        """The name of the dense model."""
+        return self.origin.models[0]
 
 
 async def ask_service(
@@ -58,35 +54,26 @@ async def ask_service(
 ) -> Served:
     """Return the models of the service, as soon as it is ready.
 
-    Raises `IngestError` if it does not report the maximum length of a text, and
-    `SmartEmbedderError` if its vectors have other spaces than those of `origin`.
+    Raises `IngestError` if it does not report its vector spaces or the maximum length of a text,
+    and `SmartEmbedderError` if its vectors have other spaces than those of `origin`.
     """
     spaces = [] if origin is None else origin.ids_of(kinds)
-
-    async def probe(spaces: list[str]) -> Embeddings:
-        options = VectorOptions(kinds, "float32", spaces=spaces).request
-        return await patience.wait_for(lambda: client.embed_documents([_PROBE_TEXT], **options))
-
-    try:
-        answer = await probe(spaces)
-    except SmartEmbedderError as error:
-        if error.code != VECTOR_SPACE_UNKNOWN:
-            raise
-        answer = await probe([])
+    options = VectorOptions(kinds, "float32", spaces=spaces).request
+    answer = await patience.wait_for(lambda: client.embed_documents([_PROBE_TEXT], **options))
     health = await patience.wait_for(client.health)
     max_tokens = health.details.get("max_input_length")
-    if type(max_tokens) is not int:
-        raise IngestError("/health does not report the maximum tokens of a text (max_input_length)")
-    models = (answer.dense_model_name, answer.sparse_model_name, answer.colbert_model_name)
+    if type(max_tokens) is not int or not answer.vector_space:
+        raise IngestError(
+            "the service does not report its vector spaces, or the maximum tokens of a text"
+        )
+    models = [answer.dense_model_name, answer.sparse_model_name, answer.colbert_model_name]
     return Served(
-        name=answer.dense_model_name,
-        models=models,
         dense=None if answer.dense is None else answer.dense.shape[1],
         colbert=None if answer.colbert is None else answer.colbert[0].shape[1],
         max_tokens=max_tokens,
         # ColBERT has one vector for each token of its model.
         token_model=None if models[0] == models[2] else models[2],
-        origin=Origin(answer.vector_space, models) if answer.vector_space else None,
+        origin=Origin(answer.vector_space, models),
     )
 
 
@@ -94,15 +81,15 @@ async def ask_service(
 class Collection:
     """A collection that fits the vectors of a run.
 
-    `datatype` is the number type of its dense and ColBERT vectors. `origin` is that of the run's
-    vectors, or None if the service does not report it. `is_new` means that the run created it.
+    `datatype` is the number type of its dense and ColBERT vectors. `origin` is that of its vectors.
+    `is_new` means that the run created it.
     """
 
     store: Store
     patience: Patience
     layout: Layout
     datatype: Datatype
-    origin: Origin | None
+    origin: Origin
     is_new: bool
 
     @classmethod
@@ -114,47 +101,44 @@ class Collection:
         served: Served,
         *,
         origin: Origin | None,
-        note: Callable[[str], None],
     ) -> "Collection":
         """Create the collection, or check the existing one, whose vectors have this origin.
 
-        `note` is called with a sentence if only the names of the models can be compared. Raises
-        `IngestError` if the vectors have other sizes or types, and `OtherSpaceError` if they belong
-        to another model.
+        Raises `IngestError` if the vectors have other sizes or types, or an unknown origin.
         """
         found = await patience.call(store.layout)
         datatype = options.datatype or (found and found.datatype) or "float32"
         required = make_layout(
             served.dense, served.colbert, sparse=SPARSE in options.kinds, datatype=datatype
         )
-        if served.origin is None:
-            note(UNKNOWN_SPACE.format("service"))
         if found is None:
             await patience.call(store.create, required, served.origin)
-            return cls(store, patience, required, datatype, served.origin, is_new=True)
+            new = cls(store, patience, required, datatype, served.origin, is_new=True)
+            return await new._check_origin()
         if problems := list(find_differences(required, found)):
             raise IngestError(
                 f"the collection {store.collection} does not fit the service's vectors: "
                 f"{'; '.join(problems)}"
             )
-        run_origin = served.origin
-        if served.origin is None:
-            await patience.call(check_model, store, served.name)
-        elif origin is None and await patience.call(store.count, None) > 0:
-            await patience.call(check_model, store, served.name)
-            note(UNKNOWN_SPACE.format("collection"))
-        else:
-            run_origin = origin or served.origin
-            # A kind that the origin lacks has no vectors yet: its space is stored before the first.
-            spaces = {**served.origin.vector_space, **run_origin.vector_space}
-            run_origin = replace(run_origin, vector_space=spaces)
-            if run_origin != origin:
-                await patience.call(store.set_origin, run_origin)
-        return cls(store, patience, found, datatype, run_origin, is_new=False)
+        if origin is None and await patience.call(store.count, None) > 0:
+            raise IngestError(
+                f"the collection {store.collection} does not say in which space its vectors are, "
+                f"which could be another one: {reembed_command(store.collection)}"
+            )
+        stored = origin or served.origin
+        # A kind that the origin lacks has no vectors yet: its space is stored before the first.
+        spaces = {**served.origin.vector_space, **stored.vector_space}
+        stored = replace(stored, vector_space=spaces)
+        existing = cls(store, patience, found, datatype, stored, is_new=False)
+        if stored == origin:
+            return existing
+        await patience.call(store.set_origin, stored)
+        return await existing._check_origin()
 
-    def ids_of(self, kinds: frozenset[str]) -> list[str]:
-        """Return the vector space ids that vectors of these kinds must have."""
-        return [] if self.origin is None else self.origin.ids_of(kinds)
+    async def _check_origin(self) -> "Collection":
+        if await self.patience.call(self.store.origin) != self.origin:
+            raise IngestError("this Qdrant stores no metadata of a collection, as 1.16 does")
+        return self
 
     async def existing(self, ids: list[str]) -> set[str]:
         """Return the ids of points that exist."""

@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -49,8 +48,6 @@ folder of such files. The same command resumes an interrupted run, and stores no
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return 0 if documents were read and all of them are stored."""
     parsed = _parse(arguments)
-    # Qdrant's engine in Python warns about its limits, which --help and the documentation state.
-    warnings.filterwarnings("ignore", category=UserWarning, module="smart_embedder_client")
     with asyncio.Runner() as runner:
         try:
             target = common.read_target(parsed)

@@ -14,6 +14,7 @@ from functools import partial
 from smart_embedder_client.ingest.collection import ask_service
 from smart_embedder_client.ingest.loading import Chunk, Loader, connect, use_threads
 from smart_embedder_client.ingest.options import IngestError, LoadOptions, Report
+from smart_embedder_client.qdrant import open_store
 from smart_embedder_client.qdrant.store import MODEL, TEXT, Point, Store, Target
 
 
@@ -29,10 +30,11 @@ async def ingest_collection(
     if source == target.collection:
         raise IngestError(f"{source} cannot be its own source: --collection names another one")
     use_threads(options)
+    old_target = replace(target, collection=source)
     async with connect(options, target, url, token, title=source, unit="chunks") as connections:
         store, progress = connections.store, connections.progress
         call = connections.patience.call
-        with closing(await asyncio.to_thread(store.open_other, source)) as old:
+        with closing(await asyncio.to_thread(open_store, old_target)) as old:
             await call(old.resolve_alias)
             if await call(old.layout) is None:
                 raise IngestError(f"there is no collection {source}")
@@ -40,7 +42,8 @@ async def ingest_collection(
             served = await ask_service(
                 connections.client, connections.patience, options.kinds, origin
             )
-            if served.origin is not None and old_origin is not None:
+            model = served.name
+            if old_origin is not None:
                 # The ids of the points were made from these names.
                 served = replace(served, origin=replace(served.origin, models=old_origin.models))
             loader = await connections.prepare_loader(options, served, origin)
@@ -48,7 +51,7 @@ async def ingest_collection(
             progress.note_on_terminal(
                 f"{old.collection} goes into {store.collection} by {store.transport}"
             )
-            await _Copy(old, loader, served.name).run()
+            await _Copy(old, loader, model).run()
             await loader.collection.start_indexing(options)
     loader.report.seconds = time.monotonic() - began
     return loader.report

@@ -1,6 +1,6 @@
-"""Convert HTML to sections of Markdown: the content of a page, with the anchors of links.
+"""Convert HTML to sections of Markdown: the content of a page, with the anchors of its headings.
 
-Content extractors (trafilatura, resiliparse, readability) drop the ids of elements, which are the
+Content extractors (trafilatura, resiliparse, readability) drop the ids of headings, which are the
 anchors of links, and parts of code and tables. This module finds the content by the landmarks of
 HTML and ARIA.
 """
@@ -36,9 +36,6 @@ _DROPPED_ROLES = {"banner", "button", "contentinfo", "navigation", "search"}
 # The text of the link that documentation generators put after a heading.
 _PERMALINKS = {"", "#", "\N{PILCROW SIGN}", "\N{SECTION SIGN}", "\N{LINK SYMBOL}", "\N{ANCHOR}"}
 _PERMALINKS.add("\uf0c1")  # Font Awesome's link in the theme of Read the Docs.
-# The share of links in an aside, or in a list or table, above which it is navigation.
-_MANY_LINKS, _ALL_LINKS = 0.5, 0.8
-_LISTS = {"dl", "ol", "table", "ul"}
 _NAVIGATION = re.compile(
     r"nav.*|.*nav(igation)?|breadcrumbs?|footer|menu|side-?bar|toc", re.IGNORECASE
 )
@@ -47,8 +44,6 @@ _DECLARED_WITHIN = 1024
 _DECLARED = re.compile(
     rb"""<meta[^>]{0,200}charset\s{0,9}=\s{0,9}["']?\s{0,9}([\w.:-]{1,40})""", re.IGNORECASE
 )
-# Python's names of the encodings of web pages; Python also has codecs that are no encodings.
-_ENCODINGS = ("big5", "cp", "euc", "gb", "iso8859", "iso2022", "koi8", "mac", "shift_jis", "tis")
 _UTF8 = "utf-8-sig"
 
 
@@ -63,13 +58,12 @@ class Section:
     Attributes:
         headings: The headings above it, the outermost first, and its own.
         text: The Markdown. A heading without text is part of its first subsection.
-        anchors: The targets of links, as positions in `text` and names: the heading, and defined
-            terms.
+        anchor: The target of links to its heading.
     """
 
     headings: tuple[str, ...]
     text: str
-    anchors: tuple[tuple[int, str], ...]
+    anchor: str | None
 
 
 def read_html(content: bytes) -> tuple[str, list[Section]]:
@@ -79,8 +73,7 @@ def read_html(content: bytes) -> tuple[str, list[Section]]:
         HtmlError: The parser stopped before the end.
         UnicodeDecodeError: The page is neither UTF-8 nor in the encoding that it declares.
     """
-    # Decoded here: lxml would replace wrong bytes silently.
-    text = content.decode(_detect_encoding(content))
+    text = _decode(content)
     parser = etree.HTMLParser(
         encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True
     )
@@ -98,46 +91,36 @@ def read_html(content: bytes) -> tuple[str, list[Section]]:
     return title, _Converter(root).sections()
 
 
-def _detect_encoding(content: bytes) -> str:
+def _decode(content: bytes) -> str:
+    """Decode a page strictly: lxml would replace wrong bytes silently."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
+        return content.decode("utf-16")
     declared = _DECLARED.search(content[:_DECLARED_WITHIN])
+    name = declared[1].decode().lower() if declared else _UTF8
     try:
-        name = codecs.lookup(declared[1].decode()).name if declared else _UTF8
+        # A declaration that can be read is not in UTF-16, even if it says so.
+        return content.decode(_UTF8 if name.startswith("utf") else name)
     except LookupError:
-        return _UTF8
-    return name if name.startswith(_ENCODINGS) else _UTF8
+        return content.decode(_UTF8)
 
 
 def _text_of(element: etree._Element) -> str:
     return " ".join("".join(element.itertext()).split())
 
 
-def _share_of_links(element: etree._Element) -> float:
-    links = sum(len(_text_of(link)) for link in element.iter("a"))
-    return links / max(len(_text_of(element)), 1)
-
-
-def _is_navigation(element: etree._Element) -> bool:
-    """Whether an element is a list of links, or has a class or id such as `menu`."""
-    if element.tag in _LISTS and _share_of_links(element) > _ALL_LINKS:
-        return True
+def _has_name_of_navigation(element: etree._Element) -> bool:
+    """Whether an element has a class or id such as `menu`."""
     names = (*element.get("class", "").split(), element.get("id", ""))
     return any(map(_NAVIGATION.fullmatch, names))
 
 
 class _Writer:
-    """Writes Markdown with at most one empty line in a row; written text never moves."""
+    """Writes Markdown with at most one empty line in a row."""
 
     def __init__(self) -> None:
         self.text = io.StringIO()
         self._gap = ""
         self._is_marked = False
-
-    @property
-    def position(self) -> int:
-        """The position at which the next text will begin."""
-        return self.text.tell() + len(self._gap)
 
     def require_gap(self, gap: str) -> None:
         """Write at least this white space before the next text."""
@@ -185,12 +168,11 @@ class _Converter:
         self._sections: list[Section] = []
         self._path: list[tuple[int, str]] = []
         self._writer = _Writer()
-        self._anchors: list[tuple[int, str]] = []
-        # Whether there is text after the headings.
+        # The anchor of the section, and whether it has text after its headings.
+        self._anchor: str | None = None
         self._has_text = False
-        # The last id since the last text: the anchor of the next heading or term.
+        # The last id since the last text: the anchor of the next heading.
         self._id: str | None = None
-        self._is_term = False
         # The heading, code or cell whose text is collected, and the earlier cells of its row.
         self._open: etree._Element | None = None
         self._collected: list[str] = []
@@ -221,7 +203,7 @@ class _Converter:
             return False
         link = element.get("href", "") if tag == "a" else ""
         if link.startswith("#") and _text_of(element) in _PERMALINKS:
-            if self._open is not None or self._is_term:
+            if self._open is not None:
                 self._id = link[1:] or self._id
             return True
         if tag in _DROPPED or role in _DROPPED_ROLES:
@@ -229,9 +211,9 @@ class _Converter:
         if element.get("hidden") is not None or element.get("aria-hidden") == "true":
             return True
         if tag == "aside" or role == "complementary":
-            # An aside in the content is a note, unless it has many links.
-            return not self._has_main or _share_of_links(element) > _MANY_LINKS
-        is_candidate = tag == "form" or (not self._has_main and _is_navigation(element))
+            # An aside in the content is a note.
+            return not self._has_main
+        is_candidate = tag == "form" or (not self._has_main and _has_name_of_navigation(element))
         # Half the text or more is content: a form around the page, or an index of links.
         return is_candidate and 2 * len(_text_of(element)) < self._length
 
@@ -244,8 +226,6 @@ class _Converter:
         self._writer.require_gap(_GAPS.get(tag, ""))
         if tag == "li":
             self._writer.begin_item()
-        elif tag == "dt":
-            self._is_term, self._id = True, element.get("id")
         elif tag == "table":
             self._has_header = element.find(".//th") is not None
             if element.xpath(_LAYOUT):
@@ -269,9 +249,7 @@ class _Converter:
         self._writer.add(text)
 
     def _note_text(self) -> None:
-        if self._is_term and self._id:
-            self._anchors.append((self._writer.position, self._id))
-        self._has_text, self._is_term, self._id = True, False, None
+        self._has_text, self._id = True, None
 
     def _end(self, element: etree._Element) -> None:
         tag = element.tag
@@ -324,12 +302,10 @@ class _Converter:
         self._path.append((level, title))
         self._writer.write(f"{'#' * level} {title}")
         self._writer.require_gap("\n\n")
-        if self._id:
-            self._anchors = [(0, self._id)]
-        self._id = None
+        self._anchor, self._id = self._id or self._anchor, None
 
     def _end_section(self) -> None:
         if text := self._writer.text.getvalue():
             headings = tuple(title for _, title in self._path)
-            self._sections.append(Section(headings, text, tuple(self._anchors)))
-        self._writer, self._anchors, self._has_text = _Writer(), [], False
+            self._sections.append(Section(headings, text, self._anchor))
+        self._writer, self._anchor, self._has_text = _Writer(), None, False

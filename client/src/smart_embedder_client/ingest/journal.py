@@ -5,7 +5,7 @@ import json
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,26 +40,23 @@ class Recipe:
 
 def document_digest(document: Document, recipe: Recipe) -> bytes:
     """Return a digest of 16 bytes of the document and the options."""
-    parts = (*_identity(document, document.metadata, recipe), recipe.splitting, document.text)
-    # Documents without anchors keep the digests of versions that knew no anchors.
-    if document.anchors:
-        parts += (document.anchors,)
+    parts = (*_identity(document, recipe), recipe.splitting, document.text)
     return hashlib.blake2b(_encode(parts), digest_size=_DIGEST_BYTES).digest()
 
 
 def chunk_ids(document: Document, chunks: Sequence[str], recipe: Recipe) -> list[str]:
     """Return a UUID for each chunk; a chunk that did not change in a document keeps its id."""
     occurrences: Counter[str] = Counter()
+    common = hashlib.sha256(_encode(_identity(document, recipe))).hexdigest()
     ids = []
-    for chunk, metadata in zip(chunks, document.metadata_of(chunks), strict=True):
-        common = hashlib.sha256(_encode(_identity(document, metadata, recipe))).hexdigest()
+    for chunk in chunks:
         ids.append(str(uuid.uuid5(_NAMESPACE, f"{common} {occurrences[chunk]} {chunk}")))
         occurrences[chunk] += 1
     return ids
 
 
-def _identity(document: Document, metadata: Mapping[str, Any], recipe: Recipe) -> tuple[Any, ...]:
-    return (recipe.dataset, recipe.vectors, document.source, document.key, metadata)
+def _identity(document: Document, recipe: Recipe) -> tuple[Any, ...]:
+    return (recipe.dataset, recipe.vectors, document.source, document.key, document.metadata)
 
 
 def _encode(parts: tuple[Any, ...]) -> bytes:

@@ -54,15 +54,14 @@ class Connections:
         self, options: LoadOptions, served: Served, origin: Origin | None
     ) -> "Loader":
         """Create the collection, or check the existing one, whose vectors have this origin."""
-        note = self.progress.note
         collection = await Collection.prepare(
-            self.store, self.patience, options, served, origin=origin, note=note
+            self.store, self.patience, options, served, origin=origin
         )
         vectors = VectorOptions(
             options.kinds,
             collection.datatype,
             options.colbert_pool_factor,
-            collection.ids_of(options.kinds),
+            collection.origin.ids_of(options.kinds),
         )
         report, max_vectors = Report(), collection.layout.max_colbert_vectors
         embedder = Embedder(self.client, vectors, self.patience, max_vectors, report)
@@ -75,7 +74,7 @@ async def connect(
 ) -> AsyncIterator[Connections]:
     """Connect to the service and to a collection, and show a progress bar in `unit`.
 
-    Raises `OtherSpaceError` if the service's vectors do not fit those of the collection.
+    Raises `QdrantError` if the service's vectors do not fit those of the collection.
     """
     # `Patience` retries in place of the client.
     async with AsyncClient(url, token=token, max_retries=0) as client:
@@ -119,8 +118,7 @@ class Loader:
         # The first requests are small, so that points are stored even if the run is soon killed.
         self._pace = Pace(_MIN_REQUEST, _MIN_REQUEST, _REQUEST_CHARACTERS)
         self._requests = asyncio.Semaphore(self.options.requests)
-        streams = min(self.options.streams, self.collection.store.streams)
-        self._streams = asyncio.Semaphore(streams)
+        self._streams = asyncio.Semaphore(self.options.streams)
 
     async def start(self, chunks: Iterable[Chunk], loads: asyncio.TaskGroup) -> None:
         """Start a task for each batch of chunks, as soon as a request may be sent."""

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -121,10 +121,8 @@ class Ingest:
         for opened in documents:
             document, on_done = opened.document, partial(self._count_done, opened)
             missing = [
-                Chunk(id_, text, self._payload(document, text, metadata), on_done)
-                for id_, text, metadata in zip(
-                    opened.ids, opened.chunks, document.metadata_of(opened.chunks), strict=True
-                )
+                Chunk(id_, text, self._payload(document, text), on_done)
+                for id_, text in zip(opened.ids, opened.chunks, strict=True)
                 if id_ not in existing
             ]
             opened.missing = len(missing)
@@ -134,12 +132,10 @@ class Ingest:
                 self.loader.progress.skip(document.size)
         return chunks
 
-    def _payload(
-        self, document: Document, text: str, metadata: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def _payload(self, document: Document, text: str) -> dict[str, Any]:
         payload: dict[str, Any] = {TEXT: text, SOURCE: document.source}
         payload |= {DATASET: self.options.dataset, MODEL: self.model}
-        return payload | ({METADATA: metadata} if metadata else {})
+        return payload | ({METADATA: document.metadata} if document.metadata else {})
 
     def _find_new(self, window: Sequence[Document]) -> dict[bytes, Document]:
         """Return the documents that are new in this run and not in the journal, by digest."""
@@ -224,7 +220,7 @@ async def ingest(
             )
             limit = _chunk_limit(options, loader.collection, progress)
             # The ids stay the same if the same models get other names.
-            models = (origin and origin.models) or served.models
+            models = loader.collection.origin.models
             factor, datatype = options.colbert_pool_factor, loader.collection.datatype
             vectors = (*models, sorted(options.kinds), datatype, factor)
             run = Ingest(

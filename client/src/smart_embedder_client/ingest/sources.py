@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from typing import Any
 
 from smart_embedder_client.ingest.html import HtmlError, read_html
 from smart_embedder_client.ingest.office import SUFFIXES, OfficeError, read_office
-from smart_embedder_client.qdrant.store import ANCHOR, ANCHORS, HEADINGS
+from smart_embedder_client.qdrant.store import ANCHOR, HEADINGS
 
 _UTF8 = "utf-8-sig"
 _MARKDOWN = (".md", ".markdown")
@@ -65,7 +65,6 @@ class Document:
         size: The bytes of input that it takes, for the progress bar.
         is_markdown: Whether it is split at its headings.
         is_part: Whether it continues the document before it.
-        anchors: The targets of links, as positions in the text and names, in order.
     """
 
     source: str
@@ -75,22 +74,6 @@ class Document:
     size: int
     is_markdown: bool = False
     is_part: bool = False
-    anchors: tuple[tuple[int, str], ...] = ()
-
-    def metadata_of(self, chunks: Sequence[str]) -> list[Mapping[str, Any]]:
-        """Return the metadata of each chunk: those of the document, and the chunk's anchors."""
-        if not self.anchors:
-            return [self.metadata] * len(chunks)
-        start, result = -1, list[Mapping[str, Any]]()
-        for chunk in chunks:
-            # A chunk is a part of the text, and begins after the beginning of the one before.
-            start = max(self.text.find(chunk, start + 1), start)
-            before = [name for position, name in self.anchors if position <= start]
-            relative = [(position - start, name) for position, name in self.anchors]
-            within = [[position, name] for position, name in relative if 0 < position < len(chunk)]
-            metadata = {ANCHOR: before[-1]} if before else {}
-            result.append({**self.metadata, **metadata, **({ANCHORS: within} if within else {})})
-        return result
 
 
 @dataclass(slots=True)
@@ -319,16 +302,14 @@ def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
     for number, section in enumerate(sections):
         metadata: dict[str, Any] = {"title": title} if title else {}
         metadata |= {HEADINGS: list(section.headings)} if section.headings else {}
-        identity = section.headings, section.anchors[:1]
+        metadata |= {ANCHOR: section.anchor} if section.anchor else {}
         # Sections with the same headings and anchor are numbered.
+        identity = section.headings, section.anchor
         key = str(occurrences[identity] or "")
         occurrences[identity] += 1
-        size, start = len(content) * (number == 0), 0
-        read = io.StringIO(section.text).read
+        size, read = len(content) * (number == 0), io.StringIO(section.text).read
         for part in _split_parts(read, source, key, metadata, size, is_markdown=True):
-            anchors = tuple((max(position - start, 0), name) for position, name in section.anchors)
-            yield replace(part, anchors=anchors, is_part=part.is_part or number > 0)
-            start += len(part.text)
+            yield replace(part, is_part=part.is_part or number > 0)
 
 
 def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:

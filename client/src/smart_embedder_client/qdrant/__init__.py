@@ -1,6 +1,6 @@
 """A Qdrant collection with dense, sparse and ColBERT vectors, on a server or in a folder."""
 
-from smart_embedder_client.qdrant.store import EDGE, Store, Target
+from smart_embedder_client.qdrant.store import EDGE, QdrantError, Store, Target
 
 
 def open_store(target: Target) -> Store:
@@ -14,7 +14,9 @@ def open_store(target: Target) -> Store:
     if target.address.startswith(EDGE):
         from smart_embedder_client.qdrant.edge_store import EdgeStore  # noqa: PLC0415
 
-        return EdgeStore(target.address.removeprefix(EDGE), target.collection)
-    from smart_embedder_client.qdrant.client_store import ClientStore  # noqa: PLC0415
+        return EdgeStore(target)
+    if not target.address.startswith(("http://", "https://")):
+        raise QdrantError(f"{target.address} is neither http://host:6333 nor edge:FOLDER")
+    from smart_embedder_client.qdrant.server_store import ServerStore  # noqa: PLC0415
 
-    return ClientStore(target)
+    return ServerStore(target)

@@ -2,10 +2,10 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import qdrant_edge as edge
 
@@ -13,10 +13,10 @@ from smart_embedder_client.qdrant.store import (
     COLBERT,
     DATASET,
     DEFAULT_EDGES,
+    EDGE,
     PAGE,
     RRF_CONSTANT,
     RRF_WEIGHTS,
-    Datatype,
     Depths,
     Hit,
     Layout,
@@ -25,6 +25,7 @@ from smart_embedder_client.qdrant.store import (
     QdrantError,
     QdrantFullError,
     QdrantRefusedError,
+    Target,
     TextVectors,
     VectorConfig,
     is_disk_full,
@@ -44,24 +45,19 @@ _DATATYPES = {
 
 
 class EdgeStore:
-    """A collection of Qdrant Edge below `root`; only `start_indexing` builds its HNSW graph."""
+    """A collection of Qdrant Edge; only `start_indexing` builds its HNSW graph."""
 
-    streams = 1
     transport = "Qdrant Edge"
     bytes_per_number = 4
 
-    def __init__(self, root: str | Path, collection: str) -> None:
-        self._root = Path(root)
-        self.collection = collection
-        self._folder = self._root / collection
+    def __init__(self, target: Target) -> None:
+        self.collection = target.collection
+        self._folder = Path(target.address.removeprefix(EDGE), target.collection)
         self._lock = threading.Lock()
         self._shard: edge.EdgeShard | None = None
         if (self._folder / _CONFIGURATION).exists():
             with self._requesting():
                 self._shard = edge.EdgeShard.load(str(self._folder))
-
-    def open_other(self, collection: str) -> Self:
-        return type(self)(self._root, collection)
 
     def resolve_alias(self) -> None:
         """Do nothing: Qdrant Edge has no aliases."""
@@ -84,15 +80,10 @@ class EdgeStore:
     def layout(self) -> Layout | None:
         if self._shard is None:
             return None
-        configuration = json.loads((self._folder / _CONFIGURATION).read_text("utf-8"))
-        vectors = configuration.get("vectors") or {}
-        sparse = configuration.get("sparse_vectors") or {}
-        return Layout(
-            {name: _read_config(params) for name, params in vectors.items()},
-            {name: params.get("modifier") for name, params in sparse.items()},
-        )
+        configuration = (self._folder / _CONFIGURATION).read_text("utf-8")
+        return Layout.of_parameters(json.loads(configuration))
 
-    def create(self, layout: Layout, origin: Origin | None) -> None:
+    def create(self, layout: Layout, origin: Origin) -> None:
         configuration = edge.EdgeConfig(
             vectors={name: _to_params(config) for name, config in layout.vectors.items()},
             sparse_vectors={name: edge.EdgeSparseVectorParams() for name in layout.sparse},
@@ -100,9 +91,8 @@ class EdgeStore:
         keyword = edge.PayloadSchemaType.Keyword
         with self._requesting():
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Written first: a collection without an origin counts as one of an earlier version.
-            if origin is not None:
-                self.set_origin(origin)
+            # Written first: a collection without an origin is not known to have these vectors.
+            self.set_origin(origin)
             self._shard = edge.EdgeShard.create(str(self._folder), configuration)
             self._shard.update(edge.UpdateOperation.create_field_index(DATASET, keyword))
 
@@ -132,10 +122,11 @@ class EdgeStore:
         return {str(record.id) for record in found}
 
     def upsert(self, points: Sequence[Point]) -> None:
-        converted = [
-            edge.Point(point.id, _named(point.vectors), dict(point.payload)) for point in points
-        ]
         with self._requesting():
+            # Converted here: other uploads, which wait, take no memory for it.
+            converted = [
+                edge.Point(point.id, _named(point.vectors), dict(point.payload)) for point in points
+            ]
             self._open_shard.update(edge.UpdateOperation.upsert_points(converted))
 
     def delete(self, ids: Sequence[str]) -> None:
@@ -147,12 +138,10 @@ class EdgeStore:
             found = self._open_shard.retrieve(
                 list(ids), with_payload=True, with_vector=with_vectors
             )
-        return list(map(_read_point, found))
-
-    def sample(self, count: int) -> list[Point]:
-        request = edge.QueryRequest(limit=count, query=edge.Sample.Random, with_payload=True)
-        with self._requesting():
-            return list(map(_read_point, self._open_shard.query(request)))
+        return [
+            Point(str(record.id), read_vectors(record.vector), record.payload or {})
+            for record in found
+        ]
 
     def count(self, dataset: str | None) -> int:
         with self._requesting():
@@ -199,19 +188,10 @@ def _to_qdrant_error(folder: Path, error: Exception) -> QdrantError:
     return QdrantRefusedError(f"Qdrant Edge in {folder} refuses it: {reason}")
 
 
-def _read_config(params: Mapping[str, Any]) -> VectorConfig:
-    return VectorConfig(
-        params["size"],
-        params["distance"],
-        cast("Datatype", params.get("datatype", "float32")),
-        params.get("multivector_config") is not None,
-        (params.get("hnsw_config") or {}).get("m"),
-    )
-
-
 def _to_params(config: VectorConfig) -> edge.EdgeVectorParams:
     max_sim = edge.MultiVectorConfig(edge.MultiVectorComparator.MaxSim)
-    edges = DEFAULT_EDGES if config.edges is None else config.edges
+    # ColBERT vectors only rescore.
+    edges = 0 if config.is_multivector else DEFAULT_EDGES
     return edge.EdgeVectorParams(
         config.size,
         getattr(edge.Distance, config.distance),
@@ -223,10 +203,6 @@ def _to_params(config: VectorConfig) -> edge.EdgeVectorParams:
 
 def _named(vectors: TextVectors) -> dict[str, Any]:
     return named_vectors(vectors, edge.SparseVector)
-
-
-def _read_point(record: edge.Record | edge.ScoredPoint) -> Point:
-    return Point(str(record.id), read_vectors(record.vector), record.payload or {})
 
 
 def _dataset_filter(dataset: str | None) -> edge.Filter | None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, Protocol, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -21,20 +21,16 @@ RRF_CONSTANT = 1
 RRF_WEIGHTS: Mapping[str, float] = {DENSE: 3.0, SPARSE: 1.0}
 # Qdrant refuses a multivector of this many numbers or more.
 MULTIVECTOR_NUMBERS = 1_048_576
-# The default `m` (edges of a node) of Qdrant's HNSW graph; 0 means no graph.
+# The default `m` (edges of a node) of Qdrant's HNSW graph.
 DEFAULT_EDGES = 16
 # The keys of a point's payload.
 TEXT, SOURCE, DATASET, MODEL, METADATA = "text", "source", "dataset", "model", "metadata"
-# The metadata of a chunk of HTML: the headings above it, the anchor at its beginning, and the
-# anchors within it, as pairs of a position in the text and a name.
-HEADINGS, ANCHOR, ANCHORS = "headings", "anchor", "anchors"
+# The metadata of a chunk of HTML: the headings above it, and the anchor of its section.
+HEADINGS, ANCHOR = "headings", "anchor"
 PAGE = 1_000
 EDGE = "edge:"
 # The key of a collection's metadata for its `Origin`.
 ORIGIN_KEY = "smart-embedder"
-UNKNOWN_SPACE = (
-    "the {} does not say in which space its vectors are: only the names of the models are compared"
-)
 
 
 class QdrantError(Exception):
@@ -61,13 +57,9 @@ class QdrantFullError(QdrantError):
     """Qdrant has no space left."""
 
 
-class OtherSpaceError(QdrantError):
-    """The vectors of the service and of the collection are of different vector spaces."""
-
-
 @contextmanager
 def same_space(collection: str) -> Iterator[None]:
-    """Raise the service's error `vector_space_differs` as `OtherSpaceError`."""
+    """Raise the service's error `vector_space_differs` as `QdrantError`."""
     try:
         yield
     except SmartEmbedderError as error:
@@ -75,30 +67,30 @@ def same_space(collection: str) -> Iterator[None]:
             raise
         detail = error.detail.rstrip(".")
         difference = detail.partition(" names: ")[2] or detail
-        raise OtherSpaceError(
+        raise QdrantError(
             f"the service's vectors are of another space than those of the collection {collection} "
-            f"({difference}): {_ADVICE.format(collection)}"
+            f"({difference}): use a service with the same model and settings, or embed the texts "
+            f"again: {reembed_command(collection)}"
         ) from error
 
 
-_ADVICE = (
-    "use a service with the same model and settings, or embed the texts again: "
-    "smart-embedder ingest --from-collection {} --collection NEW"
-)
+def reembed_command(collection: str) -> str:
+    """Return the command that embeds the texts of a collection again."""
+    return f"smart-embedder ingest --from-collection {collection} --collection NEW"
 
 
 @dataclass(frozen=True, slots=True)
 class VectorConfig:
-    """One named vector of a collection.
-
-    `edges` is the `m` of its HNSW graph; None means the default of the collection.
-    """
+    """One named vector of a collection."""
 
     size: int
     distance: str = COSINE
     datatype: Datatype = "float32"
     is_multivector: bool = False
-    edges: int | None = None
+
+    def __str__(self) -> str:
+        prefix = "multivector of " if self.is_multivector else ""
+        return f"{prefix}{self.size} numbers ({self.distance}, {self.datatype})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +99,26 @@ class Layout:
 
     vectors: Mapping[str, VectorConfig]
     sparse: Mapping[str, str | None]
+
+    @classmethod
+    def of_parameters(cls, parameters: Mapping[str, Any]) -> "Layout":
+        """Parse the parameters of a collection, as Qdrant writes them in JSON."""
+        vectors = parameters.get("vectors") or {}
+        if "size" in vectors:  # A single vector without a name.
+            vectors = {"": vectors}
+        sparse = parameters.get("sparse_vectors") or {}
+        return cls(
+            {
+                name: VectorConfig(
+                    config["size"],
+                    config["distance"],
+                    config.get("datatype") or "float32",
+                    config.get("multivector_config") is not None,
+                )
+                for name, config in vectors.items()
+            },
+            {name: config.get("modifier") for name, config in sparse.items()},
+        )
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -132,14 +144,13 @@ def make_layout(
 ) -> Layout:
     """Return the layout for vectors of these widths.
 
-    ColBERT vectors only rescore, so they get no graph. bge-m3's sparse weights are learned, so IDF
-    is not applied to them.
+    bge-m3's sparse weights are learned, so IDF is not applied to them.
     """
     vectors = {}
     if dense is not None:
         vectors[DENSE] = VectorConfig(dense, datatype=datatype)
     if colbert is not None:
-        vectors[COLBERT] = VectorConfig(colbert, datatype=datatype, is_multivector=True, edges=0)
+        vectors[COLBERT] = VectorConfig(colbert, datatype=datatype, is_multivector=True)
     return Layout(vectors, {SPARSE: None} if sparse else {})
 
 
@@ -149,18 +160,13 @@ def find_differences(required: Layout, found: Layout) -> Iterator[str]:
         existing = found.vectors.get(name)
         if existing is None:
             yield f"it has no vector {name}"
-        elif _describe(existing) != _describe(config):
-            yield f"its vector {name} is {_describe(existing)}, and {_describe(config)} is needed"
+        elif existing != config:
+            yield f"its vector {name} is {existing}, and {config} is needed"
     for name in required.sparse:
         if name not in found.sparse:
             yield f"it has no sparse vector {name}"
         elif found.sparse[name] is not None:
             yield f"its sparse vector {name} has the modifier {found.sparse[name]}"
-
-
-def _describe(config: VectorConfig) -> str:
-    prefix = "multivector of " if config.is_multivector else ""
-    return f"{prefix}{config.size} numbers ({config.distance}, {config.datatype})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,7 @@ class Origin:
     """
 
     vector_space: Mapping[str, str]
-    models: Sequence[str] = ()
+    models: Sequence[str]
 
     def ids_of(self, kinds: Collection[str]) -> list[str]:
         """Return the vector space ids of these kinds."""
@@ -193,11 +199,11 @@ class Origin:
         origin = (metadata or {}).get(ORIGIN_KEY)
         if origin is None:
             return None
-        if not isinstance(origin, Mapping) or not isinstance(origin.get("vector_space"), Mapping):
-            raise QdrantError(f"the collection's metadata under {ORIGIN_KEY} are not understood")
-        # Fields of other versions are ignored.
-        names = {attribute.name for attribute in fields(cls)} & origin.keys()
-        return cls(**{name: origin[name] for name in names})
+        try:
+            return cls(dict(origin["vector_space"]), list(origin["models"]))
+        except (KeyError, TypeError, ValueError) as error:
+            detail = f"the collection's metadata under {ORIGIN_KEY} are not understood"
+            raise QdrantError(detail) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,18 +254,13 @@ class Store(Protocol):
 
     Attributes:
         collection: Its name, or an alias of it.
-        streams: The number of requests that it can process at a time.
         transport: The name of the transport, for messages.
         bytes_per_number: The bytes of a vector's number in a request, at most.
     """
 
     collection: str
-    streams: int
     transport: str
     bytes_per_number: int
-
-    def open_other(self, collection: str) -> Self:
-        """Open another collection of the same Qdrant, which need not exist."""
 
     def resolve_alias(self) -> None:
         """If `collection` is an alias, replace it by the name of the collection.
@@ -270,14 +271,14 @@ class Store(Protocol):
     def layout(self) -> Layout | None:
         """Return the vectors of the collection; None if it does not exist."""
 
-    def create(self, layout: Layout, origin: Origin | None) -> None:
+    def create(self, layout: Layout, origin: Origin) -> None:
         """Create the collection; `start_indexing` builds its HNSW graph."""
 
     def origin(self) -> Origin | None:
         """Return the origin of its vectors; None if it has none or does not exist."""
 
     def set_origin(self, origin: Origin) -> None:
-        """Store the origin of the vectors, if this Qdrant can keep it."""
+        """Store the origin of the vectors."""
 
     def start_indexing(self) -> None:
         """Start to build the HNSW graph of the dense vectors, unless it exists."""
@@ -293,9 +294,6 @@ class Store(Protocol):
 
     def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
         """Return the points that exist."""
-
-    def sample(self, count: int) -> list[Point]:
-        """Return random points, without vectors."""
 
     def count(self, dataset: str | None) -> int:
         """Count the points of a data set, or all."""
@@ -335,9 +333,8 @@ def to_lists(array: Array) -> Any:
 class Target:
     """The address of a collection.
 
-    `address` is `http://host:6333`, a folder for Qdrant's engine in Python, `:memory:`, or
-    `edge:FOLDER` for Qdrant Edge. If a server does not answer gRPC, HTTP is used. A request fails
-    after `timeout` seconds.
+    `address` is `http://host:6333`, or `edge:FOLDER` for Qdrant Edge. If a server does not answer
+    gRPC, HTTP is used. A request fails after `timeout` seconds.
     """
 
     address: str
@@ -346,16 +343,6 @@ class Target:
     use_grpc: bool = True
     grpc_port: int = 6334
     timeout: int = 60
-
-
-def check_model(store: Store, served: str) -> None:
-    """Raise `OtherSpaceError` if a random point names another model than the one served."""
-    for point in store.sample(1):
-        if (model := point.payload.get(MODEL, served)) != served:
-            raise OtherSpaceError(
-                f"the collection {store.collection} has vectors of {model}, and the service makes "
-                f"those of {served}: {_ADVICE.format(store.collection)}"
-            )
 
 
 def read_vectors(named: Any) -> TextVectors:

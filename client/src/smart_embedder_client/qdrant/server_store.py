@@ -1,11 +1,8 @@
-"""A collection over Qdrant's Python client: on a server (gRPC or HTTP), in a folder, in memory."""
+"""A collection on a Qdrant server, over gRPC or HTTP."""
 
-import copy
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Self, cast
-from urllib.parse import urlsplit
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, cast
 
 import grpc
 import httpx
@@ -26,7 +23,6 @@ from smart_embedder_client.qdrant.store import (
     RRF_WEIGHTS,
     SOURCE,
     SPARSE,
-    Datatype,
     Depths,
     Hit,
     Layout,
@@ -60,16 +56,14 @@ _GRPC_BUSY = {
     _Code.UNKNOWN,
     _Code.ABORTED,
 }
-IN_MEMORY = ":memory:"
 _GRPC = "gRPC"
 _GRPC_PROBE_SECONDS = 5
 # A float32 takes up to 22 characters of JSON, and 4 bytes of gRPC.
 _JSON_BYTES, _GRPC_BYTES = 22, 4
-_SERVER_STREAMS = 64
 
 
 @contextmanager
-def qdrant_failures(address: str) -> Iterator[None]:
+def _failures(address: str) -> Iterator[None]:
     """Raise the exceptions of Qdrant's client as `QdrantError`."""
     try:
         yield
@@ -82,8 +76,6 @@ def qdrant_failures(address: str) -> Iterator[None]:
         raise _connection_error(address, error.source) from error
     except grpc.RpcError as error:
         raise _grpc_error(address, error.code(), str(error.details())) from error
-    except ValueError as error:  # Raised by the engine in Python.
-        raise QdrantRefusedError(f"Qdrant at {address} refuses it: {error}") from error
 
 
 def _http_error(address: str, status: int, reason: str) -> QdrantError:
@@ -120,13 +112,13 @@ def _read_reason(error: UnexpectedResponse) -> str:
         return error.content.decode(errors="replace")[:_MAX_REASON] or error.reason_phrase
 
 
-def to_struct(point: Point) -> q.PointStruct:
-    """Convert a point for HTTP and for the engine in Python."""
+def _to_struct(point: Point) -> q.PointStruct:
+    """Convert a point for HTTP."""
     payload = cast("dict[str, Any]", point.payload)
     return q.PointStruct(id=point.id, vector=_named(point.vectors), payload=payload)
 
 
-def to_message(point: Point) -> q_grpc.PointStruct:
+def _to_message(point: Point) -> q_grpc.PointStruct:
     """Convert a point for gRPC, in a quarter of the time and memory that Qdrant's client takes."""
     vectors = point.vectors
     named: dict[str, q_grpc.Vector] = {}
@@ -150,7 +142,7 @@ def _named(vectors: TextVectors) -> dict[str, Any]:
     return named_vectors(vectors, lambda ids, values: q.SparseVector(indices=ids, values=values))
 
 
-def to_stages(query: TextVectors, depths: Depths) -> dict[str, q.QueryRequest]:
+def _to_stages(query: TextVectors, depths: Depths) -> dict[str, q.QueryRequest]:
     """Return a request for each stage; it includes all earlier stages, computed again."""
     named = _named(query)
     colbert = named.pop(COLBERT, None)
@@ -175,30 +167,17 @@ def to_stages(query: TextVectors, depths: Depths) -> dict[str, q.QueryRequest]:
     return requests
 
 
-def is_server(address: str) -> bool:
-    """Whether an address is a URL, and not a path."""
-    return urlsplit(address).scheme in {"http", "https"}
-
-
-class ClientStore:
-    """A collection over Qdrant's Python client."""
+class ServerStore:
+    """A collection on a Qdrant server."""
 
     def __init__(self, target: Target) -> None:
         self._address = target.address
         self.collection = target.collection
         self._timeout = target.timeout
-        self.owns_connections = True
-        self._is_server = is_server(target.address)
-        # Qdrant's engine in Python takes one thread at a time.
-        self.streams = _SERVER_STREAMS if self._is_server else 1
-        self._permits = threading.Semaphore(self.streams)
-        with qdrant_failures(target.address):
-            self._client, self.transport = self._connect(target)
+        self._client, self.transport = self._connect(target)
         self.bytes_per_number = _GRPC_BYTES if self.transport == _GRPC else _JSON_BYTES
 
     def _connect(self, target: Target) -> tuple[QdrantClient, str]:
-        if not self._is_server:
-            return _open_locally(self._address), "Qdrant's engine in Python"
         options: dict[str, Any] = {
             "url": target.address,
             "api_key": target.api_key,
@@ -212,31 +191,27 @@ class ClientStore:
             client.close()
         return QdrantClient(**options), "HTTP"
 
-    def open_other(self, collection: str) -> Self:
-        """Share the connections with another collection; closing that one leaves them open."""
-        other = copy.copy(self)
-        other.collection, other.owns_connections = collection, False
-        return other
-
     def _answers_grpc(self, client: QdrantClient) -> bool:
         request = q_grpc.CollectionExistsRequest(collection_name=self.collection)
         try:
-            with qdrant_failures(self._address):
+            with self._requesting():
                 client.grpc_collections.CollectionExists(request, timeout=_GRPC_PROBE_SECONDS)
         except QdrantError:
             return False
         return True
 
-    @contextmanager
-    def _requesting(self) -> Iterator[None]:
-        with self._permits, qdrant_failures(self._address):
-            yield
+    def _requesting(self) -> AbstractContextManager[None]:
+        return _failures(self._address)
 
-    def layout(self) -> Layout | None:
+    def _configuration(self) -> q.CollectionConfig | None:
         with self._requesting():
             if not self._client.collection_exists(self.collection):
                 return None
-            return _read_layout(self._client.get_collection(self.collection).config.params)
+            return self._client.get_collection(self.collection).config
+
+    def layout(self) -> Layout | None:
+        found = self._configuration()
+        return None if found is None else Layout.of_parameters(found.params.model_dump(mode="json"))
 
     def resolve_alias(self) -> None:
         with self._requesting():
@@ -245,22 +220,19 @@ class ClientStore:
         self.collection = named.get(self.collection, self.collection)
 
     def origin(self) -> Origin | None:
-        with self._requesting():
-            if not self._client.collection_exists(self.collection):
-                return None
-            config = self._client.get_collection(self.collection).config
-        return Origin.of_metadata(config.metadata)
+        found = self._configuration()
+        return None if found is None else Origin.of_metadata(found.metadata)
 
     def set_origin(self, origin: Origin) -> None:
         """Store the origin in the collection's metadata, which Qdrant has since 1.16."""
         with self._requesting():
             self._client.update_collection(self.collection, metadata=origin.metadata)
 
-    def create(self, layout: Layout, origin: Origin | None) -> None:
+    def create(self, layout: Layout, origin: Origin) -> None:
         with self._requesting():
             self._client.create_collection(
                 self.collection,
-                metadata=None if origin is None else origin.metadata,
+                metadata=origin.metadata,
                 vectors_config={
                     name: _to_params(config) for name, config in layout.vectors.items()
                 },
@@ -269,14 +241,17 @@ class ClientStore:
         self._index_payload()
 
     def _index_payload(self) -> None:
-        """Index data set and source for filters; the engine in Python has no payload index."""
-        for key in (DATASET, SOURCE) if self._is_server else ():
+        """Index data set and source for filters."""
+        for key in (DATASET, SOURCE):
             with self._requesting():
                 self._client.create_payload_index(self.collection, key, q.PayloadSchemaType.KEYWORD)
 
     def start_indexing(self) -> None:
-        layout = self.layout()
-        if layout is None or layout.vectors[DENSE].edges != 0:
+        found = self._configuration()
+        if found is None:
+            return
+        graph = cast("dict[str, q.VectorParams]", found.params.vectors)[DENSE].hnsw_config
+        if graph is None or graph.m != 0:
             return
         # The run that created the collection may have been killed before this.
         self._index_payload()
@@ -299,11 +274,11 @@ class ClientStore:
                 request = q_grpc.UpsertPoints(
                     collection_name=self.collection,
                     wait=True,
-                    points=list(map(to_message, points)),
+                    points=list(map(_to_message, points)),
                 )
                 self._client.grpc_points.Upsert(request, timeout=self._timeout)
             else:
-                self._client.upsert(self.collection, list(map(to_struct, points)), wait=True)
+                self._client.upsert(self.collection, list(map(_to_struct, points)), wait=True)
 
     def delete(self, ids: Sequence[str]) -> None:
         with self._requesting():
@@ -312,15 +287,11 @@ class ClientStore:
 
     def read(self, ids: Sequence[str], *, with_vectors: bool) -> list[Point]:
         with self._requesting():
-            return list(
-                map(_read_point, self._client.retrieve(self.collection, ids, True, with_vectors))
-            )
-
-    def sample(self, count: int) -> list[Point]:
-        chance = q.SampleQuery(sample=q.Sample.RANDOM)
-        with self._requesting():
-            answer = self._client.query_points(self.collection, chance, limit=count)
-        return list(map(_read_point, answer.points))
+            found = self._client.retrieve(self.collection, ids, True, with_vectors)
+        return [
+            Point(str(record.id), read_vectors(record.vector), record.payload or {})
+            for record in found
+        ]
 
     def count(self, dataset: str | None) -> int:
         with self._requesting():
@@ -339,7 +310,7 @@ class ClientStore:
         return [str(record.id) for record in found], following
 
     def search(self, query: TextVectors, depths: Depths) -> dict[str, list[Hit]]:
-        requests = to_stages(query, depths)
+        requests = _to_stages(query, depths)
         with self._requesting():
             answers = self._client.query_batch_points(self.collection, list(requests.values()))
         return {
@@ -348,37 +319,7 @@ class ClientStore:
         }
 
     def close(self) -> None:
-        if self.owns_connections:
-            self._client.close()
-
-
-def _open_locally(address: str) -> QdrantClient:
-    try:
-        if address == IN_MEMORY:
-            return QdrantClient(IN_MEMORY)
-        return QdrantClient(path=address, force_disable_check_same_thread=True)
-    except RuntimeError as error:  # Another process has the folder open.
-        raise QdrantBusyError(f"{address} cannot be opened: {error}") from error
-
-
-def _read_layout(params: q.CollectionParams) -> Layout:
-    vectors = params.vectors or {}
-    named = {"": vectors} if isinstance(vectors, q.VectorParams) else vectors
-    sparse = params.sparse_vectors or {}
-    return Layout(
-        {name: _read_config(vector) for name, vector in named.items()},
-        {name: vector.modifier and str(vector.modifier.value) for name, vector in sparse.items()},
-    )
-
-
-def _read_config(params: q.VectorParams) -> VectorConfig:
-    return VectorConfig(
-        params.size,
-        params.distance.value,
-        cast("Datatype", params.datatype.value if params.datatype else "float32"),
-        params.multivector_config is not None,
-        params.hnsw_config.m if params.hnsw_config else None,
-    )
+        self._client.close()
 
 
 def _to_params(config: VectorConfig) -> q.VectorParams:
@@ -390,10 +331,6 @@ def _to_params(config: VectorConfig) -> q.VectorParams:
         multivector_config=max_sim if config.is_multivector else None,
         hnsw_config=q.HnswConfigDiff(m=0),  # `start_indexing` builds the graph after the load.
     )
-
-
-def _read_point(record: q.Record | q.ScoredPoint) -> Point:
-    return Point(str(record.id), read_vectors(record.vector), record.payload or {})
 
 
 def _dataset_filter(dataset: str | None) -> q.Filter | None:

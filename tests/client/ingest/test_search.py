@@ -25,24 +25,25 @@ from smart_embedder_client.search import (
 )
 
 from tests.support.checkpoints import plain_corpus
+from tests.support.qdrant.process import QdrantServer
 from tests.support.server import RunningServer
 
 QUERY = "search a river in winter"
 TEXTS = plain_corpus(40, seed=5)
 
 
-@pytest.fixture(scope="module", params=["edge", "folder"])
-def collection(request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory) -> str:
+@pytest.fixture(scope="module", params=["edge", "http"])
+def collection(request, server: RunningServer, qdrant: QdrantServer, tmp_path_factory) -> str:
     """The address of a collection `texts` with a point for each text."""
     folder = tmp_path_factory.mktemp("search")
     source = folder / "texts.jsonl"
     source.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
-    address = f"edge:{folder / 'edge'}" if request.param == "edge" else str(folder / "qdrant")
     options = IngestOptions(source=source, dataset="texts")
-    target = Target(address, "texts")
+    address = f"edge:{folder}" if request.param == "edge" else qdrant.url
+    target = Target(address, "texts", use_grpc=False)
     report = asyncio.run(ingest(options, target, server.url, journal=folder / "journal"))
     assert report.points == len(TEXTS)
-    return address
+    return target.address
 
 
 @pytest.fixture
@@ -113,8 +114,7 @@ def pages(serve, demo_checkpoint: Path, tmp_path_factory) -> Iterator[list[str]]
     folder = tmp_path_factory.mktemp("pages")
     filler = [f"The bread of day {i} is baked in the kitchen." for i in range(32)]
     lines = [*filler[:18], f"{QUERY}.", *filler[18:]]
-    body = f"<h1>Rivers</h1><h2 id='far'>Far</h2><dl><dt id='begin'>begin<dd>{' '.join(lines[:12])}"
-    body += f"<dt id='end'>end<dd>{' '.join(lines[12:])}</dl>"
+    body = f"<h1>Rivers</h1><h2 id='far'>Far</h2><p>{' '.join(lines)}"
     (folder / "texts").mkdir()
     for name in ("a.html", "b.html"):
         (folder / "texts" / name).write_text(body)
@@ -152,10 +152,10 @@ def test_hit_shows_match_headings_anchor_and_equal_texts_once(
     assert QUERY in shown
     assert headings == "    Rivers > Far"
     # Both have the same scores, so either may come first.
-    places = {location.partition("#end: dense ")[0], also.removeprefix("    the same text: ")}
+    places = {location.partition("#far: dense ")[0], also.removeprefix("    the same text: ")}
     assert places in ({"    a.html", "b.html#far"}, {"    b.html", "a.html#far"})
-    assert hit["location"] == f"{hit['source']}#end"
-    assert {hit["source"], *hit["also"]} in ({"a.html", "b.html#far"}, {"b.html", "a.html#far"})
+    assert hit["location"] == f"{hit['source']}#far"
+    assert {hit["location"], *hit["also"]} == {"a.html#far", "b.html#far"}
 
 
 def test_best_part_has_the_most_similar_tokens() -> None:
@@ -180,7 +180,7 @@ def test_best_part_has_the_most_similar_tokens() -> None:
 
 
 def test_rows_with_fields_named_like_anchors_are_shown() -> None:
-    metadata = {"headings": "a", "anchor": 3, "anchors": ["b", [0], {"c": 1}]}
+    metadata = {"headings": "a", "anchor": 3}
     found = Passage("1", {"text": "a text", "source": "a.jsonl", "metadata": metadata})
     assert (found.location, found.headings) == ("a.jsonl", [])
 
@@ -210,9 +210,8 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 
 def test_query_in_another_vector_space_is_refused(
-    collection: str, server, other_server, older_server: str, capsys
+    collection: str, search, other_server, capsys
 ) -> None:
-    """With all kinds of vectors and with some; an older service only gets a note."""
     where = [QUERY, "--qdrant", collection, "--collection", "texts"]
     for options in ([], ["--rescore", "none"]):
         assert main([*where, "--url", other_server.url, *options]) == 1
@@ -220,17 +219,25 @@ def test_query_in_another_vector_space_is_refused(
         assert message.startswith("the service's vectors are of another space than those of ")
         assert message.endswith("smart-embedder ingest --from-collection texts --collection NEW\n")
         assert (" here, wanted " in message, message.count("\n"), out) == (True, 1, "")
-    assert main([*where, "--url", older_server]) == 0
-    assert capsys.readouterr().err == (
-        "the service does not say in which space its vectors are: only the names of the models "
-        "are compared\n"
-    )
+
+
+def test_collection_of_unknown_vector_space_is_searched_with_a_note(
+    pages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(pages[-1].removeprefix("edge:"), "all", "smart_embedder.json").unlink()
+    assert main([QUERY, *pages, "--collection", "all"]) == 0
+    message = "the collection all does not say in which space its vectors are\n"
+    assert capsys.readouterr().err == message
 
 
 def test_missing_collection_is_reported(server: RunningServer, tmp_path: Path, capsys) -> None:
     where = ["--url", server.url, "--qdrant", f"edge:{tmp_path}", "--collection", "none"]
     assert main([QUERY, *where]) == 1
     assert capsys.readouterr().err == "there is no such collection with dense or sparse vectors\n"
+    where[3] = str(tmp_path)
+    assert main([QUERY, *where]) == 1
+    message = f"{tmp_path} is neither http://host:6333 nor edge:FOLDER\n"
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("command", ["ingest", "search", "check"])
