@@ -205,7 +205,8 @@ def test_what_cannot_be_read_is_told_in_one_sentence(
 
 PAGE = b"""<!DOCTYPE html><html><head><title>The  pump</title><script>var x</script></head><body>
 <h1 id=e42>Error   E42</h1><p>The <b>pump</b> is&nbsp;blocked.<br>Clean it.</p><!-- no --><ul>
-<li>one<li>two</ul><table><tr><td>a<td>b</table><pre>x = 1\n    y</pre><style>p {}</style> end</body>"""
+<li>one<li>two</ul>
+<table><tr><td>a<td>b</table><pre>x = 1\n    y</pre><style>p {}</style> end</body>"""
 
 
 def test_html_is_read_as_text_with_headings(tmp_path: Path) -> None:
