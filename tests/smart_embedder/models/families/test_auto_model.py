@@ -14,8 +14,6 @@ import transformers
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from transformers import (
-    Gemma3Config,
-    Gemma3Model,
     M2M100Config,
     M2M100Model,
     MambaConfig,
@@ -61,11 +59,6 @@ from tests.support.wordpiece import change
 
 DENSE = Outputs(dense=True)
 THETA = {"rope_theta": 10_000.0}
-LINEAR_ATTENTION = {
-    "head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +70,7 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize(
     "family",
     [
-        *["embedding-gemma", "qwen2-bidirectional", "qwen3-bidirectional", "camembert"],
-        *["convbert", "fnet", "mobilebert", "nystromformer"],
+        *["embedding-gemma", "qwen3-bidirectional", "camembert", "convbert"],
     ],
 )
 def test_vectors_of_each_family_match_sentence_transformers(
@@ -194,28 +186,6 @@ async def test_text_whose_attention_does_not_fit_the_memory_is_refused(
     )
 
 
-# Each has something that no other family has: values for each layer, projected states, a norm with
-# a gate, a list of widths, few positions.
-NEWEST: dict[str, dict[str, Any]] = {
-    "EmbeddingGemma2Text": GROUPED | {
-        "embedding_dim": 48, "hidden_size_per_layer_input": 8, "global_head_dim": 32,
-        "num_global_key_value_heads": 1, "sliding_window_pattern": 2, "head_dim": 16,
-    },
-    "Qwen3_5Text": GROUPED | LINEAR_ATTENTION,
-    "Qwen3Next": GROUPED | LINEAR_ATTENTION | {
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-    },
-    "Gemma3nText": GROUPED | {
-        "head_dim": 16, "intermediate_size": [96, 96], "activation_sparsity_pattern": [0.0, 0.0],
-        "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": 700, "hidden_size_per_layer_input": 8, "laurel_rank": 8,
-        "sliding_window": 16,
-    },
-    "CLIPText": SIZES | {"max_position_embeddings": 77},
-}  # fmt: skip
-
-
 # Options that the families implemented here leave to transformers.
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn": (
@@ -232,10 +202,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bias": ("qwen3", {"attention_bias": True}),
-    "activation": ("qwen3", {"hidden_act": "mish"}),
     "swish": ("qwen3", {"hidden_act": "swish"}),
     "quick gelu": ("bert", {"hidden_act": "quick_gelu"}),
-    "gelu_python": ("bert", {"hidden_act": "gelu_python"}),
     "decoder": ("bert", {"is_decoder": True}),
 }  # fmt: skip
 
@@ -250,7 +218,7 @@ def test_options_left_to_transformers_match_it(option, tokenizer, tmp_path, floa
     kind = getattr(transformers, f"{name}Model")
     folder = save_with_tokenizer(tmp_path, kind(config), tokenizer)
     model = load(folder, float32_target)
-    assert ("batch" in model.info.paths) == (option not in {"swish", "gelu_python"})
+    assert ("batch" in model.info.paths) == (option != "swish")
     alone = np.concatenate([embed(model, [text]) for text in TEXTS])
     assert_close(alone, mean_states(kind.from_pretrained(folder), model))
     assert_close(embed(model, TEXTS), alone)
@@ -294,37 +262,6 @@ def mean_states(module: Any, model: DenseEmbedder) -> np.ndarray:
     with torch.inference_mode():
         tokens = [torch.from_numpy(text.ids)[None] for text in model.tokenize(TEXTS)]
         return np.stack([module(ids).last_hidden_state[0].mean(0).numpy() for ids in tokens])
-
-
-@pytest.mark.parametrize("name", NEWEST)
-def test_vectors_of_new_architectures_match_transformers(
-    name, tokenizer, tmp_path, float32_target
-) -> None:
-    torch.manual_seed(4)
-    config = getattr(transformers, f"{name}Config")(**NEWEST[name])
-    kind = getattr(transformers, f"{name}Model")
-    folder = save_with_tokenizer(tmp_path, kind(config), tokenizer)
-    model = load(folder, float32_target)
-    assert model.dense_width == NEWEST[name].get("embedding_dim", WIDTH)
-    alone = np.concatenate([embed(model, [text]) for text in TEXTS])
-    assert_close(alone, mean_states(kind.from_pretrained(folder), model))
-    assert_close(embed(model, TEXTS), alone)
-
-
-def test_text_part_of_a_model_that_also_reads_images_is_served(
-    tokenizer, tmp_path, float32_target
-) -> None:
-    vision = SIZES | {"image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
-    torch.manual_seed(4)
-    config = Gemma3Config(
-        text_config=GROUPED | {"head_dim": 16}, vision_config=vision, mm_tokens_per_image=4
-    )
-    folder = save_with_tokenizer(tmp_path, Gemma3Model(config), tokenizer)
-    with capture_logs() as logs:
-        model = load(folder, float32_target)
-    assert [log["event"] for log in logs] == ["only_texts_read"]
-    assert model.info.paths["batch"] == "packed"
-    assert_close(embed(model, TEXTS), mean_states(Gemma3Model.from_pretrained(folder), model))
 
 
 def test_encoder_is_served_if_the_decoder_needs_another_text(
@@ -384,10 +321,10 @@ def test_checkpoint_code_is_never_run(known, tokenizer, tmp_path, float32_target
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("positions", [3, 24])
 def test_model_of_few_positions_is_measured_with_short_texts(
-    positions: int, tokenizer, tmp_path: Path, float32_target: Target
+    tokenizer, tmp_path: Path, float32_target: Target
 ) -> None:
+    positions = 3
     config = MPNetConfig(
         vocab_size=700, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=4,
         intermediate_size=96, max_position_embeddings=positions + 2, pad_token_id=1,
