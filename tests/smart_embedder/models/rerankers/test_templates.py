@@ -48,25 +48,41 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def kind(request) -> str:
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def folder(kind: str, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("templates") / "any name"
+def folders(tmp_path_factory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("templates")
+    return {kind: save_language_model(root / kind, kind) for kind in CONFIGS}
+
+
+def save_language_model(folder: Path, kind: str) -> Path:
     folder.mkdir()
     size = save_byte_level_tokenizer(folder, ("Yes", "no"), template_adds_end=False)
-    torch.manual_seed(3)
     config = CONFIGS[kind](
         vocab_size=size, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, intermediate_size=96, max_position_embeddings=2048,
         pad_token_id=0, bos_token_id=None, eos_token_id=2, tie_word_embeddings=kind != "zerank-2",
     )  # fmt: skip
+    save_weights(folder, config)
+    return folder
+
+
+def save_weights(folder: Path, config: Any) -> None:
+    torch.manual_seed(3)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     spread_weights(folder)
-    return folder
+
+
+def load(
+    folder: Path, target: Target, max_length: int = 1024, kind: str | None = None
+) -> TemplateReranker:
+    model = load_reranker("m", folder, max_length, target, max_qwen_pairs=4, kind=kind)
+    assert isinstance(model, TemplateReranker)
+    return model
+
+
+def scores_of(model: TemplateReranker, instruction: str | None = None) -> Any:
+    pairs = model.tokenize_pairs(QUERY, PASSAGES, instruction)
+    return model.forward([pair.ids for pair in pairs], Outputs())
 
 
 def reference_scores(kind: str, folder: Path, instruction: str | None) -> list[float]:
@@ -103,41 +119,29 @@ def reference_scores(kind: str, folder: Path, instruction: str | None) -> list[f
     return scores
 
 
-@pytest.mark.parametrize("instruction", [None, "Find the recipe"])
-def test_template_scores_equal_the_reference(
-    kind: str, folder: Path, instruction: str | None, float32_target: Target
-) -> None:
-    model = load_reranker("m", folder, 1024, float32_target, max_qwen_pairs=4, kind=kind)
-    assert isinstance(model, TemplateReranker)
-    if instruction is not None and not model.reads_instruction:
-        pytest.skip("it reads no instruction")
-    pairs = model.tokenize_pairs(QUERY, PASSAGES, instruction)
-    ours = model.forward([pair.ids for pair in pairs], Outputs())
-    expected = reference_scores(kind, folder, instruction)
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
-    assert np.ptp(expected) > 1e-3
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_template_scores_equal_the_reference(kind: str, folders, float32_target: Target) -> None:
+    model = load(folders[kind], float32_target, kind=kind)
+    for instruction in (None, "Find the recipe")[: 1 + model.reads_instruction]:
+        expected = reference_scores(kind, folders[kind], instruction)
+        np.testing.assert_allclose(scores_of(model, instruction), expected, rtol=0, atol=1e-5)
+        assert np.ptp(expected) > 1e-3
 
 
-def test_long_instruction_is_refused(kind: str, folder: Path, float32_target: Target) -> None:
-    model = load_reranker("m", folder, 1024, float32_target, max_qwen_pairs=4, kind=kind)
-    if not model.reads_instruction:
-        pytest.skip("it reads no instruction")
+def test_long_instruction_is_refused(folders, float32_target: Target) -> None:
+    model = load(folders["mxbai-rerank-v2"], float32_target, kind="mxbai-rerank-v2")
     with pytest.raises(InvalidRequestError, match=r"the instruction has more than the \d+ tokens"):
         model.tokenize_pairs(QUERY, PASSAGES, "find a recipe " * 400)
 
 
-def test_template_of_another_architecture_is_refused(
-    kind: str, folder: Path, float32_target: Target
-) -> None:
-    other = "zerank-2" if kind == "mxbai-rerank-v2" else "mxbai-rerank-v2"
-    with pytest.raises(StartupError, match=f"and kind={other} is for a "):
-        load_reranker("m", folder, 1024, float32_target, max_qwen_pairs=4, kind=other)
+def test_template_of_another_architecture_is_refused(folders, float32_target: Target) -> None:
+    with pytest.raises(StartupError, match="and kind=mxbai-rerank-v2 is for a "):
+        load(folders["zerank-2"], float32_target, kind="mxbai-rerank-v2")
 
 
-def test_passage_is_cut_and_the_template_never(
-    kind: str, folder: Path, float32_target: Target
-) -> None:
-    model = load_reranker("m", folder, 400, float32_target, max_qwen_pairs=4, kind=kind)
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_passage_is_cut_and_the_template_never(kind: str, folders, float32_target: Target) -> None:
+    model = load(folders[kind], float32_target, 400, kind)
     long, short = model.tokenize_pairs(QUERY, ["vector " * 999, "vector"], None)
     assert len(long.ids) == model.max_length == 400
     (end,) = model._tokenizer.encode_plain([TEMPLATES[kind].parts[-1].rpartition(PASSAGE)[2]], 999)
@@ -181,34 +185,42 @@ def save_scores(
     return folder
 
 
-@pytest.mark.parametrize("answers", [(7, 9), (11, None)])
-@pytest.mark.parametrize("default", [None, TASK])
+@pytest.mark.parametrize(("answers", "default"), [((7, 9), None), ((11, None), "task")])
 def test_logit_score_with_a_chat_template_equals_sentence_transformers(
-    answers, default, folder: Path, float32_target: Target, tmp_path: Path
+    answers, default, folders, float32_target: Target, tmp_path: Path
 ) -> None:
-    prompts = {"prompts": {"task": TASK}, "default_prompt_name": default and "task"}
-    copy = save_scores(copytree(folder, tmp_path / "copy"), answers, **prompts)
+    prompts = {"prompts": {"task": TASK}, "default_prompt_name": default}
+    copy = copytree(folders["ctxl-rerank-v2"], tmp_path / "copy")
+    save_scores(copy, answers, **prompts)
     with capture_logs() as logs:
-        model = load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+        model = load(copy, float32_target)
     assert logs == []
     reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
     for instruction in (None, TASK, "Find it?"):
-        pairs = model.tokenize_pairs(QUERY, PASSAGES, instruction)
-        ours = model.forward([pair.ids for pair in pairs], Outputs())
         texts = [(QUERY, passage) for passage in PASSAGES]
         expected = reference.predict(texts, prompt=instruction, batch_size=1)
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(scores_of(model, instruction), expected, rtol=0, atol=1e-5)
         assert np.ptp(expected) > 1e-3
 
 
-@pytest.mark.parametrize("chat", [CHAT, None])
+@pytest.fixture(scope="module")
+def scored(folders, tmp_path_factory) -> Path:
+    """A folder with scores by a chat template, which is not changed."""
+    folder = tmp_path_factory.mktemp("scored") / "model"
+    return save_scores(copytree(folders["ctxl-rerank-v2"], folder), (7, 9))
+
+
+@pytest.fixture
+def copy(scored: Path, tmp_path: Path) -> Path:
+    return copytree(scored, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("kind", ["ctxl-rerank-v2", "zerank-2", None])
 def test_long_query_is_cut_and_tokenized_once(
-    chat: str | None, folder: Path, kind: str, float32_target: Target, tmp_path: Path
+    kind: str | None, folders, scored: Path, float32_target: Target
 ) -> None:
     """Beside each passage of a template that is tokenized as a whole, only what is kept is."""
-    if chat is not None:
-        folder, kind = save_scores(copytree(folder, tmp_path / "copy"), (7, 9), chat), None
-    model = load_reranker("m", folder, 400, float32_target, max_qwen_pairs=4, kind=kind)
+    model = load(scored if kind is None else folders[kind], float32_target, 400, kind)
     query = " ".join(map(str, range(2000)))
     counted, spans = [], TextTokenizer.spans
 
@@ -231,7 +243,6 @@ def test_long_query_is_cut_and_tokenized_once(
     ("template", "message"),
     [
         ("{{ messages[0].content }}", "does not repeat the query and the document of a pair"),
-        ("{{ messages[0].content | upper }}{{ messages[1].content }}", "does not repeat the query"),
         (CHAT + "{{ messages[-1].content }}", "does not repeat the query and the document"),
         (
             "{% for m in messages if m.content %}{{ m.role }}: {{ m.content }}{% endfor %}",
@@ -241,62 +252,59 @@ def test_long_query_is_cut_and_tokenized_once(
     ],
 )
 def test_chat_template_that_does_not_repeat_the_texts_is_refused(
-    template, message, folder: Path, float32_target: Target, tmp_path: Path
+    template, message, copy: Path, float32_target: Target
 ) -> None:
-    copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
     (copy / "chat_template.jinja").write_text(template)
     with pytest.raises(StartupError, match=message):
-        load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+        load(copy, float32_target)
 
 
-def test_scores_of_another_feature_are_refused(
-    folder: Path, float32_target: Target, tmp_path: Path
-) -> None:
-    copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
-    change(copy / "1_LogitScore" / "config.json", module_input_name="other_logits")
-    with pytest.raises(StartupError, match="works on other_logits; supported here: causal_logits"):
-        load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+def with_another_feature(folder: Path) -> None:
+    change(folder / "1_LogitScore" / "config.json", module_input_name="other_logits")
 
 
-def test_language_model_that_reads_pairs_without_a_template_is_refused(
-    folder: Path, float32_target: Target, tmp_path: Path
-) -> None:
-    copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
-    with changed_json(copy / "sentence_bert_config.json") as texts:
+def without_messages(folder: Path) -> None:
+    with changed_json(folder / "sentence_bert_config.json") as texts:
         del texts["modality_config"]["message"], texts["processing_kwargs"]
-    with pytest.raises(StartupError, match="reads pairs without a chat template"):
-        load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+
+
+def with_further_steps(folder: Path) -> None:
+    change(folder / "config.json", model_type="granite", logits_scaling=8.0)
+
+
+def with_a_softcap(folder: Path) -> None:
+    change(folder / "config.json", final_logit_softcapping=30.0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (with_another_feature, "works on other_logits; supported here: causal_logits"),
+        (without_messages, "reads pairs without a chat template"),
+        (with_further_steps, "of type granite, whose logits are not supported"),
+        (with_a_softcap, "whose logits are not supported"),
+    ],
+)
+def test_language_model_of_another_form_is_refused(
+    spoil, message: str, copy: Path, float32_target: Target
+) -> None:
+    spoil(copy)
+    with pytest.raises(StartupError, match=message):
+        load(copy, float32_target)
 
 
 @pytest.mark.parametrize("model_type", sorted(PLAIN_HEADS))
 def test_logits_of_each_listed_type_equal_sentence_transformers(
-    model_type: str, float32_target: Target, tmp_path: Path
+    model_type: str, copy: Path, float32_target: Target
 ) -> None:
-    size = save_byte_level_tokenizer(tmp_path, ("yes", "no"), template_adds_end=False)
-    torch.manual_seed(1)
+    known = AutoConfig.from_pretrained(copy)
     config = AutoConfig.for_model(
-        model_type, vocab_size=size, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, intermediate_size=96, pad_token_id=0,
-        bos_token_id=None, eos_token_id=2, tie_word_embeddings=model_type > "m",
+        model_type, vocab_size=known.vocab_size, hidden_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96,
+        pad_token_id=0, bos_token_id=None, eos_token_id=2, tie_word_embeddings=model_type > "m",
     )  # fmt: skip
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    spread_weights(tmp_path)
-    save_scores(tmp_path, (7, 9))
-    model = load_reranker("m", tmp_path, 1024, float32_target, max_qwen_pairs=4)
-    pairs = model.tokenize_pairs(QUERY, PASSAGES, None)
-    ours = model.forward([pair.ids for pair in pairs], Outputs())
-    reference = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
+    save_weights(copy, config)
+    model = load(copy, float32_target)
+    reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
     expected = reference.predict([(QUERY, passage) for passage in PASSAGES], batch_size=1)
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
-    change(tmp_path / "config.json", final_logit_softcapping=30.0)
-    with pytest.raises(StartupError, match="whose logits are not supported"):
-        load_reranker("m", tmp_path, 1024, float32_target, max_qwen_pairs=4)
-
-
-def test_language_model_whose_logits_take_further_steps_is_refused(
-    folder: Path, float32_target: Target, tmp_path: Path
-) -> None:
-    copy = save_scores(copytree(folder, tmp_path / "copy"), (7, 9))
-    change(copy / "config.json", model_type="granite", logits_scaling=8.0)
-    with pytest.raises(StartupError, match="of type granite, whose logits are not supported"):
-        load_reranker("m", copy, 1024, float32_target, max_qwen_pairs=4)
+    np.testing.assert_allclose(scores_of(model), expected, rtol=0, atol=1e-5)
