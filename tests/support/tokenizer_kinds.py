@@ -13,10 +13,6 @@ from tests.support.texts import ODD_TEXTS
 
 # Reads the tokenizer of the folder of a fixture.
 Read = Callable[[str], Tokenizer]
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _CLIP_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
 _SIGN = normalizers.Replace(" ", "\u2581")
 
@@ -38,31 +34,25 @@ def _train(model: models.Model, trainer: Any, words: Any) -> models.Model:
     return tokenizer.model
 
 
-def _word_pieces(read: Read, *, lowercase: bool) -> Tokenizer:
-    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    return _form(read("demo_checkpoint").model, BertPreTokenizer(), normalizer)
+def _word_pieces(read: Read) -> Tokenizer:
+    model = read("demo_checkpoint").model
+    return _form(model, BertPreTokenizer(), normalizers.BertNormalizer(lowercase=True))
 
 
-def _unigram(read: Read, scheme: str, *, precompiled: bool = False, xlm: bool = False) -> Tokenizer:
-    tokenizer, words = read("tiny_m3"), Metaspace(prepend_scheme=scheme)
-    normalizer = tokenizer.normalizer if precompiled else None
-    return _form(
-        tokenizer.model,
-        pre_tokenizers.Sequence([WhitespaceSplit(), words]) if xlm else words,
-        normalizer,
-    )
+def _unigram(read: Read, words: Any) -> Tokenizer:
+    """Return a tokenizer with SentencePiece's precompiled normalizer."""
+    tokenizer = read("tiny_m3")
+    return _form(tokenizer.model, words, tokenizer.normalizer)
 
 
-def _byte_level(
-    read: Read, split: str | None = None, *, prefix: bool = False, ignore_merges: bool = False
-) -> Tokenizer:
-    model = read("tiny_qwen").model
-    model.ignore_merges = ignore_merges
-    words: Any = ByteLevel(add_prefix_space=prefix, use_regex=split is None)
-    if split is not None:
-        words = pre_tokenizers.Sequence([Split(Regex(split), "isolated"), words])
-    is_qwen = split == tokenization_qwen2.PRETOKENIZE_REGEX
-    return _form(model, words, normalizers.NFC() if is_qwen else None)
+def _bytes(read: Read, words: Any, normalizer: Any = None) -> Tokenizer:
+    return _form(read("tiny_qwen").model, words, normalizer)
+
+
+def _qwen(read: Read) -> Tokenizer:
+    split = Split(Regex(tokenization_qwen2.PRETOKENIZE_REGEX), "isolated")
+    words = pre_tokenizers.Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+    return _bytes(read, words, normalizers.NFC())
 
 
 @cache
@@ -91,29 +81,18 @@ def _clip() -> Tokenizer:
     return _form(_train(empty, trainer, words), words, steps)
 
 
-def _words() -> Tokenizer:
-    trainer = trainers.WordLevelTrainer(special_tokens=["[UNK]"], show_progress=False)
-    words = pre_tokenizers.Whitespace()
-    model = _train(models.WordLevel(unk_token="[UNK]"), trainer, words)
-    return _form(model, words, normalizers.NFKC())
-
-
 KINDS: dict[str, Callable[[Read], Tokenizer]] = {
-    "word pieces": lambda read: _word_pieces(read, lowercase=True),
-    "cased word pieces": lambda read: _word_pieces(read, lowercase=False),
-    "XLM-RoBERTa": lambda read: _unigram(read, "always", precompiled=True, xlm=True),
-    "T5": lambda read: _unigram(read, "always", precompiled=True),
-    "Unigram, first": lambda read: _unigram(read, "first"),
-    "Unigram, never": lambda read: _unigram(read, "never"),
-    "GPT-2": _byte_level,
-    "bytes behind a space": lambda read: _byte_level(read, prefix=True),
-    "Qwen": lambda read: _byte_level(read, tokenization_qwen2.PRETOKENIZE_REGEX),
-    "Llama 3": lambda read: _byte_level(read, _LLAMA3_WORDS, ignore_merges=True),
+    "word pieces": _word_pieces,
+    "XLM-RoBERTa": lambda read: _unigram(
+        read, pre_tokenizers.Sequence([WhitespaceSplit(), Metaspace()])
+    ),
+    "T5": lambda read: _unigram(read, Metaspace()),
+    "bytes behind a space": lambda read: _bytes(read, ByteLevel(add_prefix_space=True)),
+    "Qwen": _qwen,
     "Llama 2": lambda _: _form(
         _sign_bpe(), None, normalizers.Sequence([normalizers.Prepend("\u2581"), _SIGN])
     ),
     "Mistral": lambda _: _form(_sign_bpe(), Metaspace(prepend_scheme="first", split=False)),
     "Gemma": lambda _: _form(_sign_bpe(), Split(" ", "merged_with_previous"), _SIGN),
     "CLIP": lambda _: _clip(),
-    "words": lambda _: _words(),
 }

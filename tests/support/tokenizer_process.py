@@ -1,15 +1,14 @@
-"""Tokenizes texts, and reports for each line of input how far its memory grew.
+"""Tokenizes the texts of requests, and prints for each request by how much its memory grew.
 
-A line is `{"model": MODEL, "folder": FOLDER, "texts": [[UNIT, COUNT, TEXTS], ...]}`, where MODEL is
-`embedder` or `reranker`: TEXTS texts, each of COUNT units. In a unit U+E000 stands for its number,
-in letters.
+The argument is `{"model": MODEL, "folder": FOLDER, "requests": [[[UNIT, COUNT, TEXTS], ...], ...]}`
+where MODEL is `embedder` or `reranker`: TEXTS texts, each of COUNT units. In a unit U+E000 stands
+for its number, in letters.
 """
 
 import ctypes
 import json
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
@@ -21,7 +20,6 @@ NUMBER = "\ue000"
 _LETTERS = str.maketrans("0123456789", "aeioubdfgk")
 
 
-@cache
 def load(model: str, folder: str) -> Callable[[list[str]], object]:
     """Return the function that tokenizes the texts of a request for a model."""
     tokenizer = TextTokenizer.from_folder(Path(folder), 8192)
@@ -41,17 +39,16 @@ def texts_of(unit: str, count: int, times: int) -> list[str]:
 
 
 def main() -> None:
-    """Serve until the input ends."""
-    for line in sys.stdin:
-        question = json.loads(line)
-        call = load(question["model"], question["folder"])
-        texts = [text for unit in question["texts"] for text in texts_of(*unit)]
+    """Tokenize each request, and print the growth."""
+    question = json.loads(sys.argv[1])
+    call = load(question["model"], question["folder"])
+    for request in question["requests"]:
+        texts = [text for unit in request for text in texts_of(*unit)]
         ctypes.CDLL(None).malloc_trim(0)
         reset_peak("self")
         before = status_bytes("self", "VmRSS")
         kept = call(texts)
         sys.stdout.write(f"{status_bytes('self', 'VmHWM') - before}\n")
-        sys.stdout.flush()
         del kept, texts
 
 
