@@ -24,6 +24,7 @@ def full(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path):
         max_rerank_passages=40,
         max_body_bytes=1_000_000,
         bge_embed_max_length=300,
+        bge_rerank_max_length=300,
     ) as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client

@@ -1,7 +1,6 @@
 """Cohere's embed and rerank API, and the rerank API of Jina, Voyage and vLLM."""
 
 import base64
-import math
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from tests.support.texts import varied_texts
 
 QUERY = "hybrid search"
 DOCUMENTS = [*corpus(12, seed=5), "", "hybrid search vector", "same", "same"]
-PATHS = ["/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"]
 
 
 def rank(client, path: str = "/v2/rerank", **body) -> dict:
@@ -38,23 +36,13 @@ def assert_error(answer, status: int, code: str) -> str:
     return error["message"]
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_rerank_paths_read_both_bodies_and_score_by_probability(full, path):
-    assert scored(rank(full, path)) == native_ranking(full)
+def test_rerank_paths_read_both_bodies_and_score_by_probability(full) -> None:
     native_body = {"query": QUERY, "passages": DOCUMENTS}
-    assert "passage" in answered(full, path, **native_body)["results"][0]
-    refused = full.post(path, json=native_body | {"top_n": 3})
-    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
-    assert "message" not in refused.json()
-
-
-def test_scores_of_late_interaction_are_mapped_to_0_to_1_in_the_same_order(client) -> None:
-    expected = native_ranking(client)
-    ranking = scored(rank(client))
-    assert [index for index, _ in ranking] == [index for index, _ in expected]
-    sigmoid = [1 / (1 + math.exp(-score)) for _, score in expected]
-    np.testing.assert_allclose([score for _, score in ranking], sigmoid, rtol=0, atol=1e-6)
-    assert scored(rank(client, use_activation=False)) == expected
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"):
+        assert scored(rank(full, path)) == native_ranking(full)
+        refused = full.post(path, json=native_body | {"top_n": 3})
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+        assert "message" not in refused.json()
 
 
 def test_a_rerank_response_has_the_fields_of_cohere_and_jina(full) -> None:
@@ -67,9 +55,8 @@ def test_a_rerank_response_has_the_fields_of_cohere_and_jina(full) -> None:
     assert answer["meta"]["billed_units"] == {"search_units": 1}
     assert answer["meta"]["tokens"] == {"input_tokens": native_usage["total_tokens"]}
     assert answer["meta"]["api_version"]["version"]
-    for value in (True, "True", 1):
-        for item in rank(full, return_documents=value)["results"]:
-            assert item["document"] == {"text": DOCUMENTS[item["index"]]}
+    for item in rank(full, return_documents="True")["results"]:
+        assert item["document"] == {"text": DOCUMENTS[item["index"]]}
 
 
 @pytest.mark.parametrize(
@@ -94,13 +81,9 @@ def test_top_n_limits_the_results_and_data_repeats_them(full, body, count) -> No
         ({"raw_scores": True}, {"normalize": False}),
         ({"raw_scores": "true", "use_activation": False}, {"normalize": False}),
         # They say what holds anyway.
-        ({"raw_scores": False, "max_chunks_per_doc": 10, "truncate_prompt_tokens": 8192}, {}),
+        ({"raw_scores": False, "max_chunks_per_doc": 10, "truncate_prompt_tokens": 300}, {}),
         # Fields that clients add.
         ({"return_len": True, "priority": 3, "user": "me", "return_documents": None}, {}),
-    ],
-    ids=[
-        *("objects", "a query's text", "activation", "raw_scores", "raw_scores and activation"),
-        *("defaults", "unknown"),
     ],
 )
 def test_aliases_and_objects_are_read(full, body, native_body) -> None:
@@ -111,14 +94,13 @@ def test_aliases_and_objects_are_read(full, body, native_body) -> None:
     ("body", "message"),
     [
         ({"query": None}, "query"),
-        ({"documents": [{"title": "a"}]}, "documents[0]"),
         ({"documents": "a"}, "documents"),
-        ({"documents": ["a", 1]}, "documents[1]"),
+        ({"documents": ["a", {"title": "a"}]}, "documents[1]"),
         ({"top_n": -1}, "top_n"),
         ({"rank_fields": ["title"]}, "rank_fields"),
         ({"max_chunks_per_doc": 0}, "max_chunks_per_doc"),
         # vLLM's.
-        ({"truncate_prompt_tokens": 8191}, "truncate_prompt_tokens is below the 8192 tokens"),
+        ({"truncate_prompt_tokens": 299}, "truncate_prompt_tokens is below the 300 tokens"),
         ({"max_tokens_per_query": 5}, "max_tokens_per_query"),
         ({"add_special_tokens": False}, "add_special_tokens"),
         ({"padding": "max_length"}, "padding"),
@@ -134,7 +116,6 @@ def test_aliases_and_objects_are_read(full, body, native_body) -> None:
         ({"truncate": False, "truncation_side": "left"}, "truncation_side"),
         ({"use_activation": True, "activation": False}, "use_activation and activation"),
         ({"raw_scores": True, "use_activation": True}, "raw_scores and use_activation"),
-        ({"instruction": "Find it"}, "instruction"),
         ({"instruct": "Find it"}, "instruction"),
         ({"instruct": "Find it", "instruction": "Find"}, "instruction and instruct mean the same"),
         ({"documents": ["a"] * 41}, "MAX_RERANK_PASSAGES"),
@@ -146,31 +127,29 @@ def test_an_invalid_rerank_request_is_400_and_names_the_field(full, body, messag
 
 
 def test_a_document_that_max_chunks_per_doc_would_split_is_refused(full) -> None:
-    long = {"query": QUERY, "documents": ["search " * 9000, "bread"]}
+    long = {"query": QUERY, "documents": ["search " * 400, "bread"]}
     refused = full.post("/v1/rerank", json=long | {"max_chunks_per_doc": 2})
-    assert "9000 tokens" in assert_error(refused, 400, "text_too_long")
+    assert "400 tokens" in assert_error(refused, 400, "text_too_long")
     for options in ({"max_chunks_per_doc": 1}, {"max_chunks_per_doc": 2, "truncate": True}):
-        cut = rank(full, **long, **options)
-        assert cut["results"] == rank(full, **long)["results"]
+        assert rank(full, **long, **options)["results"] == rank(full, **long)["results"]
 
 
-@pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_doc_length"])
-def test_truncation_cuts_documents_to_max_tokens(full, field) -> None:
-    cut = rank(full, documents=["search " * 9, "bread " * 9], **{field: 4})
+def test_truncation_cuts_documents_to_max_tokens(full) -> None:
     short = rank(full, documents=["search " * 4, "bread " * 4])
-    assert np.array(scored(cut)) == pytest.approx(np.array(scored(short)), abs=1e-6)
-    assert cut["usage"] == short["usage"]
+    for field in ("max_tokens_per_doc", "max_doc_length"):
+        cut = rank(full, documents=["search " * 9, "bread " * 9], **{field: 4})
+        assert np.array(scored(cut)) == pytest.approx(np.array(scored(short)), abs=1e-6)
+        assert cut["usage"] == short["usage"]
 
 
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
         ({"documents": []}, 400, "empty_input"),
-        ({"query": " "}, 400, "empty_input"),
         ({"model": "tiny-m3"}, 404, "model_not_found"),
-        ({"documents": ["search " * 9000], "truncate": "NONE"}, 400, "text_too_long"),
+        ({"documents": ["search " * 400], "truncate": "NONE"}, 400, "text_too_long"),
     ],
-    ids=lambda case: str(case)[-30:],
+    ids=["empty", "model", "long"],
 )
 def test_rerank_errors_have_a_code(full, body, status, code) -> None:
     answer = full.post("/v2/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)

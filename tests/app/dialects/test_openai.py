@@ -36,12 +36,11 @@ def assert_error(answer, status: int, code: str) -> dict:
     return error
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/embeddings/"])
 def test_a_response_has_openais_fields_and_the_native_vectors_to_the_last_bit(
-    client, tiny_m3, path
+    client, tiny_m3
 ) -> None:
     expected = np.array(dense(client, TEXTS), np.float32)
-    answer = post(client, path, input=TEXTS, model=tiny_m3.name)
+    answer = post(client, input=TEXTS, model=tiny_m3.name)
     assert list(answer) == ["object", "data", "model", "usage"]
     assert (answer["object"], answer["model"]) == ("list", tiny_m3.name)
     assert [list(item) for item in answer["data"]] == [["object", "index", "embedding"]] * 9
@@ -49,36 +48,35 @@ def test_a_response_has_openais_fields_and_the_native_vectors_to_the_last_bit(
     assert answer["usage"] == answered(client, "/embeddings/", sentences=TEXTS)["usage"]
     floats = [item["embedding"] for item in answer["data"]]
     np.testing.assert_array_equal(np.array(floats, np.float32), expected)
-    packed = vectors(client, path=path, encoding_format="base64")
+    for path in ("/embeddings", "/embeddings/"):
+        assert post(client, path, input=TEXTS, model=tiny_m3.name) == answer
+    packed = vectors(client, encoding_format="base64")
     decoded = [np.frombuffer(base64.b64decode(text), "<f4") for text in packed]
     np.testing.assert_array_equal(decoded, expected)
 
 
 def test_2048_texts_are_allowed_whatever_the_limit_of_the_native_endpoint(full) -> None:
-    texts = TEXTS[:4] * 512
+    texts = [{"text": text} for text in TEXTS[:4] * 512]
     embedded = vectors(full, input=texts)
     assert len(embedded) == 2048
     np.testing.assert_allclose(embedded[-4:], dense(full, TEXTS[:4]), atol=1e-6)
-    objects = [{"text": text} for text in texts]
-    assert len(post(full, "/embeddings", input=objects)["data"]) == 2048
     refused = full.post("/v1/embeddings", json={"input": [*texts, "a"]})
     message = assert_error(refused, 400, "invalid_request")["message"]
     assert "2049 texts, and at most 2048 are allowed (MAX_SENTENCES_PER_REQUEST)" in message
     # The limit of the native endpoint is 40.
-    for count, status in ((40, 200), (41, 422)):
-        answer = full.post("/embeddings/", json={"sentences": ["a"] * count})
-        assert answer.status_code == status
+    answer = full.post("/embeddings/", json={"sentences": ["a"] * 41})
+    assert answer.status_code == 422
 
 
 REFUSED = [
-    {"dimensions": 32}, {"dimensions": 65}, {"prompt_name": "query"}, {"prompt": ""},
+    {"dimensions": 32}, {"prompt_name": "query"}, {"prompt": ""},
     # vLLM's.
     {"truncate_prompt_tokens": 8}, {"add_special_tokens": False}, {"endianness": "big"},
     {"embed_dtype": "float16"}, {"padding": "max_length"}, {"encoding_format": "bytes"},
     {"messages": [{"role": "user", "content": "a"}]},
     # Jina's.
     {"late_chunking": "true"}, {"return_multivector": True}, {"task": "image"},
-    {"embedding_type": "int4"}, {"embedding_type": ["float", "int4"]},
+    {"embedding_type": ["float", "int4"]},
     # NVIDIA's, Azure's, Nomic's and Mixedbread's.
     {"modality": ["text", "image"]}, {"input_type": "image"}, {"long_text_mode": "mean"},
     {"max_tokens_per_text": 9}, {"task_type": "other"}, {"encoding_format": "float16"},
@@ -153,15 +151,15 @@ def test_several_types_are_an_object_with_a_vector_of_each(client) -> None:
     ids=str,
 )
 def test_options_are_those_of_the_native_endpoint(full, options, native_options) -> None:
-    texts = [*TEXTS, "bread " + "search " * 600 + "kitchen"]
+    texts = [*TEXTS[:3], "bread " + "search " * 600 + "kitchen"]
     assert vectors(full, input=texts, **options) == dense(full, texts, **native_options)
 
 
-def test_truncation_of_a_long_text_is_reported_or_refused(client) -> None:
-    body = {"input": ["short", "search " * 9000]}
-    (warning,) = post(client, **body)["warnings"]
+def test_truncation_of_a_long_text_is_reported_or_refused(full) -> None:
+    body = {"input": ["short", "search " * 400], "model": "tiny-m3"}
+    (warning,) = post(full, **body)["warnings"]
     assert warning["target"] == {"field": "input", "index": 1, "pointer": "/input/1"}
-    refused = client.post("/v1/embeddings", json=body | {"truncation": False})
+    refused = full.post("/v1/embeddings", json=body | {"truncation": False})
     assert assert_error(refused, 400, "text_too_long")["param"] == "input"
 
 
@@ -169,20 +167,10 @@ def test_truncation_of_a_long_text_is_reported_or_refused(client) -> None:
     ("body", "code", "param", "message"),
     [
         ({}, "invalid_request", "input", "input"),
-        *(
-            ({name: ["a"]}, "invalid_request", "input", f"rename {name} to input")
-            for name in ("inputs", "texts", "sentences")
-        ),
+        ({"texts": ["a"]}, "invalid_request", "input", "rename texts to input"),
         ({"input": []}, "empty_input", None, "empty"),
         ({"input": ["a", 1]}, "invalid_request", "input", "input"),
-        ({"input": [[1] * 200] * 300}, "invalid_request", None, "check_embedding_ctx_length=False"),
         ({"input": [[1], [2]]}, "invalid_request", "input", "check_embedding_ctx_length=False"),
-        (
-            {"input": "a", "encoding_format": "hex"},
-            "invalid_request",
-            "encoding_format",
-            "field encoding_format is a string of 3 characters: send 'base64', 'float'",
-        ),
         ([], "invalid_request", None, "list"),
     ],
     ids=lambda case: str(case)[:40],
@@ -219,7 +207,7 @@ def test_azures_paths_take_the_model_of_the_deployment_and_api_key(full) -> None
         assert_error(refused, 404 if code == "model_not_found" else 400, code)
 
 
-@pytest.mark.parametrize("name", ["text-embedding-ada-002", "tiny-reranker", "x" * 5000])
+@pytest.mark.parametrize("name", ["tiny-reranker", "x" * 5000])
 def test_an_unknown_model_is_404_and_the_error_lists_the_known_ones(full, name) -> None:
     refused = full.post("/v1/embeddings", json={"input": "a", "model": name})
     error = assert_error(refused, 404, "model_not_found")
@@ -261,13 +249,9 @@ RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), Trunca
     ("name", "fields", "expected"),
     [
         ("vector_format", {}, FLOATS),
-        ("vector_format", {"encoding_format": None}, FLOATS),
         ("vector_format", {"encoding_format": "float"}, FLOATS),
         ("vector_format", {"encoding_format": "base64"}, BASE64),
-        ("vector_format", {"encoding_format": ["base64"]}, BASE64),
-        ("vector_format", {"embedding_type": "base64"}, BASE64),
         ("vector_format", {"embedding_type": ["base64"]}, BASE64),
-        ("vector_format", {"encoding_format": "int8"}, INT8),
         ("vector_format", {"encoding_format": ["int8"], "output_dtype": "int8"}, INT8),
         # Clients send float or base64 by default, even with another type in another field.
         ("vector_format", {"encoding_format": "float", "output_dtype": "int8"}, INT8),
@@ -276,9 +260,7 @@ RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), Trunca
             {"encoding_format": "base64", "output_dtype": "int8"},
             replace(INT8, as_base64=True),
         ),
-        ("vector_format", {"embedding_type": "int8", "output_dtype": "int8"}, INT8),
         ("vector_format", {"embedding_type": [*SEVERAL, "int8"]}, BOTH),
-        ("vector_format", {"encoding_format": [*SEVERAL]}, BOTH),
         ("vector_format", {"embedding_type": SEVERAL, "encoding_format": "float"}, BOTH),
         (
             "vector_format",
@@ -287,7 +269,6 @@ RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), Trunca
         ),
         ("merged_task", {}, Task()),
         ("merged_task", {"task": "text-matching"}, TASKS["text-matching"]),
-        ("merged_task", {"task_type": "search_query"}, TASKS["search_query"]),
         ("merged_task", {"input_type": "document", "task": "classification"}, CLASSIFIED),
         (
             "merged_task",
@@ -297,9 +278,7 @@ RIGHT, LEFT, UNCUT = TruncationOptions(), TruncationOptions(side="left"), Trunca
         ("truncation_options", {}, RIGHT),
         ("truncation_options", {"truncate": "none"}, UNCUT),
         ("truncation_options", {"truncation": False}, UNCUT),
-        ("truncation_options", {"truncation_strategy": "none"}, UNCUT),
         ("truncation_options", {"truncation_strategy": "start"}, LEFT),
-        ("truncation_options", {"truncation_side": "left"}, LEFT),
     ],
 )
 def test_fields_of_several_names_are_merged(name: str, fields, expected) -> None:
@@ -314,9 +293,7 @@ DIFFER = "output_dtype differ"
     [
         ("vector_format", {"encoding_format": "float", "embedding_type": "base64"}, DIFFER),
         ("vector_format", {"encoding_format": "base64", "embedding_type": "float"}, DIFFER),
-        ("vector_format", {"encoding_format": "int8", "embedding_type": "float"}, DIFFER),
         ("vector_format", {"encoding_format": "int8", "embedding_type": "uint8"}, DIFFER),
-        ("vector_format", {"encoding_format": "int8", "output_dtype": "float"}, DIFFER),
         ("vector_format", {"embedding_type": "int8", "output_dtype": "binary"}, DIFFER),
         ("vector_format", {"embedding_type": SEVERAL, "output_dtype": "int8"}, DIFFER),
         ("vector_format", {"embedding_type": SEVERAL, "encoding_format": "uint8"}, DIFFER),

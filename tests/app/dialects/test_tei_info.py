@@ -52,10 +52,6 @@ class Judge(FakeReranker):
     max_length = 55
 
 
-class TwoLabelJudge(Judge):
-    labels = ("no", "yes")
-
-
 def models(judge: FakeReranker) -> Any:
     info = (ModelInfo("own/judge", "bfloat16", {}),)
     return replace(loaded(FakeModel(), 640), dense=Dense(), reranker=judge, infos=info)
@@ -110,11 +106,13 @@ async def test_info_describes_the_loaded_model_of_each_role() -> None:
 
 
 async def test_info_has_the_labels_of_a_reranker() -> None:
-    async with served(models(TwoLabelJudge()), **NAMES) as (_, client):
-        judge = await get_info(client, "/models/own/judge/info")
+    judge = Judge()
+    judge.labels = ("no", "yes")
+    async with served(models(judge), **NAMES) as (_, client):
+        info = await get_info(client, "/models/own/judge/info")
     labels = {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
-    assert judge["model_type"] == {"reranker": labels}
-    assert judge["tokenization_workers"] == os.cpu_count()
+    assert info["model_type"] == {"reranker": labels}
+    assert info["tokenization_workers"] == os.cpu_count()
 
 
 async def test_info_describes_a_model_of_models_while_it_is_loaded() -> None:
