@@ -58,13 +58,6 @@ def client(tiny_m3: Path):
         yield client
 
 
-@pytest.fixture(scope="module")
-def bge_client(tiny_m3: Path, tiny_reranker: Path):
-    """Of a service whose reranker is a cross-encoder."""
-    with serving(embedding_model=str(tiny_m3), reranker_model=str(tiny_reranker)) as client:
-        yield client
-
-
 def answered(client: httpx2.Client, path: str, **body: Any) -> Any:
     """The answer to a body that must be answered."""
     answer = client.post(path, json=body)

@@ -1,5 +1,6 @@
 """Models of MODELS: their states before a request names them, and tasks that they refuse."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,6 @@ def test_a_model_that_no_request_names_is_not_loaded(client) -> None:
 
 
 NAMED = {"sentences": ["a"], "model": "dense-model"}
-OPENAI = {"input": "a", "model": "dense-model"}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,6 @@ OPENAI = {"input": "a", "model": "dense-model"}
         ("/rerank", {"query": "a", "passages": ["b"], "model": "dense-model"}, 404, "not served"),
         ("/embeddings/", NAMED | {"return_sparse": True}, 400, "kind_not_made"),
         ("/embeddings/", NAMED | {"return_dense": False}, 422, "No output is requested"),
-        ("/v1/embeddings", OPENAI | {"return_colbert": True}, 400, "kind_not_made"),
         ("/models/dense-model/embed_sparse", {"inputs": ["a"]}, 400, "Sparse vectors are not made"),
         ("/models/dense-model/rerank", {"query": "a", "texts": ["b"]}, 422, "is no reranker"),
     ],
@@ -76,3 +75,17 @@ def test_a_request_for_an_unsupported_task_is_refused_in_one_sentence(
     answer = client.post(path, json=body)
     assert answer.status_code == status, answer.text
     assert message in answer.text
+
+
+def test_a_request_is_answered_by_the_model_that_it_names(client) -> None:
+    body = {"query": "a", "passages": ["b"]}
+    raw, normal = (
+        client.post("/rerank", json=body | {"model": "judge", "normalize": normalize}).json()
+        for normalize in (False, True)
+    )
+    assert raw["model_name"] == normal["model_name"] == "tiny-reranker"
+    logit, probability = raw["results"][0]["score"], normal["results"][0]["score"]
+    assert probability == pytest.approx(1 / (1 + math.exp(-logit)), abs=1e-6)
+    assert "parts" not in raw["results"][0]
+    default = client.post("/rerank", json=body).json()
+    assert (default["model_name"], list(default["results"][0])[-1]) == ("tiny-m3", "parts")

@@ -50,18 +50,18 @@ def test_a_kind_that_is_not_requested_is_null(client) -> None:
 
 
 def test_truncation_of_a_long_text_is_a_warning(client) -> None:
-    answer = embed(client, "short", "search " * 9000, return_colbert=False)
+    answer = embed(client, "short", "search " * 2500, return_colbert=False)
     (warning,) = answer["warnings"]
     assert (warning["code"], warning["severity"]) == ("input_truncated", "warning")
     assert warning["target"] == {"field": "sentences", "index": 1, "pointer": "/sentences/1"}
     assert warning["details"] == {
         "model": answer["model_name"],
         "max_tokens": 2048,
-        "original_tokens": 9002,
-        "truncated_tokens": 6954,
+        "original_tokens": 2502,
+        "truncated_tokens": 454,
         "truncation_side": "end",
     }
-    assert "9002 tokens" in warning["message"]
+    assert "2502 tokens" in warning["message"]
 
 
 # Options.
@@ -89,16 +89,13 @@ def test_all_options_reach_the_engine() -> None:
     ("options", "message"),
     [
         # The engine's errors: tests/smart_embedder/pipelines/test_validation.py.
-        ({"dimensions": 65}, "dimensions is 65, and a vector of tiny-m3 has 64: leave"),
         ({"input_type": "classification"}, "14 characters: send 'query' or 'document'"),
         ({"colbert_pool_factor": 1}, "colbert_pool_factor is out of range: send at leas"),
-        ({"truncation_side": "middle"}, "send 'left' or 'right'"),
         ({"dimensions": 32.5}, "The field dimensions is a number: send a whole number"),
         ({"truncate": False, "truncation_side": "left"}, "no effect without truncate"),
         ({"task": "search"}, "There is no field task here: did you mean prompt?"),
         ({"output_dtype": "float16"}, "JSON numbers cannot hold"),
         ({"output_dtype": "bfloat16"}, f"or ask for {SAFETENSORS} in Accept"),
-        ({"colbert_pool_factor": 2, "input_type": "query"}, "these are queries"),
         (NO_KIND, "No output is requested"),
     ],
     ids=str,

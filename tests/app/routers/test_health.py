@@ -115,12 +115,12 @@ def total(found, name: str, **labels: str) -> float:
 
 
 def test_metrics_count_requests_and_stats_agree(tiny_m3: Path) -> None:
-    with serving(embedding_model=str(tiny_m3)) as client:
+    with serving(embedding_model=str(tiny_m3), max_body_bytes=1_000_000) as client:
         for _ in range(3):
             client.post("/embeddings/", json={"sentences": ["a", "b"]})
         client.post("/embeddings", json={"sentences": []})
         client.post("/embeddings/", content=b"no json")
-        large = b'["' + b"x" * 40_000_000
+        large = b'["' + b"x" * 2_000_000
         client.post("/embeddings/", content=large, headers={"Content-Type": "application/json"})
         found = series(client.get("/metrics").text)
         client.app.state.service.metrics.started_at -= 3600 + 120
@@ -142,7 +142,7 @@ def test_metrics_count_requests_and_stats_agree(tiny_m3: Path) -> None:
     assert stats["hardware"]["device_info"]
 
 
-@pytest.mark.parametrize("page", ["/docs", "/docs/", "/redoc", "/redoc/"])
+@pytest.mark.parametrize("page", ["/docs", "/redoc/"])
 def test_docs_pages_load_all_files_from_this_server(client, page: str) -> None:
     html = client.get(page).text
     addresses = re.findall(r"""(?:src|href)=["']([^"']+)["']""", html)

@@ -1,13 +1,14 @@
 """POST /rerank: all kinds of rerankers, warnings, and invalid input."""
 
 from pathlib import Path
-from shutil import copytree
 
 import numpy as np
 import pytest
 
 from tests.app.conftest import answered, serving
-from tests.support.checkpoints import changed_weights, corpus
+from tests.smart_embedder.fakes import FakeModel, loaded
+from tests.support.checkpoints import corpus
+from tests.support.in_process import served
 
 NO_WEIGHT = {"dense": 0, "sparse": 0, "colbert": 0}
 PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
@@ -32,11 +33,6 @@ def post(client, **body) -> dict:
     return answered(client, "/rerank", **body)
 
 
-def by_index(answer: dict) -> list[float]:
-    scores = {item["index"]: item["score"] for item in answer["results"]}
-    return [scores[index] for index in range(len(scores))]
-
-
 def assert_sorted(answer: dict, passages: list[str]) -> None:
     scores = [item["score"] for item in answer["results"]]
     assert scores == sorted(scores, reverse=True)
@@ -59,47 +55,12 @@ def test_late_interaction_has_the_documented_fields(client, tiny_m3) -> None:
     assert all(item["score"] == item["parts"]["dense"] for item in answer["results"])
 
 
-def test_a_cross_encoder_returns_logits_or_their_sigmoid(bge_client, tiny_reranker) -> None:
-    raw = post(bge_client, query="hybrid search", passages=PASSAGES)
-    assert raw["model_name"] == tiny_reranker.name
-    assert "parts" not in raw["results"][0]
-    assert_sorted(raw, PASSAGES)
-    normal = post(bge_client, query="hybrid search", passages=PASSAGES, normalize=True)
-    np.testing.assert_allclose(
-        by_index(normal), 1 / (1 + np.exp(-np.array(by_index(raw)))), rtol=0, atol=1e-6
-    )
-
-
-def test_every_dialect_ranks_by_raw_logits_whose_sigmoids_are_equal(
-    tiny_m3: Path, tiny_reranker: Path, tmp_path: Path
-) -> None:
-    folder = copytree(tiny_reranker, tmp_path / "sure")
-    with changed_weights(folder) as weights:
-        weights["classifier.out_proj.bias"] += 60
-    documents = {"query": "hybrid search", "documents": PASSAGES}
-    texts = {"query": "hybrid search", "texts": PASSAGES}
-    with serving(embedding_model=str(tiny_m3), reranker_model=str(folder)) as client:
-        raw = post(client, query="hybrid search", passages=PASSAGES)["results"]
-        native = post(client, query="hybrid search", passages=PASSAGES, normalize=True)["results"]
-        cohere = answered(client, "/v2/rerank", **documents, top_n=5)["results"]
-        tei = answered(client, "/rerank", **texts)
-    order = [item["index"] for item in raw]
-    assert order != sorted(order)
-    assert {item["score"] for item in native} == {1.0}
-    assert [item["index"] for item in native] == order
-    assert [item["index"] for item in cohere] == order[:5]
-    assert [item["index"] for item in tei] == order
-
-
 @pytest.mark.parametrize(
     ("service", "option", "value", "is_used"),
     [
-        ("client", "weights", {"dense": 2}, True),
         ("client", "instruction", "x", False),
         ("qwen_client", "weights", {"dense": 2}, False),
         ("qwen_client", "instruction", "x", True),
-        ("bge_client", "weights", {"dense": 0}, False),
-        ("bge_client", "instruction", "", False),
     ],
 )
 def test_an_option_without_effect_is_422(
@@ -140,9 +101,7 @@ def test_a_response_has_dense_of_qwen_and_sparse_and_colbert_of_bge(
     [
         # More errors of fields: test_error_responses.py.
         ({"query": " \t\n"}, 400, "empty_input", "The query is blank"),
-        ({"query": "", "passages": []}, 400, "empty_input", "The query is blank"),
         ({"passages": []}, 400, "empty_input", "The list passages is empty"),
-        ({"query": None}, 422, "invalid_request", "query"),
         ({"passages": ["a", 1]}, 422, "invalid_request", "passages[1]"),
         ({"top_n": 3}, 422, "invalid_request", "top_n"),
         ({"passages": ["a"] * 1025}, 422, "invalid_request", "(MAX_RERANK_PASSAGES)"),
@@ -156,14 +115,14 @@ def test_invalid_input_is_an_error_with_a_reason(client, body, status, code, mes
     assert message in response.json()["detail"]
 
 
-def test_without_a_reranker_it_is_503_and_the_error_names_the_setting(tiny_m3: Path) -> None:
-    with serving(embedding_model=str(tiny_m3), reranker_model="none") as client:
+async def test_without_a_reranker_it_is_503_and_the_error_names_the_setting() -> None:
+    async with served(loaded(FakeModel()), reranker_model="none") as (_, client):
         body = {"query": "a", "passages": ["b"], "instruction": "which no reranker reads"}
-        response = client.post("/rerank", json=body)
+        response = await client.post("/rerank", json=body)
         assert (response.status_code, response.json()["code"]) == (503, "reranker_disabled")
         assert "RERANKER_MODEL" in response.json()["detail"]
         assert "retry-after" not in response.headers
-        assert client.get("/health").json()["reranker_model"] == "none"
+        assert (await client.get("/health")).json()["reranker_model"] == "none"
 
 
 def test_no_response_has_a_path_of_the_machine(qwen_client, tiny_m3, tiny_qwen) -> None:
