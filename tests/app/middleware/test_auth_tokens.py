@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -27,14 +27,10 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("api_token", [None, ""])
-def test_without_a_token_none_is_required(api_token: str | None) -> None:
-    assert not ApiTokens(api_token, None).required
-
-
 def test_a_token_is_known_by_its_name(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf# people\r\nalice:secret-a\r\n\n bob : secret:b \n")
     tokens = ApiTokens("own", file)
+    assert [ApiTokens(token, None).required for token in ("own", "", None)] == [True, False, False]
     for token, name in ((b"own", "default"), (b"secret-a", "alice"), (b"secret:b", "bob")):
         assert tokens.find_name(token) == name
     for wrong in (b"", b"secret", b"secret-a b", b"alice", "sécret".encode()):
@@ -42,7 +38,7 @@ def test_a_token_is_known_by_its_name(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["alice\n", ":token\n", "alice:\n", "a:1\na:2\n", "default:xyz\n", " default :xyz\n"]
+    "text", ["alice\n", ":token\n", "alice:\n", "a:1\na:2\n", " default :xyz\n"]
 )
 def test_an_invalid_file_leaves_the_tokens_as_they_were(file: Path, text: str) -> None:
     tokens = ApiTokens("own", file)
@@ -62,10 +58,7 @@ def test_an_invalid_file_leaves_the_tokens_as_they_were(file: Path, text: str) -
         (None, b"a:1\nhidden-token\n", r"line 2 is not name:token"),
         (None, b"alice:\xff\n", "is not UTF-8 text"),
         (None, None, "cannot be read"),
-        *(
-            ("own", content, "line 1 has the name default, which is reserved for API_TOKEN")
-            for content in (b"default:xyz\n", b" default :xyz\n")
-        ),
+        ("own", b" default :xyz\n", "line 1 has the name default, which is reserved for API_TOKEN"),
         (" \n", b"", "API_TOKEN holds only white space"),
     ],
 )
@@ -88,6 +81,7 @@ TOKEN = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).fi
 
 
 @given(TOKEN, WHITE, WHITE, WHITE)
+@settings(max_examples=40)
 def test_white_space_around_a_token_is_ignored(
     tmp_path_factory, token: str, before: str, after: str, sent: str
 ) -> None:

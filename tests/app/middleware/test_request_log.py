@@ -21,12 +21,9 @@ PROXIES = [ip_network("::ffff:10.0.0.0/104")]
 @pytest.mark.parametrize(
     ("method", "path", "endpoint", "route"),
     [
-        ("POST", "/embeddings/", NATIVE_EMBEDDINGS, "/embeddings/"),
         ("POST", "/embeddings", NATIVE_EMBEDDINGS, "/embeddings/"),
         ("POST", "/embeddings//\n", NATIVE_EMBEDDINGS, "/embeddings/"),
-        ("POST", "//embeddings", NATIVE_EMBEDDINGS, "/embeddings/"),
         ("POST", "//v1//rerank", RERANK, "/v1/rerank"),
-        ("POST", "/rerank/", RERANK, "/rerank"),
         ("GET", "/rerank", None, "/rerank"),
         ("GET", "//", None, "/"),
         ("POST", "/nowhere/", None, "/nowhere"),
@@ -74,7 +71,6 @@ async def test_only_a_trusted_proxy_sets_the_clients_address_and_the_prefix(peer
     ("root", "path", "route"),
     [
         ("/base", "/base/rerank", "/rerank"),
-        ("/base/", "/base/rerank", "/rerank"),
         ("/base", "/rerank", "/rerank"),
         ("/base", "/base", "/"),
         ("/base", "/basement", "/basement"),
@@ -117,11 +113,8 @@ def app_of(status: int | None, error: Exception | None = None) -> Any:
 @pytest.mark.parametrize(
     ("method", "status", "level"),
     [
-        ("POST", 200, "info"),
         ("POST", 500, "info"),
         ("GET", 200, "debug"),
-        ("HEAD", 200, "debug"),
-        ("GET", 503, "debug"),
         ("GET", 399, "debug"),
         ("GET", 400, "info"),
         ("GET", 499, "info"),

@@ -67,31 +67,34 @@ def nonzero_counts(metrics: Metrics) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize(
-    ("path", "prefix"),
-    [
-        ("/embeddings", "embedding"),
-        ("/embeddings/", "embedding"),
-        ("/rerank", "rerank"),
-        ("/tokenize", "embedder_tokenize"),
-    ],
-)
 @pytest.mark.parametrize(("error", "series", "label"), COUNTED)
 async def test_an_error_counts_on_its_endpoint_and_in_the_durations_if_work_was_done(
-    path, prefix, error, series, label
+    error, series, label
 ) -> None:
     metrics = Metrics()
-    await ask(metrics, path, error)
-    expected: dict[str, float] = {f"{prefix}_{series} {label}": 1}
+    await ask(metrics, "/embeddings/", error)
+    expected: dict[str, float] = {f"embedding_{series} {label}": 1}
     if series == ANSWER and label != "client_error":
-        expected[f"{prefix}_request_duration_seconds_count"] = 1
+        expected["embedding_request_duration_seconds_count"] = 1
     assert nonzero_counts(metrics) == expected
     stats = sum_totals(metrics)
     counts = (stats["total_requests"], stats["rejected_requests"])
-    if path == "/tokenize":  # Counted separately.
-        assert counts == (0, 0)
-    else:
-        assert counts == ((1, 0) if series == ANSWER else (0, 1))
+    assert counts == ((1, 0) if series == ANSWER else (0, 1))
+
+
+# Requests for tokens are counted separately.
+@pytest.mark.parametrize(
+    ("path", "prefix", "totals"),
+    [("/rerank", "rerank", (1, 1)), ("/tokenize", "embedder_tokenize", (0, 0))],
+)
+async def test_each_endpoint_has_its_series(path, prefix, totals) -> None:
+    metrics = Metrics()
+    for error in (errors.InferenceError, errors.DrainingError):
+        await ask(metrics, path, error)
+    names = (f"{ANSWER} error", f"{REJECTION} draining", "request_duration_seconds_count")
+    assert nonzero_counts(metrics) == {f"{prefix}_{name}": 1 for name in names}
+    stats = sum_totals(metrics)
+    assert (stats["total_requests"], stats["rejected_requests"]) == totals
 
 
 async def test_a_request_whose_client_left_counts_only_as_abandoned() -> None:
