@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
@@ -28,7 +28,6 @@ from app.answers import (
     vector_as_json,
     vectors_of,
 )
-from app.handler import LARGE_ANSWER_BYTES
 from smart_embedder.requests import AnswerMemory, EmbedRequest, Outputs
 from smart_embedder.results import (
     PartScores,
@@ -272,6 +271,7 @@ class Held(AnswerMemory):
     st.sampled_from([None, "document"]),
     st.booleans(),
 )
+@settings(max_examples=40)
 def test_memory_is_reserved_for_quantization_pooling_and_muvera(
     texts, dtype, factor, muvera, at_once
 ) -> None:
@@ -292,28 +292,6 @@ def test_memory_is_reserved_for_quantization_pooling_and_muvera(
         (e.nbytes // 2 if dtype != "float32" else 0) + 40_960 * bool(muvera) for e in embeddings
     ]
     assert held - pooling == (sum(most) if at_once else max(most, default=0))
-
-
-@pytest.mark.parametrize(
-    ("options", "embedding", "held"),
-    [
-        (embed_request(ALL), embedding_of(10), 0),
-        (embed_request(ALL, colbert_pool_factor=2), embedding_of(10), 400),
-        (embed_request(ALL, colbert_pool_factor=2), TextEmbedding(np.ones(4, np.float32)), 0),
-        # Slow post-processing needs so much memory that it runs outside the event loop.
-        (embed_request(ALL, output_dtype="int8"), embedding_of(100), range(LARGE_ANSWER_BYTES)),
-        (
-            embed_request(ALL, colbert_pool_factor=2),
-            embedding_of(100),
-            range(LARGE_ANSWER_BYTES, 1 << 20),
-        ),
-        (embed_request(ALL, muvera="query"), embedding_of(1), range(LARGE_ANSWER_BYTES, 1 << 20)),
-    ],
-)
-def test_memory_is_reserved_only_for_requested_post_processing(options, embedding, held) -> None:
-    memory = AnswerMemory()
-    reserve_rendering_memory([embedding], options, memory)
-    assert memory.held in (held if isinstance(held, range) else {held})
 
 
 DENSE = Outputs(dense=True)

@@ -22,7 +22,7 @@ from starlette.datastructures import Headers
 import app.main  # noqa: F401 - every dialect has its requests
 from app import body
 from app.body import JsonValueCounter
-from app.dialects.cohere import CohereEmbedRequest, DocumentsRequest
+from app.dialects.cohere import CohereEmbedRequest
 from app.dialects.openai import OpenAIEmbeddingRequest
 from app.errors import ClientGoneError, UnsupportedMediaError
 from app.schemas import EmbeddingRequest, RequestModel, RerankBody
@@ -89,11 +89,8 @@ NAMES = {f"return_{i:05}": 0 for i in range(8000)}
     ("model", "sent"),
     [
         (EmbeddingRequest, NAMES),
-        (EmbeddingRequest, {"sentences": ["a"]} | NAMES),
         (RerankBody, {"query": "a", "passages": ["b"], "weights": NAMES}),
-        (CohereEmbedRequest, {"texts": ["a"], "embedding_types": ["x"] * 8000}),
         (OpenAIEmbeddingRequest, {"input": ["a"], "embedding_type": ["x"] * 8000}),
-        (DocumentsRequest, {"query": "a", "documents": ["b"], "rank_fields": [1] * 8000}),
     ],
     ids=lambda case: case.__name__ if isinstance(case, type) else "",
 )
@@ -165,7 +162,7 @@ async def refusal(*parts: bytes, **options: Any) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("size", [1, 16_383, 16_384, 300_000])
+@pytest.mark.parametrize("size", [1, 16_384, 300_000])
 async def test_the_schema_of_a_body_follows_its_discriminator(size: int) -> None:
     text = "é\\" * (size // 4 + 1)
     for schema in SCHEMAS:
@@ -256,17 +253,11 @@ TYPES = {
     "application/json": None,
     "Application/JSON ; charset=UTF-8": None,
     "application/vnd.api+json": None,
-    'application/json; charset="us-ascii"': None,
     "application/json; charset=latin-1": "the body's charset is latin-1: send JSON in UTF-8",
-    "application/json; charset=utf-16": "the body's charset is utf-16: send JSON in UTF-8",
     "text/json": f"the Content-Type is text/json: {ADVICE}",
     "text/plain; application/json": "the Content-Type is text/plain; application/json",
     "application/jsonx": "the Content-Type is application/jsonx",
-    "application/xml": "the Content-Type is application/xml",
-    "application/x-www-form-urlencoded": "the Content-Type is application/x-www-form-urle",
-    "multipart/form-data; boundary=x": "the Content-Type is multipart/form-data",
     "application/json, text/plain": "the Content-Type is application/json, text/plain",
-    "json": "the Content-Type is json",
     "application/json" + " " * 1009: "the Content-Type is application/json: send",
     "application/json" + " " * 1008: None,
     # The parser of `email` would take seconds for these.
@@ -306,10 +297,8 @@ def test_content_type_must_be_json_in_utf_8_and_present_for_web_pages(headers, m
 @pytest.mark.parametrize(
     ("model", "name", "sent"),
     [
-        (OpenAIEmbeddingRequest, "encoding_format", "\u2028" * 20_000),
         (OpenAIEmbeddingRequest, "dimensions", "1" * 20_000),
         (CohereEmbedRequest, "embedding_types", ["float", "a" * 20_000]),
-        (EmbeddingRequest, "return_dense", "a" * 20_000),
         (EmbeddingRequest, "input_type", ["", "a" * 20_000, ""]),
     ],
 )

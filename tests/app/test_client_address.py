@@ -3,7 +3,7 @@
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import client_address as module
@@ -35,10 +35,7 @@ def name(address: IPv4Address | IPv6Address, form: int) -> str:
 named = st.builds(name, trusted, st.integers(0, 2))
 
 
-@given(peer=public, header=anything)
-def test_x_forwarded_for_of_an_untrusted_client_is_ignored(peer, header: str) -> None:
-    assert client_address(str(peer), header, PROXIES) == peer
-    assert client_address(str(peer), header, ()) == peer
+few = settings(max_examples=40)
 
 
 @given(
@@ -49,11 +46,15 @@ def test_x_forwarded_for_of_an_untrusted_client_is_ignored(peer, header: str) ->
     hops=st.lists(named, max_size=4),
     empty=st.sampled_from(["", " ", ", ,"]),
 )
+@few
 def test_the_last_untrusted_address_of_x_forwarded_for_is_the_client(
     peer, client, form: int, spoofed: str, hops: list[str], empty: str
 ) -> None:
     header = ",".join([spoofed, name(client, form), empty, *hops])
     assert client_address(str(peer), header, PROXIES) == client
+    # That of a client which is no proxy is ignored.
+    assert client_address(str(client), header, PROXIES) == client
+    assert client_address(str(peer), header, ()) == peer
 
 
 @given(
@@ -63,6 +64,7 @@ def test_the_last_untrusted_address_of_x_forwarded_for_is_the_client(
     last=trusted,
     hops=st.lists(named, max_size=3),
 )
+@few
 def test_a_malformed_entry_of_x_forwarded_for_ends_the_search(
     peer, spoofed, garbage: str, last, hops: list[str]
 ) -> None:
@@ -72,12 +74,14 @@ def test_a_malformed_entry_of_x_forwarded_for_ends_the_search(
     assert client_address(str(peer), ",".join([header, *hops]), PROXIES) != spoofed
 
 
-@given(peer=trusted, hops=st.lists(trusted))
-def test_the_first_address_is_the_client_if_all_are_trusted(peer, hops) -> None:
-    assert client_address(str(peer), ",".join(map(str, hops)), PROXIES) == (hops or [peer])[0]
+def test_the_first_address_is_the_client_if_all_are_trusted() -> None:
+    for hops in ([], ["10.0.0.2"], ["fd00::3", "10.0.0.2"]):
+        first = ip_address((hops or ["10.0.0.1"])[0])
+        assert client_address("10.0.0.1", ",".join(hops), PROXIES) == first
 
 
 @given(peer=anything, header=anything)
+@few
 def test_no_x_forwarded_for_raises(peer: str, header: str) -> None:
     client_address(peer, header, (ip_network("0.0.0.0/0"), ip_network("::/0")))
 
@@ -99,11 +103,10 @@ def test_an_address_may_have_a_port_and_mapped_ones_are_ipv4(text: str, address)
     assert parse_address(text) == (address and ip_address(address))
 
 
-@given(low=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1))
-def test_the_client_key_of_ipv6_is_its_64(low: int, other: int) -> None:
-    first, second = (IPv6Address((0x20010DB8 << 96) + end) for end in (low, other))
-    assert client_key(first) == client_key(second) == "2001:db8::/64"
-    assert client_key(IPv6Address(int(first) + 2**64)) == "2001:db8:0:1::/64"
+def test_the_client_key_of_ipv6_is_its_64() -> None:
+    for end in (0, 1, 2**64 - 1):
+        assert client_key(IPv6Address((0x20010DB8 << 96) + end)) == "2001:db8::/64"
+    assert client_key(IPv6Address((0x20010DB8 << 96) + 2**64)) == "2001:db8:0:1::/64"
 
 
 def test_the_client_key_of_ipv4_is_its_address_also_if_mapped() -> None:

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from fastapi import FastAPI
 from httpx2 import ASGITransport, AsyncClient
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from structlog.testing import capture_logs
@@ -50,29 +50,20 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
     ("model", "body", "message"),
     [
         (EmbeddingRequest, {"sentences": "one"}, f"the field sentences is a string of 3 characters: send a list of strings, as in {LIST}"),
-        (EmbeddingRequest, {"sentences": None}, "the field sentences is null: send a list of strings"),
-        (EmbeddingRequest, {"sentences": {"a": 1}}, "the field sentences is an object with 1 fields: send a list of strings"),
         (EmbeddingRequest, {"sentences": ["a", 7]}, "the field sentences[1] is a number: send a string, as in"),
-        (EmbeddingRequest, {"sentences": ["a", ["b"]]}, "the field sentences[1] is a list of 1 items: send a string"),
         (EmbeddingRequest, {}, f"the field sentences is missing: send it, as in {LIST}"),
         (EmbeddingRequest, [], f"the body is a list of 0 items: send an object such as {LIST}"),
         (EmbeddingRequest, {"texts": ["a"]}, "the field sentences is missing: rename texts to sentences"),
-        (EmbeddingRequest, {"input": "a"}, "the field sentences is missing: rename input to sentences"),
         (EmbeddingRequest, {"sentance": ["a"]}, "the field sentences is missing: rename sentance to sentences"),
         (EmbeddingRequest, {"sentences": ["a"], "dense": True}, "there is no field dense here: did you mean return_dense? There are sentences, return_dense"),
         (EmbeddingRequest, {"sentences": ["a"], "return_colbret": True}, "there is no field return_colbret here: did you mean return_colbert?"),
         (EmbeddingRequest, {"sentences": ["a"], "zzz": 1}, "there is no field zzz here: there are sentences,"),
-        (EmbeddingRequest, {"sentences": ["a"], "return_dense": "yes"}, "the field return_dense is a string of 3 characters: send true or false"),
         (EmbeddingRequest, b'{"sentences": NaN}', "the field sentences is NaN: send a list of strings"),
-        (RerankBody, b'{"query": "a", "passages": ["b"], "weights": {"dense": NaN}}', "the field weights.dense is NaN: send a finite number"),
         (RerankBody, b'{"query": "a", "passages": ["b"], "weights": {"dense": -1e999}}', "the field weights.dense is -Infinity: send a finite number"),
         (DocumentsRequest, b'{"query": "a", "documents": ["b"], "top_n": NaN}', "the field top_n is NaN: send a finite number"),
         (DocumentsRequest, b'{"query": "a", "documents": ["b"], "top_n": 1.5}', "the field top_n is a number: send a whole number"),
         (EmbeddingRequest, {"sentences": ["a"], "return_dense": 1}, "the field return_dense is a number: send true or false"),
-        (RerankBody, {"query": "a", "documents": ["b"]}, "the field passages is missing: rename documents to passages, as in"),
-        (RerankBody, {"q": "a", "passages": ["b"]}, "the field query is missing: rename q to query"),
         (RerankBody, {"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send at least 0"),
-        (RerankBody, {"query": "a", "passages": ["b"], "weights": {"dense": "1"}}, "the field weights.dense is a string of 1 characters: send a number"),
         (RerankBody, {"query": "a", "passages": ["b"], "weights": {"sparce": 1}}, "there is no field sparce here: did you mean sparse? There are dense, sparse, colbert"),
         (RerankBody, {"query": "a", "weights": {"x": 1, "y": 1, "z": 1}, "pasages": ["b"]}, "the field passages is missing: rename pasages to passages"),
         (RerankBody, {"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),
@@ -83,7 +74,7 @@ def test_the_error_of_an_invalid_field_says_what_to_send(model, body, message: s
     assert str(problem(model, sent)).startswith(message)
 
 
-@pytest.mark.parametrize("unknown", [9, 10, 11, 5000])
+@pytest.mark.parametrize("unknown", [10, 11, 5000])
 def test_only_ten_unknown_fields_are_reported_and_no_field_is_lost(unknown: int) -> None:
     """All errors would take longer than the work."""
     names = {f"unknown {i}": i for i in range(unknown)}
@@ -112,6 +103,7 @@ FIELDS = sorted({*EmbeddingRequest.model_fields, *RerankBody.model_fields, "text
     st.sampled_from([EmbeddingRequest, RerankBody]),
     st.dictionaries(st.sampled_from(FIELDS) | SECRET, JSON, max_size=6) | JSON,
 )
+@settings(max_examples=60)
 def test_no_error_quotes_a_text_of_the_request(model: type[RequestModel], body) -> None:
     """The name of an unknown field is cut before the secret, and line breaks are escaped."""
     sent = orjson.dumps(body)
@@ -150,12 +142,10 @@ def test_the_native_error_lists_problems_if_there_are_any() -> None:
     ("code", "status", "kind", "answered"),
     [
         ("unauthorized", 401, "authentication_error", 401),
-        ("forbidden", 403, "permission_error", 403),
         ("rate_limited", 429, "rate_limit_error", 429),
+        ("forbidden", 403, "permission_error", 403),
         ("not_found", 404, "invalid_request_error", 404),
         ("invalid_request", 422, "invalid_request_error", 400),
-        ("text_too_long", 422, "invalid_request_error", 400),
-        ("internal_error", 500, "server_error", 500),
         ("loading", 503, "server_error", 503),
     ],
 )
@@ -183,9 +173,7 @@ def test_a_cohere_error_has_jinas_detail_and_may_have_no_field() -> None:
         ("rate_limited", 429, "Overloaded", 429),
         ("queue_full", 503, "Overloaded", 429),
         ("loading", 503, "Unhealthy", 503),
-        ("draining", 503, "Unhealthy", 503),
         ("inference_failed", 500, "Backend", 424),
-        ("out_of_memory", 503, "Backend", 424),
         ("timeout", 504, "Backend", 504),
         ("not_found", 499, "Validation", 499),
         ("unknown", 500, "Backend", 500),

@@ -68,15 +68,13 @@ RENDERERS = {
     ("kinds", "muvera", "tokens", "strings"),
     [
         (("dense", "sparse", "colbert"), "document", [1, 2, 4], False),
-        # Large ones.
-        (("sparse", "colbert"), None, [4100, 7, 70], False),
-        (("dense",), None, [1, 2], False),
+        (("sparse", "colbert"), None, [4100, 7], False),
         (("sparse", "colbert"), None, [3, 1], True),
         (("sparse",), None, [0], True),
         ((), "query", [5], False),
     ],
 )
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "uint8", "binary"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8"])
 @pytest.mark.parametrize("accept", RENDERERS)
 def test_json_base64_and_safetensors_hold_the_whole_response(
     accept, dtype, kinds, muvera, tokens, strings

@@ -6,8 +6,6 @@ from contextlib import AsyncExitStack
 
 import pytest
 from fastapi import Request
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette import datastructures, requests
 
 from app.context import RequestContext
@@ -250,11 +248,6 @@ def test_a_priority_with_an_integer_urgency_above_3_is_bulk(header, bulk) -> Non
 
 def with_priority(*lines: bytes) -> Request:
     return Request({"type": "http", "headers": [(b"priority", line) for line in lines]})
-
-
-@given(st.lists(st.binary(max_size=30), max_size=3))
-def test_no_priority_header_raises(lines) -> None:
-    assert is_bulk(with_priority(*lines)) in {True, False}
 
 
 async def test_on_a_shared_path_the_discriminator_decides_on_errors_and_metrics() -> None:

@@ -95,25 +95,25 @@ def test_the_fuzzed_operations_are_all_operations(description) -> None:
 def test_responses_of_work_match_the_description(
     description, path: str, mode: GenerationMode
 ) -> None:
-    try_out(description[path]["POST"], mode, examples=25)
+    try_out(description[path]["POST"], mode, examples=15)
 
 
+# Of two paths with one schema, one.
 @pytest.mark.parametrize("mode", list(GenerationMode))
-@pytest.mark.parametrize("path", FOREIGN)
+@pytest.mark.parametrize("path", sorted({*FOREIGN} - {"/", "/v1/rerank", "/v1/embed"}))
 def test_responses_of_other_apis_match_the_description(
     description, path: str, mode: GenerationMode
 ) -> None:
-    try_out(
-        description[path]["POST"], mode, 10, [negative_data_rejection, positive_data_acceptance]
-    )
+    excluded = [negative_data_rejection, positive_data_acceptance]
+    try_out(description[path]["POST"], mode, 6, excluded)
 
 
 @pytest.mark.parametrize("path", [*OF_A_MODEL, *COMMANDS])
 def test_responses_for_any_model_name_match_the_description(description, path: str) -> None:
     excluded = [negative_data_rejection, positive_data_acceptance]
-    try_out(description[path]["POST"], GenerationMode.POSITIVE, 5, excluded)
+    try_out(description[path]["POST"], GenerationMode.POSITIVE, 3, excluded)
 
 
 @pytest.mark.parametrize("path", READING)
 def test_responses_of_get_match_the_description(description, path: str) -> None:
-    try_out(description[path]["GET"], GenerationMode.POSITIVE, examples=5 if "{" in path else 1)
+    try_out(description[path]["GET"], GenerationMode.POSITIVE, examples=3 if "{" in path else 1)
