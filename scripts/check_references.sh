@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compares pooled vectors, MUVERA encodings and vectors of ColBERT models with those of PyLate and
-# FastEmbed, in their own environment. Needs Python 3.11 or newer.
+# Compares vectors of ColBERT models with those of PyLate, in an environment of its own, from which
+# `python -m tests.oracle.references` also records pooled vectors and FastEmbed's MUVERA encodings.
+# Needs Python 3.11 or newer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

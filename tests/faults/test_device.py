@@ -11,7 +11,7 @@ from tests.faults.tally import EMBED, Tally
 
 async def test_stuck_device_fails_liveness_until_it_comes_back(serve, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
-    settings = {"HOLD": str(hold), "GPU_PROCESS_TIMEOUT": "3"}
+    settings = {"HOLD": str(hold), "GPU_PROCESS_TIMEOUT": "2"}
     with serve("tests.faults.faulty_server", **settings) as server:
         tally = Tally()
         async with server.async_client() as client:

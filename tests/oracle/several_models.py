@@ -13,8 +13,7 @@ from tests.support.wordpiece import save_colbert, save_splade
 # The kinds of vectors that a model makes; None stands for the default model, as bge-m3.
 MODELS: dict[str | None, tuple[str, ...]] = {
     None: KINDS,
-    "mpnet": ("dense",),
-    "modernbert": ("dense",),
+    "bert": ("dense",),
     "splade": ("sparse",),
     "colbert": ("colbert",),
 }
@@ -25,10 +24,8 @@ _DISTINCT_TEXTS = 40
 
 def save_several(folder: Path) -> Path:
     """Save the checkpoints, and the file for MODELS that names them."""
-    tokenizer = word_tokenizer()
-    for family in ("mpnet", "modernbert"):
-        (folder / family).mkdir(parents=True)
-        save_family(folder / family, family, tokenizer)
+    (folder / "bert").mkdir(parents=True)
+    save_family(folder / "bert", "bert", word_tokenizer())
     save_splade(folder / "splade", BertForMaskedLM)
     save_colbert(folder / "colbert", BertModel)
     path = folder / "models.yaml"

@@ -22,6 +22,8 @@ from smart_embedder.kernels.backend import (
 )
 from smart_embedder.kernels.cuda import fused_backend
 from smart_embedder.kernels.native import native_backend
+from smart_embedder.kernels.proof import prove_paths
+from smart_embedder.kernels.target import DECODER, GPU_ENCODER, Shapes, Target
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.native import ACTIVATIONS, LIBRARIES
 
@@ -145,3 +147,35 @@ def test_quantize_rows_with_repeated_columns_is_finer(backend, dtype, width) -> 
     expected = states[:, channel].double()
     spread = (states.amax(1) - states.amin(1)).double()
     assert ((columns.mean(1) - expected).abs() <= 0.51 * spread / 255 / count + 1e-5).all()
+
+
+# The kernels in CUDA on a CPU.
+
+emulated = pytest.mark.skipif(not CAN_EMULATE, reason="needs g++ and an x86 processor")
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("shapes", "operations"),
+    [
+        (Shapes(256, 320, 4, 4, 64, "gelu"), (*GPU_ENCODER, "float8_rows")),
+        (Shapes(128, 192, 4, 2, 128, bias=False, causal=True), DECODER),
+        (Shapes(33, 70, 3, 3, 11, "relu"), (*GPU_ENCODER, "float8_rows")),
+    ],
+)
+def test_cuda_kernels_pass_the_proof(shapes: Shapes, operations) -> None:
+    target = Target(torch.device("cpu"), torch.bfloat16, BACKENDS["fused"])
+    proofs = [proof for name in operations for proof in prove_paths(target, shapes, name)]
+    by_kernels = {proof.operation for proof in proofs if proof.path == "fused"}
+    assert by_kernels == {*operations} - {"attention", "add_linear"}
+    assert [proof for proof in proofs if not proof.holds] == []
+
+
+@emulated
+@torch.inference_mode()
+def test_cuda_embed_gives_nan_for_unknown_tokens_and_positions() -> None:
+    tables = random(18, 1024).split([11, 7])
+    indices = torch.tensor([10, 11, 3, -1, 0, 0]), torch.tensor([6, 0, 7, 0, -1, 0])
+    norm = LayerNorm(*random(2, 1024), 1e-5)
+    rows = BACKENDS["fused"].embed(indices, tables, norm)
+    assert rows.isnan().all(1).tolist() == [False, True, True, True, True, False]

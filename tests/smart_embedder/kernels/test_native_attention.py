@@ -78,7 +78,7 @@ def check(
     window=st.none() | st.integers(1, 150),
     dtype=st.sampled_from(DTYPES),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40)
 def test_native_attention_follows_the_definition(
     lengths, heads, width, scale, group, causal, window, dtype
 ) -> None:
@@ -86,8 +86,8 @@ def test_native_attention_follows_the_definition(
 
 
 # Lengths around the ends of windows and of blocks of keys (512, or fewer in float32 or wide heads).
-ENDS = [([3, length], 2, 64, None) for length in (257, 512, 513, 1025)]
-ENDS += [([1100], 1, width, window) for width in (64, 256) for window in (1, 257, 700)]
+ENDS = [([3, length], 2, 64, None) for length in (512, 513, 1025)]
+ENDS += [([1100], 1, 64, 1), ([1100], 1, 64, 257), ([1100], 1, 256, 700)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,6 @@ import platform
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import get_args
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from structlog.testing import capture_logs
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels import target as choose
-from smart_embedder.kernels.attention import FLASH_MODULES, has_window
+from smart_embedder.kernels.attention import has_window
 from smart_embedder.kernels.build import X86_64
 from smart_embedder.kernels.target import choose_backend
-from smart_embedder.settings import EngineSettings
 
 LIBRARY = SimpleNamespace(instructions=X86_64.sets[0])
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
@@ -126,9 +124,3 @@ def test_cuda_backend_turns_reduced_precision_sums_off(monkeypatch) -> None:
     choose_backend(CUDA, torch.float16)
     assert not flags.allow_fp16_reduced_precision_reduction
     assert not flags.allow_bf16_reduced_precision_reduction
-
-
-def test_attention_setting_takes_every_name_that_health_shows() -> None:
-    names = set(get_args(EngineSettings.model_fields["attention"].annotation))
-    shown = {"varlen", *FLASH_MODULES, "native", "matmul", "sdpa", "eager"}
-    assert names == shown | {"auto"}
