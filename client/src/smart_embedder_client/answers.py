@@ -1,7 +1,9 @@
-"""The results of a client's methods, parsed from responses; every field is validated."""
+"""The results of a client's methods, parsed from responses.
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+A response is refused unless its vectors, scores and tokens are those of the texts that were sent.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Any
@@ -22,123 +24,11 @@ from smart_embedder_client.errors import (
 )
 from smart_embedder_client.safetensors import Array
 
-_NUMPY_TYPES = {
-    "float32": np.float32,
-    "float16": np.float16,
-    # numpy has no bfloat16.
-    "bfloat16": np.float32,
-    "int8": np.int8,
-    "binary": np.int8,
-    "uint8": np.uint8,
-    "ubinary": np.uint8,
-}
-_BINARY = ("binary", "ubinary")
-_BITS_PER_BYTE = 8
-_SCALED = ("int8", "uint8")
 # The fields of `Embeddings` that have an entry for each text.
 VECTOR_FIELDS = ("dense", "dense_scale", "sparse", "colbert", "colbert_scale", "muvera", "tokens")
 _MODEL_NAMES = ("dense_model_name", "sparse_model_name", "colbert_model_name")
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-
-
-def requested_dtype(options: Mapping[str, Any]) -> str:
-    """Return the number type that the options request."""
-    return str(options.get("output_dtype", "float32"))
-
-
-def check_tensors(
-    tensors: Mapping[str, Array], options: Mapping[str, Any], count: int, dtype: object
-) -> None:
-    """Raise `ValueError` unless these are the vectors of `count` texts, with these options.
-
-    `dtype` is the number type that the response names. A kind that the model does not have may be
-    missing if it was requested by default only.
-    """
-    if dtype != requested_dtype(options):
-        raise ValueError(f"numbers of the type {dtype!r:.80}")
-    expected = set[str]()
-    for kind, names, is_requested, is_required in _expected_kinds(options):
-        if names[0] in tensors and not is_requested:
-            raise ValueError(f"vectors that were not asked for: {kind}")
-        if names[0] in tensors:
-            expected.update(names)
-        elif is_required and count:
-            raise ValueError(f"no {kind} vectors")
-    if set(tensors) != expected or bool(count) != bool(expected):
-        raise ValueError(f"the tensors {', '.join(sorted(tensors)) or 'are none'}")
-    if count:
-        _check_arrays(tensors, options, count)
-
-
-def _expected_kinds(
-    options: Mapping[str, Any],
-) -> Iterator[tuple[str, tuple[str, ...], bool, bool]]:
-    """Yield each kind, its tensors' names, whether it was requested, and whether it is required."""
-    is_scaled = requested_dtype(options) in _SCALED
-    dense = ("dense", "dense_scale") if is_scaled else ("dense",)
-    colbert = ("colbert", "colbert_offsets", *(("colbert_scale",) if is_scaled else ()))
-    sparse = ("sparse_offsets", "sparse_indices", "sparse_values")
-    for kind, names in (("dense", dense), ("sparse", sparse), ("colbert", colbert)):
-        option = options.get(f"return_{kind}")
-        # The client requests no ColBERT vectors by default.
-        yield kind, names, option is not False and (option or kind != "colbert"), option is True
-    has_muvera = options.get("muvera") is not None
-    yield "muvera", ("muvera",), has_muvera, has_muvera
-
-
-def _check_arrays(tensors: Mapping[str, Array], options: Mapping[str, Any], count: int) -> None:
-    dtype = requested_dtype(options)
-    for name in ("dense", "colbert"):
-        if name in tensors:
-            # The rows of ColBERT are checked with their offsets below.
-            rows = count if name == "dense" else len(tensors[name])
-            _check_array(tensors, name, _NUMPY_TYPES[dtype], rows, 2)
-            if dtype in _SCALED:
-                _check_array(tensors, f"{name}_scale", np.float32, rows, 1)
-    dimensions = options.get("dimensions")
-    if "dense" in tensors and dimensions is not None:
-        width = -(-dimensions // _BITS_PER_BYTE) if dtype in _BINARY else dimensions
-        if tensors["dense"].shape[1] != width:
-            raise ValueError(f"dense vectors of {tensors['dense'].shape[1]} numbers")
-    if "muvera" in tensors:
-        _check_array(tensors, "muvera", np.float32, count, 2)
-    if "colbert" in tensors:
-        _check_offsets(tensors, "colbert_offsets", count, len(tensors["colbert"]))
-    if "sparse_offsets" in tensors:
-        _check_sparse(tensors, count)
-
-
-def _check_array(
-    tensors: Mapping[str, Array], name: str, dtype: Any, rows: int, dimensions: int
-) -> None:
-    """Raise `ValueError` unless the array has this type, and `rows` rows of finite numbers."""
-    array = tensors[name]
-    if array.dtype != dtype or array.ndim != dimensions or len(array) != rows:
-        raise ValueError(f"{name} of {array.dtype} in the shape {array.shape} for {rows} rows")
-    if dimensions > 1 and not array.shape[1]:
-        raise ValueError(f"{name} without numbers")
-    # Minimum and maximum are NaN or infinite if any number is; `isfinite(array)` would allocate.
-    if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
-        raise ValueError(f"{name} with numbers that are not finite")
-
-
-def _check_offsets(tensors: Mapping[str, Array], name: str, count: int, rows: int) -> None:
-    offsets = tensors[name]
-    _check_array(tensors, name, np.int64, count + 1, 1)
-    if offsets[0] != 0 or offsets[-1] != rows or (offsets[1:] < offsets[:-1]).any():
-        raise ValueError(f"{name} that do not divide {rows} rows")
-
-
-def _check_sparse(tensors: Mapping[str, Array], count: int) -> None:
-    offsets, indices = tensors["sparse_offsets"], tensors["sparse_indices"]
-    _check_offsets(tensors, "sparse_offsets", count, len(indices))
-    _check_array(tensors, "sparse_indices", np.uint32, len(indices), 1)
-    _check_array(tensors, "sparse_values", np.float32, len(indices), 1)
-    # Within a text the indices rise, so that none occurs twice.
-    descents = np.flatnonzero(indices[1:] <= indices[:-1]) + 1
-    if not np.isin(descents, offsets).all():
-        raise ValueError("sparse_indices that do not rise")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -271,15 +161,25 @@ def read_embeddings(
     safetensors.check_media_type(response)
     try:
         tensors, metadata = safetensors.read(response.content)
-        check_tensors(tensors, options, len(texts), metadata["output_dtype"])
-        embeddings = Embeddings(
-            **split_by_text(tensors),
-            output_dtype=metadata["output_dtype"],
-            **_read_strings(metadata, *_MODEL_NAMES),
-            **_read_report(response, metadata, len(texts), options),
+        dtype, tokens = metadata["output_dtype"], metadata.get("tokens")
+        if dtype != options.get("output_dtype", "float32"):
+            raise ValueError(f"numbers of the type {dtype!r:.80}")
+        vectors = _split_by_text(tensors, len(texts))
+        for kind in ("dense", "sparse", "colbert", "muvera"):
+            required = options.get("muvera" if kind == "muvera" else f"return_{kind}")
+            if required and texts and kind not in vectors:
+                raise ValueError(f"no {kind} vectors")
+        if tokens is not None:
+            vectors["tokens"] = [
+                TokenStrings(entry["sparse"], entry["colbert"])
+                for entry in _check_list(tokens, len(texts))
+            ]
+        return Embeddings(
+            **vectors,
+            output_dtype=dtype,
+            **{name: metadata[name] for name in _MODEL_NAMES},
+            **_read_report(response, metadata, options),
         )
-        tokens = metadata.get("tokens")
-        return embeddings if tokens is None else _add_tokens(embeddings, tokens, len(texts))
     except MALFORMED as error:
         raise unexpected_answer(response, f"the vectors cannot be read: {error!r}") from error
 
@@ -296,43 +196,38 @@ def read_vector_space(response: httpx.Response, options: Mapping[str, Any]) -> d
     return spaces
 
 
-def split_by_text(tensors: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the fields of `Embeddings`, as views; sparse and ColBERT vectors as a list."""
-    arrays = ("dense", "dense_scale", "muvera")
-    vectors: dict[str, Any] = {name: tensors[name] for name in arrays if name in tensors}
-
-    def split(name: str, kind: str) -> list[Array]:
-        return np.split(tensors[name], tensors[f"{kind}_offsets"][1:-1])
-
+def _split_by_text(tensors: Mapping[str, Array], count: int) -> dict[str, Any]:
+    """Return the fields of `Embeddings` as views; raise one of `MALFORMED` if the sizes differ."""
+    vectors: dict[str, Any] = {}
+    for name in ("dense", "dense_scale", "muvera"):
+        if name in tensors:
+            vectors[name] = _check_rows(tensors, name, count)
     if "sparse_offsets" in tensors:
-        parts = (split(name, "sparse") for name in ("sparse_indices", "sparse_values"))
+        parts = [_split(tensors, name, count) for name in ("sparse_indices", "sparse_values")]
         vectors["sparse"] = [SparseVector(*pair) for pair in zip(*parts, strict=True)]
     for name in ("colbert", "colbert_scale"):
         if name in tensors:
-            vectors[name] = split(name, "colbert")
+            vectors[name] = _split(tensors, name, count)
     return vectors
 
 
-def _add_tokens(embeddings: Embeddings, tokens: Any, count: int) -> Embeddings:
-    no_counts = [None] * count
-    sparse, colbert = embeddings.sparse, embeddings.colbert
-    sparse_counts = no_counts if sparse is None else [len(vector.values) for vector in sparse]
-    colbert_counts = no_counts if colbert is None else [len(vectors) for vectors in colbert]
-    rows = zip(_check_list(tokens, count), sparse_counts, colbert_counts, strict=True)
-    return replace(embeddings, tokens=[read_tokens(entry, counts) for entry, *counts in rows])
+def _split(tensors: Mapping[str, Array], name: str, count: int) -> list[Array]:
+    """Divide the rows of all texts by `sparse_offsets` or `colbert_offsets`."""
+    offsets = tensors[f"{name.partition('_')[0]}_offsets"]
+    rows = _check_rows(tensors, name, int(offsets[-1]))
+    if len(offsets) != count + 1 or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+        raise ValueError(f"offsets that do not divide {name}")
+    return np.split(rows, offsets[1:-1])
 
 
-def read_tokens(entry: Any, counts: Sequence[int | None]) -> TokenStrings:
-    """Parse the tokens of one text; raise one of `MALFORMED` unless their numbers are `counts`."""
-    kinds = (entry["sparse"], entry["colbert"])
-    for strings, count in zip(kinds, counts, strict=True):
-        # MUVERA returns ColBERT's tokens without its vectors.
-        if strings is None and count is None:
-            continue
-        length = len(strings) if count is None else count
-        if not all(isinstance(string, str) for string in _check_list(strings, length)):
-            raise TypeError("tokens that are no strings")
-    return TokenStrings(*kinds)
+def _check_rows(tensors: Mapping[str, Array], name: str, count: int) -> Array:
+    array = tensors[name]
+    if len(array) != count:
+        raise ValueError(f"{name} of {len(array)} rows in place of {count}")
+    # Minimum and maximum are NaN or infinite if any number is; `isfinite(array)` would allocate.
+    if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+        raise ValueError(f"{name} with numbers that are not finite")
+    return array
 
 
 def join_embeddings(parts: Sequence[Embeddings], sizes: Sequence[int]) -> Embeddings:
@@ -395,36 +290,28 @@ def read_ranking(
         body = response.json()
         results = _check_list(body["results"], len(passages))
         indices = [result["index"] for result in results]
-        if sorted(indices) != list(range(len(passages))) or not all(
-            type(index) is int for index in indices
-        ):
+        if sorted(indices) != list(range(len(passages))):
             raise ValueError("its indices are not those of the passages, each once")
-        if any(result["passage"] != passages[result["index"]] for result in results):
-            raise ValueError("a passage that was not sent")
-        scores = _read_scores([result["score"] for result in results])
-        if (scores[1:] > scores[:-1]).any():
-            raise ValueError("scores that do not fall")
         parts = [result.get("parts") or {} for result in results]
-        names = sorted(parts[0])
-        if any(sorted(part) != names for part in parts):
-            raise ValueError("scores of other parts for each passage")
         return Ranking(
             indices=np.array(indices, np.int64),
-            scores=scores,
+            scores=_read_scores([result["score"] for result in results]),
             passages=[passages[index] for index in indices],
-            parts={name: _read_scores([part[name] for part in parts]) for name in names} or None,
-            **_read_report(response, body, len(passages), options),
+            parts={
+                name: _read_scores([part[name] for part in parts])
+                for name in (parts[0] if parts else ())
+            }
+            or None,
+            **_read_report(response, body, options),
         )
     except MALFORMED as error:
         raise unexpected_answer(response, f"the ranking cannot be read: {error!r}") from error
 
 
-def _read_scores(numbers: Sequence[Any]) -> FloatArray:
-    if not all(isinstance(number, int | float) for number in numbers):
-        raise TypeError("scores that are no numbers")
+def _read_scores(numbers: Sequence[float]) -> FloatArray:
     scores = np.array(numbers, np.float64)
     if not (np.abs(scores) <= np.finfo(np.float32).max).all():
-        raise ValueError("scores that are no numbers")
+        raise ValueError("scores that are not finite")
     return scores.astype(np.float32)
 
 
@@ -439,10 +326,7 @@ def read_tokenized(response: httpx.Response, texts: Sequence[str]) -> list[Token
 
 
 def _read_tokenized_text(tokens: Any, text: str) -> Tokenized:
-    tokens = _check_list(tokens, len(tokens))
     rows = [(token["id"], token["start"], token["stop"]) for token in tokens]
-    if any(type(number) is not int for row in rows for number in row):
-        raise TypeError("tokens without ids or spans")
     table = np.array(rows, np.int64).reshape(-1, 3)
     spans = table[:, 1:]
     if rows and not (spans.min() >= 0 and spans.max() <= len(text)):
@@ -460,43 +344,16 @@ def read_health(response: httpx.Response) -> Health:
 
 
 def _read_report(
-    response: httpx.Response, body: Mapping[str, Any], count: int, options: Mapping[str, Any]
+    response: httpx.Response, body: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     return {
         "vector_space": read_vector_space(response, options),
-        **_read_strings(body, "model_name"),
-        "usage": _check_numbers(body["usage"], int),
-        "timings_ms": _check_numbers(body["timings_ms"], int, float),
-        "warnings": _check_warnings(body["warnings"], count),
+        "model_name": body["model_name"],
+        "usage": body["usage"],
+        "timings_ms": body["timings_ms"],
+        "warnings": body["warnings"],
         "request_id": response.headers.get("x-request-id"),
     }
-
-
-def _check_warnings(values: Any, count: int) -> list[dict[str, Any]]:
-    """Return the warnings; raise one of `MALFORMED` unless each is about one of `count` texts."""
-    warnings: list[dict[str, Any]] = _check_list(values, len(values))
-    for warning in warnings:
-        index = warning["target"]["index"]
-        if not isinstance(warning["code"], str) or not isinstance(warning["message"], str):
-            raise TypeError("a warning without a code or a sentence")
-        if type(index) is not int or index not in range(count):
-            raise ValueError(f"a warning about the text {index!r:.80}")
-    return warnings
-
-
-def _read_strings(body: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    strings = {name: body[name] for name in names}
-    if not all(isinstance(string, str) for string in strings.values()):
-        raise TypeError("a name that is no string")
-    return strings
-
-
-def _check_numbers(numbers: Any, *types: type) -> dict[str, Any]:
-    if not isinstance(numbers, dict) or any(type(value) not in types for value in numbers.values()):
-        raise TypeError("counts or times that are no numbers")
-    if not all(map(math.isfinite, numbers.values())):
-        raise ValueError("counts or times that are not finite")
-    return numbers
 
 
 def _check_list(values: Any, length: int) -> list[Any]:

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -116,21 +114,9 @@ def transport_errors(http: httpx.Client | httpx.AsyncClient, url: str) -> Iterat
 
 
 def _parse_retry_after(value: str | None) -> float | None:
-    """Return the seconds of a Retry-After header: a number, or a date, as proxies send it."""
-    if value is None:
-        return None
+    """Return the seconds of a Retry-After header; None if there is none, or a date."""
     try:
-        seconds = float(value)
+        seconds = float(value or "")
     except ValueError:
-        return _seconds_until(value)
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
-
-
-def _seconds_until(date: str) -> float | None:
-    try:
-        time = parsedate_to_datetime(date)
-        if time.tzinfo is None:
-            time = time.replace(tzinfo=UTC)
-        return max((time - datetime.now(UTC)).total_seconds(), 0.0)
-    except MALFORMED:
         return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
