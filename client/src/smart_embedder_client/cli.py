@@ -20,8 +20,6 @@ def main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in _MODULES:
         sys.exit(_load(name)(arguments))
-    if name == "serve":
-        sys.exit("smart-embedder serve is gone: python -m app starts the service, in a checkout")
     if name not in ("-h", "--help"):
         sys.exit(_USAGE)
     sys.stdout.write(f"{_USAGE}\n")

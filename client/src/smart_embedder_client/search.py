@@ -7,13 +7,10 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from smart_embedder_client import arguments as common
-from smart_embedder_client.answers import Embeddings
 from smart_embedder_client.arguments import print_error, to_json_line, to_line
 from smart_embedder_client.client import Client
 from smart_embedder_client.errors import SmartEmbedderError
@@ -28,15 +25,14 @@ from smart_embedder_client.qdrant.store import (
     SOURCE,
     SPARSE,
     TEXT,
-    Datatype,
     Depths,
     Hit,
     QdrantError,
     Store,
     TextVectors,
     same_space,
+    vector_options,
 )
-from smart_embedder_client.safetensors import Array
 
 Rescore = Literal["colbert", "rerank", "none"]
 
@@ -119,7 +115,10 @@ def find(
         if (origin := store.origin()) is None:
             note(f"the collection {store.collection} does not say in which space its vectors are")
         spaces = [] if origin is None else origin.ids_of(kinds)
-        question = _embed(client, query, kinds, layout.datatype, spaces)
+        options = vector_options(kinds, layout.datatype or "float32", spaces)
+        response = client.embed_query(query, **options)
+    model = response.colbert_model_name or response.sparse_model_name
+    question = Question(TextVectors.of_response(response, 0), model)
     vectors = question.vectors if rescore == "colbert" else replace(question.vectors, colbert=None)
     # More than `limit`, because equal texts are merged below.
     stages = store.search(vectors, replace(depths, limit=depths.fused))
@@ -148,107 +147,10 @@ def find(
     return [replace(passage, match=matches[passage.id]) for passage in passages.values()]
 
 
-def _embed(
-    client: Client,
-    query: str,
-    kinds: frozenset[str],
-    datatype: Datatype | None,
-    spaces: Sequence[str],
-) -> Question:
-    """Embed the question in the vector spaces and number type of the collection."""
-    answer = client.embed_query(
-        query,
-        return_dense=DENSE in kinds,
-        return_sparse=SPARSE in kinds,
-        return_colbert=COLBERT in kinds,
-        output_dtype=datatype or "float32",
-        if_vector_space=spaces,
-    )
-    vectors = TextVectors(
-        None if answer.dense is None else answer.dense[0],
-        None if answer.sparse is None else answer.sparse[0],
-        None if answer.colbert is None else answer.colbert[0],
-    )
-    return Question(vectors, answer.colbert_model_name or answer.sparse_model_name)
-
-
-@dataclass(frozen=True, slots=True)
-class SharedTerm:
-    """A token of both texts; the product of its weights is its part of the sparse score."""
-
-    token: str
-    query_weight: float
-    passage_weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class BestMatch:
-    """A token of the query, and the token of the passage with the most similar ColBERT vector."""
-
-    query_token: str
-    passage_token: str
-    similarity: float
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """`terms` by descending product of the weights; `matches` in the order of the query."""
-
-    terms: list[SharedTerm]
-    matches: list[BestMatch]
-
-
-def explain(client: Client, query: str, passages: Sequence[str]) -> list[Explanation]:
-    """Embed the query and the passages, and return the matching tokens of each passage."""
-    if not passages:
-        return []
-    answer = client.embed(
-        [query, *passages], return_dense=False, return_colbert=True, return_tokens=True
-    )
-    return [
-        Explanation(_shared_terms(answer, index), _best_matches(answer, index))
-        for index in range(1, 1 + len(passages))
-    ]
-
-
-def _shared_terms(answer: Embeddings, passage: int) -> list[SharedTerm]:
-    if answer.sparse is None or answer.tokens is None:
-        return []
-    weights = answer.sparse[passage].as_dict()
-    query = answer.sparse[0]
-    terms = [
-        SharedTerm(token, weight, weights[token_id])
-        for token, token_id, weight in zip(
-            answer.tokens[0].sparse or (),
-            query.indices.tolist(),
-            query.values.tolist(),
-            strict=True,
-        )
-        if token_id in weights
-    ]
-    return sorted(terms, key=lambda term: -term.query_weight * term.passage_weight)
-
-
-def _best_matches(answer: Embeddings, passage: int) -> list[BestMatch]:
-    if answer.colbert is None or answer.tokens is None:
-        return []
-    similarity: Array = answer.colbert[0] @ answer.colbert[passage].T
-    best = np.argmax(similarity, axis=1)
-    query_tokens = answer.tokens[0].colbert or []
-    passage_tokens = answer.tokens[passage].colbert or []
-    return [
-        BestMatch(token, passage_tokens[column], float(similarity[row, column]))
-        for row, (token, column) in enumerate(zip(query_tokens, best.tolist(), strict=True))
-    ]
-
-
-def as_json(
-    query: str, passages: Sequence[Passage], explanations: Sequence[Explanation] | None
-) -> str:
+def as_json(query: str, passages: Sequence[Passage]) -> str:
     """Return a JSON object: the query, and the hits with their scores and ranks."""
-    hits = []
-    for index, passage in enumerate(passages):
-        hit: dict[str, Any] = {
+    hits = [
+        {
             "id": passage.id,
             **passage.payload,
             "location": passage.location,
@@ -257,15 +159,12 @@ def as_json(
             "scores": {stage: score.score for stage, score in passage.scores.items()},
             "ranks": {stage: score.rank for stage, score in passage.scores.items()},
         }
-        if explanations is not None:
-            hit["explanation"] = asdict(explanations[index])
-        hits.append(hit)
+        for passage in passages
+    ]
     return to_json_line({"query": query, "hits": hits})
 
 
-def as_text(
-    passages: Sequence[Passage], explanations: Sequence[Explanation] | None
-) -> Iterator[str]:
+def as_text(passages: Sequence[Passage]) -> Iterator[str]:
     """Yield lines for a terminal."""
     if not passages:
         yield "Nothing was found."
@@ -282,27 +181,6 @@ def as_text(
         yield f"    {to_line(passage.location)}: {', '.join(scores)}"
         if passage.also:
             yield f"    the same text: {to_line(', '.join(passage.also))}"
-        if explanations is not None:
-            yield from _explanation_lines(explanations[number - 1])
-
-
-def _explanation_lines(explanation: Explanation) -> Iterator[str]:
-    terms = ", ".join(
-        f"{_show_token(term.token)} {term.query_weight:.3f} x {term.passage_weight:.3f}"
-        for term in explanation.terms
-    )
-    yield f"    terms: {terms or 'none in common'}"
-    matches = ", ".join(
-        f"{_show_token(match.query_token)} > {_show_token(match.passage_token)} "
-        f"{match.similarity:.2f}"
-        for match in explanation.matches
-    )
-    yield f"    ColBERT: {matches}"
-
-
-def _show_token(token: str) -> str:
-    """Return a token without SentencePiece's mark for the space before it."""
-    return to_line(token.replace("\N{LOWER ONE EIGHTH BLOCK}", "")) or "(space)"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -323,20 +201,15 @@ def _search(parsed: argparse.Namespace) -> None:
         closing(open_store(common.read_target(parsed))) as store,
     ):
         passages = find(client, store, parsed.query, depths, parsed.rescore, note=print_error)
-        texts = [passage.text for passage in passages]
-        explanations = explain(client, parsed.query, texts) if parsed.explain else None
     if parsed.json:
-        sys.stdout.write(f"{as_json(parsed.query, passages, explanations)}\n")
+        sys.stdout.write(f"{as_json(parsed.query, passages)}\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in as_text(passages, explanations))
+        sys.stdout.writelines(f"{line}\n" for line in as_text(passages))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = common.make_parser("search", _ABOUT)
     parser.add_argument("query", metavar="QUERY", help="a question, or some words")
-    parser.add_argument(
-        "--explain", action="store_true", help="show which tokens of each passage match"
-    )
     common.add_common(parser)
     add = parser.add_argument_group("stages").add_argument
     number: dict[str, Any] = {"type": common.positive, "metavar": "N"}

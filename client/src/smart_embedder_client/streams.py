@@ -1,13 +1,20 @@
 """Streams of any number of texts, sent as pages: requests that take about two seconds each.
 
-A few pages are sent at a time, so that the service's device never waits for the client. If a page
-is refused because of one text, its halves are sent, until the text is alone. Only the texts and
-vectors of the open pages are in memory.
+A few pages are sent at a time, so that the service's device never waits for the client. Only the
+texts and vectors of the open pages are in memory.
 """
 
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,11 +40,35 @@ _TEXT_ERRORS = {
     "body_too_large",
     "out_of_memory",
     "inference_failed",
+    "internal_error",
     "timeout",
 }
 
 Id = int | str
 TextOrPair = str | tuple[Id, str]
+# The response that has the vectors of a text, with the text's index there; or the text's error.
+Embedded = tuple[Embeddings, int] | SmartEmbedderError
+
+
+def is_text_error(error: SmartEmbedderError) -> bool:
+    """Whether one text of a request may have caused the error."""
+    return error.code in _TEXT_ERRORS
+
+
+async def embed_each(
+    texts: Sequence[str], embed: Callable[[Sequence[str]], Awaitable[Embeddings]]
+) -> list[Embedded]:
+    """Embed texts; if one may have caused an error, its halves, until that text is alone."""
+    try:
+        embeddings = await embed(texts)
+    except SmartEmbedderError as error:
+        if not is_text_error(error):
+            raise
+        if len(texts) == 1:
+            return [error]
+        half = len(texts) // 2
+        return await embed_each(texts[:half], embed) + await embed_each(texts[half:], embed)
+    return [(embeddings, index) for index in range(len(texts))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -177,31 +208,25 @@ class Stream:
             await http.cancel(pages)
 
     async def _embed(self, page: Sequence[tuple[Id, str]]) -> list[StreamedText]:
-        """Embed a page; on an error that one text may have caused, embed its halves."""
-        try:
-            embeddings = await self.sender.embed(
-                [text for _, text in page],
-                self.options,
-                BULK_PRIORITY if self.priority is None else self.priority,
-                resumes=True,
-            )
-        except SmartEmbedderError as error:
-            if error.code not in _TEXT_ERRORS:
-                raise
-            if len(page) > 1:
-                middle = len(page) // 2
-                return await self._embed(page[:middle]) + await self._embed(page[middle:])
-            if error.code == _INVALID_REQUEST and not self._is_answered:
-                raise  # The stream's options are invalid, not the text.
-            ((id_, text),) = page
-            return [StreamedText(id=id_, text=text, error=error)]
+        """Embed a page."""
+        found = await embed_each([text for _, text in page], self._send)
+        errors = [result for result in found if isinstance(result, SmartEmbedderError)]
+        if not self._is_answered and errors[0].code == _INVALID_REQUEST:
+            raise errors[0]  # The stream's options are invalid, not the texts.
+        return [
+            StreamedText(id=id_, text=text, error=result)
+            if isinstance(result, SmartEmbedderError)
+            else StreamedText(id=id_, text=text, **_copy_fields(*result))
+            for (id_, text), result in zip(page, found, strict=True)
+        ]
+
+    async def _send(self, texts: Sequence[str]) -> Embeddings:
+        priority = BULK_PRIORITY if self.priority is None else self.priority
+        embeddings = await self.sender.embed(texts, self.options, priority, resumes=True)
         if not self._is_answered:
             self.options.setdefault("if_vector_space", list(embeddings.vector_space.values()))
             self._is_answered = True
-        return [
-            StreamedText(id=id_, text=text, **_copy_fields(embeddings, index))
-            for index, (id_, text) in enumerate(page)
-        ]
+        return embeddings
 
 
 def _copy_fields(embeddings: Embeddings, index: int) -> dict[str, Any]:

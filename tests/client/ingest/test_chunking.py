@@ -13,7 +13,7 @@ from smart_embedder_client.ingest.chunking import (
     StoppedError,
     TokenCounter,
 )
-from smart_embedder_client.ingest.sources import SourceError
+from smart_embedder_client.ingest.errors import IngestError
 
 from tests.support.checkpoints import corpus
 from tests.support.server import RunningServer
@@ -133,9 +133,9 @@ def test_invalid_tokenizer_file_is_reported_in_one_sentence(tmp_path: Path) -> N
     path = tmp_path / "tokenizer.json"
     for content in (b"no json", b"{}", b"[]"):
         path.write_bytes(content)
-        with pytest.raises(SourceError, match="tokenizer"):
+        with pytest.raises(IngestError, match="tokenizer"):
             FileChunker(path, TOKENS, OVERLAP)
-    with pytest.raises(SourceError, match="cannot be read"):
+    with pytest.raises(IngestError, match="cannot be read"):
         FileChunker(tmp_path / "missing.json", TOKENS, OVERLAP)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient
 from smart_embedder_client import SmartEmbedderError
-from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.qdrant.store import QdrantBusyError, QdrantError, QdrantFullError, Target
 
 from tests.client.ingest.conftest import Runs, is_stored_once

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from smart_embedder_client import Client
 from smart_embedder_client.ingest.command import main
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.from_collection import ingest_collection
-from smart_embedder_client.ingest.options import IngestError, LoadOptions, Report
+from smart_embedder_client.ingest.options import LoadOptions, Report
 from smart_embedder_client.qdrant.store import QdrantError
 
 from tests.client.ingest.conftest import Runs

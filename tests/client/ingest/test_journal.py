@@ -6,9 +6,9 @@ from uuid import uuid4
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.journal import (
     Journal,
-    JournalError,
     Recipe,
     chunk_ids,
     document_digest,
@@ -27,7 +27,7 @@ def test_journal_is_kept_for_the_next_run(tmp_path: Path) -> None:
         assert journal.stored(DIGESTS) == set()
         for digest, points in zip(DIGESTS, ids, strict=True):
             journal.add(digest, points)
-        journal.store_fact("source path", "/texts")
+        assert journal.first_source("/texts") == "/texts"
     with Journal(path) as journal:
         assert journal.points == 3
         assert journal.stored(DIGESTS[:2]) == set(DIGESTS[:2])
@@ -35,7 +35,7 @@ def test_journal_is_kept_for_the_next_run(tmp_path: Path) -> None:
         assert journal.unseen([*ids[0], *ids[2]]) == ids[2]
         journal.forget_unseen()
         assert journal.stored(DIGESTS) == set(DIGESTS[:2])
-        assert (journal.read_fact("source path"), journal.read_fact("other")) == ("/texts", None)
+        assert journal.first_source("/other") == "/texts"
         journal.forget()
         assert journal.points == 0
 
@@ -54,15 +54,15 @@ def test_journal_marks_documents_and_many_points_as_seen(tmp_path: Path) -> None
 def test_unusable_journal_is_reported_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     with Journal(path) as journal:
-        with pytest.raises(JournalError, match="another run has it open"):
+        with pytest.raises(IngestError, match="another run has it open"):
             Journal(path)
         # The page limit of SQLite fails like a full disk.
         journal._connection.execute("PRAGMA max_page_count = 8")
-        with pytest.raises(JournalError, match="cannot be used: database or disk is full"):
+        with pytest.raises(IngestError, match="cannot be used: database or disk is full"):
             journal.add(DIGESTS[0], [str(uuid4()) for _ in range(10_000)])
         assert journal.stored(DIGESTS) == set()
     path.write_text("no database at all, and long enough to be taken for one" * 20)
-    with pytest.raises(JournalError, match="cannot be used: file is not a database"):
+    with pytest.raises(IngestError, match="cannot be used: file is not a database"):
         Journal(path)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.sources import Fields
 from smart_embedder_client.qdrant import store as qdrant_store
 from smart_embedder_client.qdrant.store import Origin, make_layout
@@ -117,25 +117,13 @@ def test_chunk_tokens_above_the_model_limit_are_refused(edge_runs: Runs) -> None
         edge_runs.run(chunk_tokens=66, overlap=64)
 
 
-def test_long_chunks_are_pooled_or_split_for_colbert(
-    edge_runs: Runs,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_colbert_vectors_of_long_chunks_are_pooled(
+    edge_runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is 19 vectors here, in place of 1,023 with bge-m3."""
     monkeypatch.setattr(qdrant_store, "MULTIVECTOR_NUMBERS", 64 * 20)
-    pooled = edge_runs.run()
-    assert pooled.pooled > 0
-    assert (
-        "of chunks with more than 19 ColBERT vectors, these are pooled" in capsys.readouterr().err
-    )
-    split = replace(edge_runs, target=replace(edge_runs.target, collection="split")).run(
-        split_for_colbert=True
-    )
-    assert (split.pooled, split.refused) == (0, [])
-    assert split.points > pooled.points
-    assert "chunks have at most 20 tokens, so that ColBERT fits" in capsys.readouterr().err
+    report = edge_runs.run()
+    assert (report.pooled > 0, report.refused) == (True, [])
 
 
 def test_collection_with_deeply_nested_metadata_is_opened_again(runs: Runs, tmp_path: Path) -> None:

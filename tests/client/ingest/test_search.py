@@ -14,11 +14,8 @@ from smart_embedder_client.ingest.run import ingest
 from smart_embedder_client.matches import best_part
 from smart_embedder_client.qdrant.store import KINDS, Target
 from smart_embedder_client.search import (
-    BestMatch,
-    Explanation,
     Passage,
     Score,
-    SharedTerm,
     as_json,
     as_text,
     main,
@@ -93,19 +90,6 @@ def test_rescore_none_and_rerank(search, server: RunningServer) -> None:
         ranking = client.rerank(QUERY, [hit["text"] for hit in hits])
     assert [hit["text"] for hit in hits] == ranking.passages
     np.testing.assert_allclose([hit["scores"]["rerank"] for hit in hits], ranking.scores, atol=1e-4)
-
-
-def test_explanation_adds_up_to_the_scores(search) -> None:
-    hits = json.loads(search("--json", "--explain", "--limit", "4"))["hits"]
-    for hit in hits:
-        terms, matches = hit["explanation"]["terms"], hit["explanation"]["matches"]
-        products = [term["query_weight"] * term["passage_weight"] for term in terms]
-        assert sum(products) == pytest.approx(hit["scores"].get("sparse", 0.0), abs=1e-3)
-        assert products == sorted(products, reverse=True)
-        similarity = sum(match["similarity"] for match in matches)
-        assert similarity == pytest.approx(hit["scores"]["colbert"], abs=1e-3)
-        words = {term["token"].strip("\u2581") for term in terms}
-        assert words <= set(QUERY.split()) & set(hit["text"].split()) | {""}
 
 
 @pytest.fixture(scope="module")
@@ -186,13 +170,11 @@ def test_rows_with_fields_named_like_anchors_are_shown() -> None:
 
 
 def test_printed_text_equals_the_json(search) -> None:
-    lines = search("--explain", "--limit", "2").splitlines()
-    assert len(lines) == 8
+    lines = search("--limit", "2").splitlines()
+    assert len(lines) == 4
     assert lines[0].startswith(" 1. ")
     assert lines[1].startswith("    texts.jsonl: dense ")
     assert lines[1].endswith(" #1")
-    assert lines[2].startswith("    terms: ")
-    assert lines[3].startswith("    ColBERT: search > ")
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
@@ -200,11 +182,10 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
     evil = "a\x1b[2J\u009b31m\x07\r\n\u202eb\x7f"
     score = {"fused": Score(1.0, 1)}
     found = [Passage("1", {"text": evil, "source": evil}, score)]
-    explained = [Explanation([SharedTerm(evil, 1.0, 1.0)], [BestMatch(evil, evil, 1.0)])]
-    lines = list(as_text(found, explained))
-    assert len(lines) == 4
+    lines = list(as_text(found))
+    assert len(lines) == 2
     assert all(line.isprintable() and "a" in line for line in lines)
-    printed = as_json(evil, found, explained)
+    printed = as_json(evil, found)
     assert printed.isprintable()
     assert json.loads(printed)["hits"][0]["text"] == evil
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from qdrant_client import QdrantClient, models
 from smart_embedder_client import Client
-from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.qdrant.store import ORIGIN_KEY, Origin, QdrantError, Store
 
 from tests.client.ingest.conftest import Runs

@@ -12,7 +12,7 @@ from smart_embedder_client.arguments import print_error, to_json_line, to_line
 from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.collection import ask_service
-from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.pace import Patience
 from smart_embedder_client.qdrant import open_store
 from smart_embedder_client.qdrant.store import KINDS, QdrantError, Target, reembed_command

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.pace import batches
-from smart_embedder_client.ingest.sources import SourceError
 
 CountTokens = Callable[[Sequence[str]], Sequence[int]]
 
@@ -106,7 +106,7 @@ class ServiceChunker:
 class FileChunker:
     """Splits texts, and counts tokens with the model's `tokenizer.json`.
 
-    Raises `SourceError` if the file is no such file.
+    Raises `IngestError` if the file is no such file.
     """
 
     def __init__(self, tokenizer: Path, tokens: int = 512, overlap: int = 64) -> None:
@@ -117,7 +117,7 @@ class FileChunker:
             self._markdown = MarkdownSplitter.from_huggingface_tokenizer_str(*arguments)
         except Exception as error:
             # The library raises plain exceptions.
-            raise SourceError(f"{tokenizer} is no tokenizer.json: {error}") from error
+            raise IngestError(f"{tokenizer} is no tokenizer.json: {error}") from error
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Do nothing: no service is asked."""
@@ -139,7 +139,7 @@ def _read_tokenizer(path: Path) -> str:
         tokenizer = json.loads(path.read_bytes())
         return json.dumps(tokenizer | {"truncation": None, "padding": None})
     except (OSError, ValueError, TypeError) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from error
+        raise IngestError(f"{path} cannot be read: {error}") from error
 
 
 Chunker = ServiceChunker | FileChunker

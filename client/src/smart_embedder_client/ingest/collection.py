@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from smart_embedder_client.async_client import AsyncClient
-from smart_embedder_client.ingest.embedding import VectorOptions
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.journal import Journal
-from smart_embedder_client.ingest.options import IngestError, IngestOptions, LoadOptions
+from smart_embedder_client.ingest.options import IngestOptions, LoadOptions
 from smart_embedder_client.ingest.pace import Patience
 from smart_embedder_client.qdrant.store import (
     DENSE,
@@ -20,6 +20,7 @@ from smart_embedder_client.qdrant.store import (
     iterate_pages,
     make_layout,
     reembed_command,
+    vector_options,
 )
 
 _PROBE_TEXT = "width"
@@ -58,7 +59,7 @@ async def ask_service(
     and `SmartEmbedderError` if its vectors have other spaces than those of `origin`.
     """
     spaces = [] if origin is None else origin.ids_of(kinds)
-    options = VectorOptions(kinds, "float32", spaces=spaces).request
+    options = vector_options(kinds, "float32", spaces)
     answer = await patience.wait_for(lambda: client.embed_documents([_PROBE_TEXT], **options))
     health = await patience.wait_for(client.health)
     max_tokens = health.details.get("max_input_length")

@@ -12,12 +12,12 @@ from typing import Any, get_args
 from smart_embedder_client import arguments as common
 from smart_embedder_client.arguments import to_json_line, to_line
 from smart_embedder_client.errors import SmartEmbedderError
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.from_collection import ingest_collection
-from smart_embedder_client.ingest.journal import JournalError
-from smart_embedder_client.ingest.options import IngestError, IngestOptions, LoadOptions, Report
+from smart_embedder_client.ingest.options import IngestOptions, LoadOptions, Report
 from smart_embedder_client.ingest.pace import is_temporary
 from smart_embedder_client.ingest.run import ingest
-from smart_embedder_client.ingest.sources import Fields, SourceError, encodable_name
+from smart_embedder_client.ingest.sources import Fields, encodable_name
 from smart_embedder_client.qdrant.store import (
     KINDS,
     Datatype,
@@ -26,16 +26,15 @@ from smart_embedder_client.qdrant.store import (
     QdrantFullError,
 )
 
-_STOPS = (IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError)
+_STOPS = (IngestError, QdrantError, SmartEmbedderError)
 _RESUME = "The same command goes on from here."
 _INTERRUPTED = 130
 # Options that have no effect on the chunks of a collection.
 _FILE_OPTIONS = (
     *("source", "text_field", "id_field", "encoding", "chunk_tokens", "overlap", "tokenizer"),
-    *("long_colbert", "dataset", "sync", "journal", "recheck"),
+    *("dataset", "sync", "journal", "recheck"),
 )
 _MAX_REFUSALS, _MAX_FAILURES = 5, 100
-_MIB = 2**20
 _ABOUT = """\
 Split, embed and store texts in a Qdrant collection.
 
@@ -112,16 +111,14 @@ def _describe(report: Report, *, sync: bool) -> Iterator[str]:
 
 
 def _read_options(parsed: argparse.Namespace, kind: type[LoadOptions]) -> dict[str, Any]:
-    names = [option.name for option in fields(kind)]
-    options: dict[str, Any] = {name: getattr(parsed, name, None) for name in names}
-    return options | {"batch_bytes": parsed.batch_mib * _MIB}
+    names = {option.name for option in fields(kind)}
+    return {name: value for name, value in vars(parsed).items() if name in names}
 
 
 def _read_ingest_options(parsed: argparse.Namespace) -> IngestOptions:
     options = _read_options(parsed, IngestOptions)
     options["dataset"] = encodable_name(parsed.dataset or parsed.source.resolve().name)
     options["fields"] = Fields(parsed.text_field, parsed.id_field, parsed.encoding)
-    options["split_for_colbert"] = parsed.long_colbert == "split"
     return IngestOptions(**options)
 
 
@@ -177,11 +174,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--datatype", choices=get_args(Datatype), help=help_)
     help_ = "the number of similar ColBERT vectors that are pooled into one"
     add("--colbert-pool-factor", **number, help=help_)
-    help_ = (
-        "if a chunk has more ColBERT vectors than a point may have (1,023 of bge-m3): pool them, "
-        "or make all chunks shorter (%(default)s)"
-    )
-    add("--long-colbert", choices=("pool", "split"), default="pool", help=help_)
     add = parser.add_argument_group("the run").add_argument
     help_ = "the name of this set of points (that of the file or folder)"
     add("--dataset", metavar="NAME", help=help_)
@@ -190,8 +182,6 @@ def _parser() -> argparse.ArgumentParser:
     help_ = "requests to the service at a time (%(default)s)"
     add("--requests", **number, default=4, help=help_)
     add("--streams", **number, default=4, help="uploads at a time (%(default)s)")
-    help_ = "the size of an upload in MiB (%(default)s); Qdrant takes at most 32 of JSON"
-    add("--batch-mib", type=common.positive, default=16, metavar="MIB", help=help_)
     help_ = "how long the service or Qdrant may be away (%(default)g)"
     add("--patience", type=float, default=300.0, metavar="SECONDS", help=help_)
     help_ = "build the HNSW graph at the end, if there is none (the default)"

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from smart_embedder_client.ingest.collection import ask_service
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.loading import Chunk, Loader, connect, use_threads
-from smart_embedder_client.ingest.options import IngestError, LoadOptions, Report
+from smart_embedder_client.ingest.options import LoadOptions, Report
 from smart_embedder_client.qdrant import open_store
 from smart_embedder_client.qdrant.store import MODEL, TEXT, Point, Store, Target
 
@@ -48,9 +49,6 @@ async def ingest_collection(
                 served = replace(served, origin=replace(served.origin, models=old_origin.models))
             loader = await connections.prepare_loader(options, served, origin)
             progress.expect(await call(old.count, None))
-            progress.note_on_terminal(
-                f"{old.collection} goes into {store.collection} by {store.transport}"
-            )
             await _Copy(old, loader, model).run()
             await loader.collection.start_indexing(options)
     loader.report.seconds = time.monotonic() - began
@@ -78,7 +76,7 @@ class _Copy:
                     report.documents += len(ids)
                     report.points += len(ids)
                     existing = await collection.existing(ids)
-                    self.loader.progress.skip(len(existing))
+                    self.loader.progress.advance(len(existing))
                     missing = [id_ for id_ in ids if id_ not in existing]
                     points = await call(partial(self.old.read, missing, with_vectors=False))
                     await self.loader.start(self._chunks(points), loads)
@@ -90,7 +88,7 @@ class _Copy:
         for point in points:
             text = point.payload.get(TEXT)
             payload = {**point.payload, MODEL: self.model}
-            chunk = Chunk(point.id, str(text), payload, lambda _: self.loader.progress.read(1))
+            chunk = Chunk(point.id, str(text), payload, lambda _: self.loader.progress.advance(1))
             if isinstance(text, str):
                 yield chunk
             else:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from lxml import etree
 
+from smart_embedder_client.ingest.errors import UnreadableError
+
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _BLOCKS = {
     *("address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog"),
@@ -47,10 +49,6 @@ _DECLARED = re.compile(
 _UTF8 = "utf-8-sig"
 
 
-class HtmlError(Exception):
-    """The content cannot be read as HTML; the message gives the reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Section:
     """A heading and the text up to the next one, as Markdown.
@@ -70,7 +68,7 @@ def read_html(content: bytes) -> tuple[str, list[Section]]:
     """Return the title and the sections of a page.
 
     Raises:
-        HtmlError: The parser stopped before the end.
+        UnreadableError: The parser stopped before the end.
         UnicodeDecodeError: The page is neither UTF-8 nor in the encoding that it declares.
     """
     text = _decode(content)
@@ -80,11 +78,11 @@ def read_html(content: bytes) -> tuple[str, list[Section]]:
     try:
         root = etree.fromstring(text.encode(), parser)
     except etree.LxmlError as error:
-        raise HtmlError(f"it is no HTML: {error}") from error
+        raise UnreadableError(f"is no HTML: {error}") from error
     # The parser stops at a fatal error, without raising it.
     fatal = [line.message for line in parser.error_log if line.level == etree.ErrorLevels.FATAL]
     if fatal:
-        raise HtmlError(f"its end is not read: {fatal[0]}")
+        raise UnreadableError(f"is not read to its end: {fatal[0]}")
     if root is None:
         return "", []
     title = " ".join((root.findtext(".//title") or "").split())

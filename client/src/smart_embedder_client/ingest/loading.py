@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from smart_embedder_client.async_client import AsyncClient
+from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.collection import Collection, Served
-from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
-from smart_embedder_client.ingest.options import IngestError, LoadOptions, Report
+from smart_embedder_client.ingest.embedding import Embedder
+from smart_embedder_client.ingest.errors import IngestError
+from smart_embedder_client.ingest.options import LoadOptions, Report
 from smart_embedder_client.ingest.pace import Patience, Progress, batches
 from smart_embedder_client.qdrant import open_store
 from smart_embedder_client.qdrant.store import (
+    COLBERT,
     METADATA,
     SOURCE,
     Origin,
@@ -24,6 +27,7 @@ from smart_embedder_client.qdrant.store import (
     Target,
     TextVectors,
     same_space,
+    vector_options,
 )
 from smart_embedder_client.streams import Pace
 
@@ -57,12 +61,10 @@ class Connections:
         collection = await Collection.prepare(
             self.store, self.patience, options, served, origin=origin
         )
-        vectors = VectorOptions(
-            options.kinds,
-            collection.datatype,
-            options.colbert_pool_factor,
-            collection.origin.ids_of(options.kinds),
-        )
+        spaces = collection.origin.ids_of(options.kinds)
+        vectors = vector_options(options.kinds, collection.datatype, spaces)
+        if options.colbert_pool_factor is not None and COLBERT in options.kinds:
+            vectors["colbert_pool_factor"] = options.colbert_pool_factor
         report, max_vectors = Report(), collection.layout.max_colbert_vectors
         embedder = Embedder(self.client, vectors, self.patience, max_vectors, report)
         return Loader(options, collection, embedder, self.progress, report)
@@ -81,7 +83,7 @@ async def connect(
         with (
             same_space(target.collection),
             closing(await asyncio.to_thread(open_store, target)) as store,
-            Progress(title, unit) as progress,
+            Progress(f"{title} by {store.transport}", unit) as progress,
         ):
             patience = Patience(options.patience, progress.note)
             await patience.call(store.resolve_alias)
@@ -136,8 +138,8 @@ class Loader:
             self._pace.record(characters, time.monotonic() - began)
             embedded = []
             for chunk, result in zip(chunks, vectors, strict=True):
-                if isinstance(result, Refusal):
-                    self.refuse(chunk, result.reason)
+                if isinstance(result, SmartEmbedderError):
+                    self.refuse(chunk, str(result))
                 else:
                     embedded.append((chunk, result))
             for batch in batches(

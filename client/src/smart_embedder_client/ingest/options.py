@@ -7,10 +7,6 @@ from smart_embedder_client.ingest.sources import Fields
 from smart_embedder_client.qdrant.store import KINDS, Datatype
 
 
-class IngestError(Exception):
-    """The run cannot start or continue; the message is one sentence."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
     """How vectors are made and stored; `smart-embedder ingest --help` describes each option.
@@ -33,8 +29,7 @@ class LoadOptions:
 class IngestOptions(LoadOptions):
     """The options of a run that reads files.
 
-    `chunk_tokens` includes special tokens. `split_for_colbert` makes chunks so short that their
-    ColBERT vectors fit into a point without pooling.
+    `chunk_tokens` includes special tokens.
     """
 
     source: Path
@@ -43,7 +38,6 @@ class IngestOptions(LoadOptions):
     chunk_tokens: int = 512
     overlap: int = 64
     tokenizer: Path | None = None
-    split_for_colbert: bool = False
     sync: bool = False
     recheck: bool = False
 

@@ -22,7 +22,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 _LOST = {UNREACHABLE, CONNECTION_LOST, CLIENT_TIMEOUT}
 _BUSY = {408, 429, 502, 503, 504}
 _TOO_LARGE = "out_of_memory"
-_SECONDS_PER_NOTE = 60
+_SECONDS_PER_LINE = 60
 Result = TypeVar("Result")
 
 
@@ -60,13 +60,22 @@ class Patience:
         self._note = note
         self._is_noted = False
 
-    async def wait_for(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
-        """Await `attempt()` until it succeeds; raise its error if that is permanent or too long."""
+    async def wait_for(
+        self,
+        attempt: Callable[[], Awaitable[Result]],
+        is_final: Callable[[SmartEmbedderError], bool] = lambda _: False,
+    ) -> Result:
+        """Await `attempt()` until it succeeds; raise its error if that is permanent or too long.
+
+        Errors of the service for which `is_final` is true are raised at once.
+        """
         pause, deadline = _FIRST_PAUSE, time.monotonic() + self._seconds
         while True:
             try:
                 result = await attempt()
             except (QdrantBusyError, SmartEmbedderError) as error:
+                if isinstance(error, SmartEmbedderError) and is_final(error):
+                    raise
                 wait = max(pause, error.retry_after or 0.0)
                 if not is_temporary(error) or time.monotonic() + wait > deadline:
                     raise
@@ -92,71 +101,43 @@ def is_temporary(error: QdrantBusyError | SmartEmbedderError) -> bool:
 
 
 class Progress:
-    """Shows the progress of a run: a bar on a terminal, elsewhere a line per minute.
+    """Shows the progress of a run: a bar on a terminal, elsewhere a line per minute."""
 
-    `clock` returns seconds. The remaining time is estimated from the pace of this run, without the
-    work that an earlier run has done.
-    """
-
-    def __init__(self, title: str, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._began = self._noted = clock()
-        self._total = self._read = self._skipped = self._chunks = 0
-        # disable=None: no bar unless stderr is a terminal.
+    def __init__(self, title: str, unit: str) -> None:
+        self._chunks = 0
+        is_terminal = sys.stderr.isatty()
+        times = "[{elapsed}<{remaining}{postfix}]"
+        seconds = 0.1 if is_terminal else _SECONDS_PER_LINE
         self._bar = tqdm(
             desc=to_line(title),
             unit=unit,
             unit_scale=True,
-            disable=None,
             dynamic_ncols=True,
             file=sys.stderr,
-            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]",
+            delay=0 if is_terminal else _SECONDS_PER_LINE,
+            mininterval=seconds,
+            maxinterval=_SECONDS_PER_LINE,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} " + times
+            if is_terminal
+            else "{l_bar}" + times + "\n",
         )
 
     def expect(self, total: int) -> None:
         """Set the total."""
-        self._bar.total = self._total = total
+        self._bar.total = total
 
-    def read(self, size: int) -> None:
-        """Count bytes or chunks that this run has processed."""
-        self._read += size
-        self._update(size)
-
-    def skip(self, size: int) -> None:
-        """Count bytes or chunks that an earlier run has processed."""
-        self._skipped += size
-        if not self._read:
-            self._began = self._clock()
-        self._update(size)
+    def advance(self, size: int) -> None:
+        """Count bytes or chunks that this or an earlier run has processed."""
+        self._bar.update(size)
 
     def store(self, chunks: int) -> None:
         """Count chunks that were stored."""
         self._chunks += chunks
-        self._update(0)
-
-    def _update(self, size: int) -> None:
-        self._bar.set_postfix_str(self._describe_pace(), refresh=False)
-        self._bar.update(size)
-        if self._bar.disable and self._clock() - self._noted >= _SECONDS_PER_NOTE:
-            self._noted = self._clock()
-            share = (self._read + self._skipped) / max(self._total, 1)
-            self.note(f"{share:.0%} read, {self._describe_pace()}")
-
-    def _describe_pace(self) -> str:
-        seconds = max(self._clock() - self._began, 1e-3)
-        pace = f"{self._chunks} chunks stored, {self._chunks / seconds:.1f} chunks/s"
-        if not self._read:
-            return pace
-        left = max(self._total - self._read - self._skipped, 0) * seconds / self._read
-        return f"{pace}, {tqdm.format_interval(left)} left"
-
-    def note_on_terminal(self, sentence: str) -> None:
-        """Print a line above the bar, if there is one."""
-        if not self._bar.disable:
-            self.note(sentence)
+        rate = self._chunks / max(self._bar.format_dict["elapsed"], 1e-3)
+        self._bar.set_postfix_str(f"{self._chunks} chunks stored, {rate:.1f} chunks/s", False)
 
     def note(self, sentence: str) -> None:
-        """Print a line to stderr, whether there is a bar or not."""
+        """Print a line to stderr, above the bar if there is one."""
         tqdm.write(to_line(sentence), file=sys.stderr)
 
     def __enter__(self) -> Self:

@@ -17,11 +17,12 @@ from smart_embedder_client.ingest.chunking import (
     FileChunker,
     ServiceChunker,
 )
-from smart_embedder_client.ingest.collection import Collection, Served, ask_service
+from smart_embedder_client.ingest.collection import Served, ask_service
+from smart_embedder_client.ingest.errors import IngestError
 from smart_embedder_client.ingest.journal import Journal, Recipe, chunk_ids, document_digest
 from smart_embedder_client.ingest.loading import Chunk, Loader, connect, use_threads
-from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
-from smart_embedder_client.ingest.pace import Progress, batches
+from smart_embedder_client.ingest.options import IngestOptions, Report
+from smart_embedder_client.ingest.pace import batches
 from smart_embedder_client.ingest.sources import (
     Document,
     Skipped,
@@ -30,7 +31,6 @@ from smart_embedder_client.ingest.sources import (
     read_documents,
 )
 from smart_embedder_client.qdrant.store import (
-    COLBERT,
     DATASET,
     METADATA,
     MODEL,
@@ -42,7 +42,6 @@ from smart_embedder_client.streams import Pace
 
 # Documents are read, looked up and split in windows: little memory, and few requests.
 _MIN_WINDOW, _WINDOW_CHARACTERS, _WINDOW_DOCUMENTS = 50_000, 2_000_000, 1_000
-_SOURCE_PATH = "source path"
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +128,7 @@ class Ingest:
             chunks += missing
             if not missing:
                 self._note_stored(opened)
-                self.loader.progress.skip(document.size)
+                self.loader.progress.advance(document.size)
         return chunks
 
     def _payload(self, document: Document, text: str) -> dict[str, Any]:
@@ -148,9 +147,9 @@ class Ingest:
                 new[digest] = document
             else:
                 self.loader.report.repeated += not document.is_part
-                self.loader.progress.skip(document.size)
+                self.loader.progress.advance(document.size)
         for digest in self.journal.stored(list(new)):
-            self.loader.progress.skip(new.pop(digest).size)
+            self.loader.progress.advance(new.pop(digest).size)
         return new
 
     def _split(self, documents: dict[bytes, Document]) -> list[_OpenDocument]:
@@ -167,7 +166,7 @@ class Ingest:
         opened.missing -= 1
         if opened.missing == 0:
             self._note_stored(opened)
-            self.loader.progress.read(opened.document.size)
+            self.loader.progress.advance(opened.document.size)
 
     def _note_stored(self, opened: _OpenDocument) -> None:
         if not opened.is_refused:
@@ -192,7 +191,7 @@ async def ingest(
     """Load a source into a collection; the same call resumes an interrupted run.
 
     Raises:
-        IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError: The run stopped;
+        IngestError, QdrantError, SmartEmbedderError: The run stopped;
             the message is one sentence.
     """
     use_threads(options)
@@ -215,19 +214,15 @@ async def ingest(
             # If the collection has fewer points than the journal, that is not trusted.
             if options.recheck or await call(store.count, options.dataset) < notes.points:
                 notes.forget()
-            progress.note_on_terminal(
-                f"{options.source} goes into {target.collection} by {store.transport}"
-            )
-            limit = _chunk_limit(options, loader.collection, progress)
             # The ids stay the same if the same models get other names.
             models = loader.collection.origin.models
             factor, datatype = options.colbert_pool_factor, loader.collection.datatype
             vectors = (*models, sorted(options.kinds), datatype, factor)
             run = Ingest(
                 options=options,
-                recipe=Recipe(options.dataset, vectors, (limit, options.overlap)),
+                recipe=Recipe(options.dataset, vectors, (options.chunk_tokens, options.overlap)),
                 model=served.name,
-                chunker=_make_chunker(options, token_client, served, limit),
+                chunker=_make_chunker(options, token_client, served),
                 journal=notes,
                 loader=loader,
             )
@@ -249,38 +244,20 @@ def _check_length(options: IngestOptions, served: Served) -> None:
 
 def _check_path(journal: Journal, options: IngestOptions) -> None:
     """Raise `IngestError` if another folder of the same name could lose its points."""
-    path, before = encodable_name(str(options.source.resolve())), journal.read_fact(_SOURCE_PATH)
-    if options.sync and before not in (None, path):
+    path = encodable_name(str(options.source.resolve()))
+    first = journal.first_source(path)
+    if options.sync and first != path:
         raise IngestError(
-            f"the data set {options.dataset} was ingested from {before} before, so {path} may not "
+            f"the data set {options.dataset} was ingested from {first} before, so {path} may not "
             "remove its points: --dataset gives this one another name"
         )
-    if before is None:
-        journal.store_fact(_SOURCE_PATH, path)
 
 
-def _chunk_limit(options: IngestOptions, collection: Collection, progress: Progress) -> int:
-    max_vectors = collection.layout.max_colbert_vectors
-    # ColBERT has a vector for each token except the first.
-    if (
-        COLBERT not in options.kinds
-        or max_vectors is None
-        or options.chunk_tokens <= max_vectors + 1
-    ):
-        return options.chunk_tokens
-    limit = max_vectors + 1
-    if options.split_for_colbert:
-        progress.note(f"chunks have at most {limit} tokens, so that ColBERT fits into a point")
-        return limit
-    progress.note(f"of chunks with more than {max_vectors} ColBERT vectors, these are pooled")
-    return options.chunk_tokens
-
-
-def _make_chunker(options: IngestOptions, client: Client, served: Served, limit: int) -> Chunker:
+def _make_chunker(options: IngestOptions, client: Client, served: Served) -> Chunker:
     if options.tokenizer is not None:
-        return FileChunker(options.tokenizer, limit, options.overlap)
+        return FileChunker(options.tokenizer, options.chunk_tokens, options.overlap)
 
     def count(texts: Sequence[str]) -> Sequence[int]:
         return client.count_tokens(texts, model=served.token_model)
 
-    return ServiceChunker(count, limit, options.overlap)
+    return ServiceChunker(count, options.chunk_tokens, options.overlap)

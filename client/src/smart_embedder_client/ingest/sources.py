@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from smart_embedder_client.ingest.html import HtmlError, read_html
+from smart_embedder_client.ingest.errors import IngestError, UnreadableError
+from smart_embedder_client.ingest.html import read_html
 from smart_embedder_client.ingest.office import SUFFIXES, OfficeError, read_office
 from smart_embedder_client.qdrant.store import ANCHOR, HEADINGS
 
@@ -23,22 +23,16 @@ _UTF8 = "utf-8-sig"
 _MARKDOWN = (".md", ".markdown")
 # A longer text becomes several documents, each of which is split, stored and noted by itself.
 PART_CHARACTERS = 131_072
-# The maximum size of a line of JSONL, an element of a JSON array, a row of CSV, a file of HTML.
-MAX_ROW = 2**24
-# The part of a JSON array that is read at a time.
-_BLOCK = 2**18
-_SEPARATORS = re.compile(r"[,\s]*")
+# The maximum size of a line of JSONL or CSV, a field of CSV, a file of HTML; that of an array of
+# JSON, which is read whole.
+MAX_ROW, MAX_ARRAY = 2**24, 2**27
 _DELIMITERS = (",", ";", "\t")
 _HTML = (".html", ".htm")
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_PARQUET_ROWS, _PARQUET_BYTES = 256, 2**28
+_PARQUET_ROWS = 64
 # Qdrant Edge cannot open a collection with more than 122 nested levels. A message of gRPC has at
 # most 100, and a level takes up to three.
 _MAX_LEVELS = 20
-
-
-class SourceError(Exception):
-    """A source cannot be read; the message is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +89,7 @@ def encodable_name(name: str) -> str:
 
 
 def input_bytes(path: Path) -> int:
-    """Return the total size of the files; raises the `SourceError` of `read_documents`."""
+    """Return the total size of the files; raises the `IngestError` of `read_documents`."""
     total = 0
     for file in _files(path, Skipped()):
         with suppress(OSError):
@@ -110,7 +104,7 @@ def read_documents(path: Path, fields: Fields, skipped: Skipped) -> Iterator[Doc
     reason, and the next one is read.
 
     Raises:
-        SourceError: There is no such file, or files with its suffix are not read.
+        IngestError: There is no such file, or files with its suffix are not read.
     """
     root = path if path.is_dir() else path.parent
     for file in _files(path, skipped):
@@ -121,8 +115,8 @@ def read_documents(path: Path, fields: Fields, skipped: Skipped) -> Iterator[Doc
                 yield from _read_office(file, source, skipped)
             else:
                 yield from _READERS[file.suffix.lower()](file, source, fields)
-        except SourceError as error:
-            skipped.failed.append((source, str(error)))
+        except (OfficeError, UnreadableError) as error:
+            skipped.failed.append((source, f"{name} {error}"))
         except UnicodeDecodeError as error:
             skipped.failed.append((source, f"{name} {_decoding_reason(error, file, fields)}"))
         except OSError as error:
@@ -133,12 +127,12 @@ def _files(path: Path, skipped: Skipped) -> Iterator[Path]:
     if path.is_dir():
         yield from _files_below(path, skipped)
     elif not path.exists():
-        raise SourceError(f"{path} does not exist")
+        raise IngestError(f"{path} does not exist")
     elif path.suffix.lower() in (*_READERS, *SUFFIXES):
         yield path
     else:
         known = ", ".join((*_READERS, *SUFFIXES))
-        raise SourceError(f"{path} is none of the files that can be read: {known}, or a folder")
+        raise IngestError(f"{path} is none of the files that can be read: {known}, or a folder")
 
 
 def _files_below(folder: Path, skipped: Skipped) -> Iterator[Path]:
@@ -269,10 +263,7 @@ def _read_text(file: Path, source: str, fields: Fields) -> Iterator[Document]:
 
 
 def _read_office(file: Path, source: str, skipped: Skipped) -> Iterator[Document]:
-    try:
-        content = read_office(file)
-    except OfficeError as error:
-        raise SourceError(f"{file} {error}") from error
+    content = read_office(file)
     bytes_per_character = file.stat().st_size / sum(map(len, content.pages))
     is_part = False
     for number, page in enumerate(content.pages, 1):
@@ -293,11 +284,8 @@ def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
     with file.open("rb") as lines:
         content = lines.read(MAX_ROW + 1)
     if len(content) > MAX_ROW:
-        raise SourceError(f"{file} has more than the {MAX_ROW} bytes that are read of HTML")
-    try:
-        title, sections = read_html(content)
-    except HtmlError as error:
-        raise SourceError(f"{file} cannot be read: {error}") from error
+        raise UnreadableError(f"has more than the {MAX_ROW} bytes that are read of HTML")
+    title, sections = read_html(content)
     occurrences: Counter[tuple[Any, ...]] = Counter()
     for number, section in enumerate(sections):
         metadata: dict[str, Any] = {"title": title} if title else {}
@@ -313,91 +301,39 @@ def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
 
 
 def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:
-    with _open_text(file, fields) as lines:
-        number = 0
-        while line := lines.readline(MAX_ROW + 1):
-            number += 1
-            location = f"{file}, line {number}"
-            if len(line) > MAX_ROW:
-                raise SourceError(f"{location} has more than {MAX_ROW} characters")
+    with _open_text(file, fields) as text:
+        for number, line in enumerate(_read_lines(text), 1):
             if line.strip():
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise SourceError(f"{location} is no JSON: {error}") from error
-                yield from _read_json_row(row, line, fields, source, location)
+                row, size = _parse_json(line, f"line {number}"), len(line.encode(errors="replace"))
+                yield from _read_row(row, size, fields, source, f"line {number}")
 
 
 def _read_json(file: Path, source: str, fields: Fields) -> Iterator[Document]:
-    number = 0
+    with _open_text(file, fields) as text:
+        content = text.read(MAX_ARRAY + 1)
+    if len(content) > MAX_ARRAY:
+        raise UnreadableError(f"has more than {MAX_ARRAY} characters: JSONL may have any number")
+    rows = _parse_json(content, "it")
+    if not isinstance(rows, list):
+        raise UnreadableError("is no array of JSON")
+    for number, row in enumerate(rows, 1):
+        size = file.stat().st_size // len(rows)
+        yield from _read_row(row, size, fields, source, f"element {number}")
+
+
+def _parse_json(text: str, location: str) -> Any:
     try:
-        with _open_text(file, fields) as text:
-            for row, json_text in _read_elements(text):
-                number += 1
-                location = f"{file}, element {number}"
-                yield from _read_json_row(row, json_text, fields, source, location)
-    except UnicodeDecodeError:
-        raise
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", error)
-        raise SourceError(f"{file} is no JSON behind element {number}: {reason}") from error
+        raise UnreadableError(f"cannot be read: {location} is no JSON: {error}") from error
 
 
-def _read_elements(text: io.TextIOWrapper) -> Iterator[tuple[Any, str]]:
-    """Yield the elements of a JSON array, parsed and as text, without reading it whole."""
-    decoder, rest, start = json.JSONDecoder(), text.read(_BLOCK).lstrip(), 1
-    if not rest.startswith("["):
-        raise json.JSONDecodeError("it is no array", rest, 0)
-    while True:
-        if separators := _SEPARATORS.match(rest, start):
-            start = separators.end()
-        if rest[start : start + 1] == "]":
-            break
-        try:
-            value, end = decoder.raw_decode(rest, start)
-        except json.JSONDecodeError as error:
-            # The element is invalid, or it goes on in the next block.
-            if len(rest) - start > MAX_ROW:
-                error.msg += f", or it has more than {MAX_ROW} characters"
-                raise
-            more = text.read(max(len(rest) - start, _BLOCK))
-            if not more:
-                raise
-            rest, start = rest[start:] + more, 0
-        else:
-            yield value, rest[start:end]
-            start = end
-    if rest[start + 1 :].strip() or text.read(_BLOCK).strip():
-        raise json.JSONDecodeError("there is more than an array", rest, start)
-
-
-def _read_json_row(
-    row: Any, json_text: str, fields: Fields, source: str, location: str
-) -> Iterator[Document]:
-    if not isinstance(row, dict):
-        raise SourceError(f"{location} is no JSON object")
-    size = len(json_text.encode(errors="replace"))
-    yield from _read_row(row, size, fields, source, f"{location},")
-
-
-class _RowLines:
-    """The lines of a CSV file; the next row may have `left` more characters."""
-
-    def __init__(self, lines: io.TextIOWrapper) -> None:
-        self._lines = lines
-        self.left = MAX_ROW
-
-    def __iter__(self) -> "_RowLines":
-        return self
-
-    def __next__(self) -> str:
-        line = self._lines.readline(self.left + 1)
-        if not line:
-            raise StopIteration
-        self.left -= len(line)
-        if self.left < 0:
-            raise csv.Error(f"it has more than {MAX_ROW} characters")
-        return line
+def _read_lines(text: io.TextIOWrapper) -> Iterator[str]:
+    """Yield lines; a longer one than a row may be would fill the memory."""
+    while line := text.readline(MAX_ROW + 1):
+        if len(line) > MAX_ROW:
+            raise UnreadableError(f"has a line of more than {MAX_ROW} characters")
+        yield line
 
 
 def _detect_delimiter(header: str, fields: Fields) -> str:
@@ -413,23 +349,21 @@ def _detect_delimiter(header: str, fields: Fields) -> str:
 def _read_csv(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     csv.field_size_limit(MAX_ROW)
     with _open_text(file, fields) as text:
-        header = text.readline(_BLOCK)
+        header = text.readline(MAX_ROW)
         text.seek(0)
         is_tsv = file.suffix.lower() == ".tsv"
         delimiter = "\t" if is_tsv else _detect_delimiter(header, fields)
-        lines = _RowLines(text)
         # strict: else a quote that is never closed makes one field of the rest of the file.
-        rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        rows = csv.DictReader(_read_lines(text), delimiter=delimiter, strict=True)
         last_line = 0
         try:
-            last_line = rows.line_num if rows.fieldnames else 0
             for row in rows:
-                size, lines.left = MAX_ROW - lines.left, MAX_ROW
                 last_line = rows.line_num
-                yield from _read_row(row, size, fields, source, f"{file}, line {last_line},")
+                size = sum(len(str(value).encode(errors="replace")) for value in row.values())
+                yield from _read_row(row, size, fields, source, f"line {last_line}")
         except csv.Error as error:
-            location = f"{file}, the row that begins in line {last_line + 1}"
-            raise SourceError(f"{location}, is no CSV: {error}") from error
+            location = f"the row that begins behind line {last_line}"
+            raise UnreadableError(f"cannot be read: {location} is no CSV: {error}") from error
 
 
 def _read_parquet(file: Path, source: str, fields: Fields) -> Iterator[Document]:
@@ -437,36 +371,35 @@ def _read_parquet(file: Path, source: str, fields: Fields) -> Iterator[Document]
         import pyarrow as pa  # noqa: PLC0415 - only needed for Parquet
         import pyarrow.parquet as pq  # noqa: PLC0415
     except ImportError as error:
-        raise SourceError("Parquet needs pyarrow: pip install pyarrow") from error
+        raise UnreadableError("needs pyarrow: pip install pyarrow") from error
     try:
         with pq.ParquetFile(file) as table:
-            groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
-            mean = sum(group.total_byte_size for group in groups) // max(table.metadata.num_rows, 1)
-            rows = min(max(_PARQUET_BYTES // max(mean, 1), 1), _PARQUET_ROWS)
             size = file.stat().st_size // max(table.metadata.num_rows, 1)
-            for batch in table.iter_batches(batch_size=rows):
-                if batch.nbytes > _PARQUET_BYTES:
-                    raise SourceError(f"{file} has {batch.nbytes} bytes in {len(batch)} rows")
-                for row in batch.to_pylist():
-                    yield from _read_row(row, size, fields, source, f"{file}")
+            batches = table.iter_batches(batch_size=_PARQUET_ROWS)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield from _read_row(row, size, fields, source, f"row {number}")
     except (pa.ArrowInvalid, pa.ArrowMemoryError) as error:
-        raise SourceError(f"{file} is no Parquet: {error}") from error
+        raise UnreadableError(f"is no Parquet: {error}") from error
     except OverflowError as error:
-        raise SourceError(f"{file} has a time beyond those of Python: {error}") from error
+        raise UnreadableError(f"has a time beyond those of Python: {error}") from error
 
 
 def _read_row(
-    row: Mapping[Any, Any], size: int, fields: Fields, source: str, location: str
+    row: Any, size: int, fields: Fields, source: str, location: str
 ) -> Iterator[Document]:
+    def unreadable(reason: str) -> UnreadableError:
+        return UnreadableError(f"cannot be read: {location} {reason}")
+
+    if not isinstance(row, dict):
+        raise unreadable("is no JSON object")
     for name, option in ((fields.text, "--text-field"), (fields.id, "--id-field")):
         if name is not None and name not in row:
             names = ", ".join(map(str, row))
-            raise SourceError(
-                f"{location} has no field {name}, only {names}: {option} names another"
-            )
+            raise unreadable(f"has no field {name}, only {names}: {option} names another")
     text = row[fields.text]
     if text is not None and not isinstance(text, str):
-        raise SourceError(f"{location} has {text!r:.80} in {fields.text}, which is no text")
+        raise unreadable(f"has {text!r:.80} in {fields.text}, which is no text")
     if text is None or not text.strip():
         return
     if fields.id is None:
@@ -475,7 +408,7 @@ def _read_row(
         key = _make_encodable(str(row[fields.id]))
     others = {str(name): row[name] for name in row if name not in (fields.text, None)}
     if _is_too_deep(others):
-        raise SourceError(f"{location} has fields in more than {_MAX_LEVELS} levels")
+        raise unreadable(f"has fields in more than {_MAX_LEVELS} levels")
     read = io.StringIO(text, newline="").read
     yield from _split_parts(read, source, key, _to_payload(others), size)
 

@@ -7,8 +7,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from smart_embedder_client.answers import SparseVector
+from smart_embedder_client.answers import Embeddings, SparseVector
 from smart_embedder_client.errors import VECTOR_SPACE_DIFFERS, SmartEmbedderError
+from smart_embedder_client.options import EmbedOptions
 from smart_embedder_client.safetensors import Array
 
 _DISK_FULL = ("no space", "disk is full", "out of disk", "insufficient storage")
@@ -154,6 +155,19 @@ def make_layout(
     return Layout(vectors, {SPARSE: None} if sparse else {})
 
 
+def vector_options(
+    kinds: Collection[str], datatype: Datatype, spaces: Sequence[str]
+) -> EmbedOptions:
+    """Return the options of a request for vectors of a collection, in its vector spaces."""
+    return {
+        "return_dense": DENSE in kinds,
+        "return_sparse": SPARSE in kinds,
+        "return_colbert": COLBERT in kinds,
+        "output_dtype": datatype,
+        "if_vector_space": spaces,
+    }
+
+
 def find_differences(required: Layout, found: Layout) -> Iterator[str]:
     """Yield the reasons why vectors of the required layout do not fit into a collection."""
     for name, config in required.vectors.items():
@@ -213,6 +227,17 @@ class TextVectors:
     dense: Array | None = None
     sparse: SparseVector | None = None
     colbert: Array | None = None
+
+    @classmethod
+    def of_response(cls, response: Embeddings, index: int) -> "TextVectors":
+        """Return the vectors of one text of a response."""
+        sparse = None if response.sparse is None else response.sparse[index]
+        return cls(
+            None if response.dense is None else response.dense[index],
+            # A text of which the tokenizer knows nothing has no weights.
+            sparse if sparse is not None and len(sparse.indices) else None,
+            None if response.colbert is None else response.colbert[index],
+        )
 
     @property
     def numbers(self) -> int:
