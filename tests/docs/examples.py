@@ -3,7 +3,8 @@
 Sybil takes an evaluator for each language. pytest-examples and pytest-markdown-docs run Python
 alone, mktestdocs cannot skip a block, and pytest-codeblocks compares numbers in output literally.
 
-- A `bash` or `python` block runs in a process of its own, against the server of the fixture `demo`.
+- A `bash` block runs in a process of its own, a `python` block in this one, which has torch.
+  Both use the server of the fixture `demo`.
 - A `json` or `text` block is compared with the output of the block before it.
 - An `ini` block holds lines of .env.
 - `<!-- skip: next "reason" -->` before a block, or `skip: start`, leaves it out.
@@ -12,8 +13,7 @@ alone, mktestdocs cannot skip a block, and pytest-codeblocks compares numbers in
 import io
 import json
 import re
-import sys
-from collections.abc import Callable
+from contextlib import chdir, redirect_stdout
 from typing import Any
 
 from dotenv import dotenv_values
@@ -35,21 +35,27 @@ _GAP = "..."
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?")
 
 
-def run_with(*command: str) -> Callable[[Example], None]:
-    """Run a block with this command, and keep its output for the block after it."""
-
-    def run(example: Example) -> None:
-        url, checkout = example.namespace["url"], example.namespace["checkout"]
-        script = replace_addresses(example.parsed, url)
-        example.namespace["printed"] = run_command([*command, script], checkout, url)
-
-    return run
+def run_bash(example: Example) -> None:
+    """Run a block, and keep its output for the block after it."""
+    # The address is for the programs in examples/.
+    script = f"export SMART_EMBEDDER_URL={example.namespace['url']}\n{script_of(example)}"
+    command = [BASH, "-e", "-o", "pipefail", "-c", script]
+    example.namespace["printed"] = run_command(command, example.namespace["checkout"])
 
 
-def replace_addresses(text: str, url: str) -> str:
-    """Replace the address of the examples by that of the test's server."""
+def run_python(example: Example) -> None:
+    """Run a block, and keep its output for the block after it."""
+    code = compile(script_of(example), f"{example.path}:{example.line}", "exec")
+    with chdir(example.namespace["checkout"]), redirect_stdout(io.StringIO()) as printed:
+        exec(code, {"__name__": "__main__"})
+    example.namespace["printed"] = printed.getvalue()
+
+
+def script_of(example: Example) -> str:
+    """Return the block with the address of the test's server in place of the examples' address."""
+    text = str(example.parsed)
     for address in ("http://127.0.0.1:8000", "http://localhost:8000"):
-        text = text.replace(address, url)
+        text = text.replace(address, example.namespace["url"])
     return text
 
 
@@ -120,8 +126,8 @@ def check_shown_lines(example: Example) -> None:
 
 DOCUMENTATION = Sybil(
     parsers=[
-        CodeBlockParser("bash", run_with(BASH, "-e", "-o", "pipefail", "-c")),
-        CodeBlockParser("python", run_with(sys.executable, "-c")),
+        CodeBlockParser("bash", run_bash),
+        CodeBlockParser("python", run_python),
         CodeBlockParser("json", check_shown_json),
         CodeBlockParser("text", check_shown_lines),
         CodeBlockParser("ini", check_settings),

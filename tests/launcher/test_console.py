@@ -13,6 +13,7 @@ import pytest
 from launcher.console import ask_models
 from tests.launcher.checkout import (
     QWEN,
+    ROOT,
     SHOWN,
     Checkout,
     add_program,
@@ -71,7 +72,9 @@ def test_the_demo_asks_nothing_and_a_terminal_shows_the_progress_of_each_step(
 ) -> None:
     """The demo gets the flag and its model, and no limits for a reranker that it does not serve."""
     first = json.loads(started.file(SHOWN).read_text())
-    _, demo = started.start_on_terminal("local cpu --DEMO", COLUMNS="80", **QWEN)
+    # The first command of the README.
+    (line,) = re.findall(r"(?m)^\./start_server\.sh (.* --demo)$", (ROOT / "README.md").read_text())
+    _, demo = started.start_on_terminal(line.swapcase(), COLUMNS="80", **QWEN)
     found = read_terminal_output(demo)
     assert found["FLAGS"] == "--demo"
     assert "QWEN_RERANK_BATCH_SIZE" not in found

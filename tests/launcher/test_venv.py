@@ -5,15 +5,18 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher import local
+from launcher.venv import Venv
 from tests.launcher.checkout import (
     FAILED,
     LIBRARY,
     QWEN,
+    ROOT,
     SERVICE_LOCK,
     WHEELS,
     Checkout,
@@ -110,6 +113,18 @@ def test_an_environment_holds_torch_for_one_kind_of_device(tmp_path: Path, monke
         for flavour in ("cpu", "gpu"):
             expected = first if flavour in fitting else Path(f".venv-{flavour}")
             assert local.choose_venv(flavour).folder == expected
+    Path(".venv-gpu").mkdir()
+    assert local.choose_venv("gpu").folder == Path(".venv-gpu")
+
+
+def test_nothing_is_missing_in_an_environment_with_all_locked_packages(monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    environment = Path(sys.prefix)
+    if not (environment / "installed").exists():
+        pytest.skip("this is not the environment that run_tests.sh makes of the lock files")
+    for lock in (local.SERVICE, local.DEMO, "requirements/torch-cpu.lock"):
+        assert not local.lacks_packages(Venv(environment), lock)
+        assert local.lacks_packages(Venv(Path("no such folder")), lock)
 
 
 def test_the_app_is_started_on_a_gpu_with_torch_in_its_own_environment(

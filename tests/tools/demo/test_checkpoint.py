@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 
 from smart_embedder.errors import StartupError
 from tools.demo import checkpoint
+from tools.demo.__main__ import main
 from tools.demo.checkpoint import build_demo_checkpoint, read_recipe
 from tools.demo.package import FILE, PACKAGE, package_file, read_package
 
@@ -61,11 +62,13 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_second_build_leaves_the_checkpoint_as_it_is_and_needs_no_package(
-    own_copy: Path, monkeypatch: pytest.MonkeyPatch
+    own_copy: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
     before = inodes(own_copy)
     monkeypatch.setitem(sys.modules, PACKAGE, None)
-    assert build_demo_checkpoint(own_copy) == own_copy
+    monkeypatch.chdir(own_copy.parent)
+    assert main([own_copy.name]) == 0
+    assert capsys.readouterr().out == f"The demo model is in {own_copy}.\n"
     assert inodes(own_copy) == before
 
 
@@ -85,15 +88,15 @@ def test_an_older_checkpoint_or_one_without_a_file_is_built_again(own_copy: Path
     assert list(own_copy.parent.iterdir()) == [own_copy]
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, small: None):
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, small: None, capsys):
     (empty := tmp_path / "empty").mkdir()
     for folder in (empty, tmp_path / "a" / "b"):
         build_demo_checkpoint(folder)
         assert {*checkpoint._FILES} < {*inodes(folder)}
     (other := tmp_path / "other").mkdir()
     (other / "thesis.txt").write_text("the only copy")
-    with pytest.raises(StartupError, match="something other than a demo model"):
-        build_demo_checkpoint(other)
+    assert main([str(other)]) == 1
+    assert "something other than a demo model" in capsys.readouterr().err
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
     for folder in (other / "thesis.txt", other / "thesis.txt" / "model"):
         with pytest.raises(StartupError, match="cannot be written to"):
