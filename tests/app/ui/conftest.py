@@ -2,7 +2,8 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ PLACES = 3
 PATIENCE = LIMIT * 1000
 # Chromium logs each response with an error status; the tests cause some.
 _EXPECTED = "Failed to load resource"
+_opened = ExitStack()
 _RULES = {
     "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
     "resultTypes": ["violations"],
@@ -51,20 +53,31 @@ def ui_server(demo_checkpoint: Path, hold: Path, tmp_path_factory: pytest.TempPa
         yield running
 
 
-# Not longer than a file: while it is open, no test of this process can run an event loop.
-@pytest.fixture(scope="module")
+@pytest.fixture
 def browser():
     if CHROMIUM is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
+    return _launch_browser()
+
+
+@cache
+def _launch_browser() -> Any:
     playwright.expect.set_options(timeout=PATIENCE)
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM)
-        yield browser
-        browser.close()
+    running = _opened.enter_context(playwright.sync_playwright())
+    browser = running.chromium.launch(executable_path=CHROMIUM)
+    _opened.callback(browser.close)
+    return browser
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Close the browser after this folder: while it is open, no test can run an event loop."""
+    if nextitem is None or nextitem.path.parent != Path(__file__).parent:
+        _launch_browser.cache_clear()
+        _opened.close()
 
 
 @contextmanager
-def open_page(browser, url: str, view: str = "text", **options: Any) -> Iterator:
+def open_page(browser, url: str, page_of: str = "ui#text", **options: Any) -> Iterator:
     """A page in a context of its own; at the end nothing may have failed or come from elsewhere."""
     given = {"viewport": DESKTOP, "color_scheme": "light"} | STILL | options
     context = browser.new_context(**given)
@@ -75,7 +88,7 @@ def open_page(browser, url: str, view: str = "text", **options: Any) -> Iterator
     page.on("console", lambda message: problems.extend(_problem(message)))
     page.on("request", lambda request: problems.extend(_foreign(request.url, url)))
     try:
-        page.goto(f"{url}/ui#{view}")
+        page.goto(f"{url}/{page_of}")
         yield page
         page.unroute_all(behavior="ignoreErrors")
         assert problems == []
@@ -116,7 +129,7 @@ def open_view(browser, ui_server: RunningServer):
 
     @contextmanager
     def open_one(view: str, **options: Any) -> Iterator:
-        with open_page(browser, ui_server.url, view, **options) as page:
+        with open_page(browser, ui_server.url, f"ui#{view}", **options) as page:
             wait_for_view(page, view)
             yield page
 

@@ -61,12 +61,12 @@ def read_the_chart_of_memory(page) -> None:
 
 
 def test_charts_draw_what_is_polled_and_go_on_after_a_restart(
-    browser, ui_server: RunningServer, server: RunningServer
+    browser, ui_server: RunningServer
 ) -> None:
-    """Another process answers at the same address, as after a restart."""
+    """The figures of another process are in test_logic.py."""
     with Relay() as address:
         address.connect_to(ui_server.url)
-        with open_page(browser, address.url, "service") as page:
+        with open_page(browser, address.url, "ui#service") as page:
             expect(page.locator("#service-state")).to_have_text("healthy")
             expect(page.locator("#facts")).to_contain_text("512 tokens")
             expect(page.locator("#models")).to_contain_text("attention")
@@ -88,7 +88,7 @@ def test_charts_draw_what_is_polled_and_go_on_after_a_restart(
             page.click("#to-text")
             page.fill("#texts", "written while the server is away")
             expect(page.locator("#text-message")).to_have_text("The server does not answer.")
-            address.connect_to(server.url)
+            address.connect_to(ui_server.url)
             # By itself: nothing is clicked or typed.
             expect(page.locator("#server")).to_have_attribute("data-state", "healthy")
             expect(page.locator("#text-message")).to_be_hidden()
@@ -152,7 +152,7 @@ def test_a_token_is_asked_for_once_kept_in_the_tab_and_sent_nowhere_else(
     browser, below_a_path: tuple[str, RunningServer]
 ) -> None:
     url, guarded = below_a_path
-    with open_page(browser, url, "service", ignore_https_errors=True) as page:
+    with open_page(browser, url, "ui#service", ignore_https_errors=True) as page:
         expect(page.locator("#token")).to_be_focused()
         assert findings(page) == []
         page.keyboard.press("Escape")

@@ -176,7 +176,7 @@ def test_match_agrees_with_the_service_and_its_link_sends_nothing_by_itself(
         expect(page.locator(".chips")).to_contain_text("strange")
         link = copied(page, "Copy a link").split("#")[1]
 
-    with open_page(browser, ui_server.url, link) as page:
+    with open_page(browser, ui_server.url, f"ui#{link}") as page:
         expect(page.locator("#match-query")).to_have_value(STRANGE)
         expect(page.locator("#link-bar")).to_contain_text("A link has filled in this view.")
         expect(page).to_have_url(f"{ui_server.url}/ui#match")  # No address keeps the texts.
@@ -190,7 +190,9 @@ def test_match_agrees_with_the_service_and_its_link_sends_nothing_by_itself(
         expect(page.locator("#link-bar")).to_be_hidden()
 
     markup = quote("<img src=x onerror=alert(1)><script>alert(2)</script>\n\nAnother.")
-    strangers = f"search?text={markup}&query=q&embedder={quote('<b>x')}&constructor=1&__proto__=2"
+    strangers = (
+        f"ui#search?text={markup}&query=q&embedder={quote('<b>x')}&constructor=1&__proto__=2"
+    )
     with open_page(browser, ui_server.url, strangers) as page:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url.split("/")[-1]))
