@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -69,18 +68,6 @@ def test_small_chunks_are_joined_and_large_chunks_split(sizes: list[int]) -> Non
     assert b"".join(messages) == b"".join(chunks)
     assert max(map(len, messages), default=0) < 20
     assert len(messages) <= sum(sizes) / 10 * 3 + 1
-
-
-def test_a_large_chunk_is_split_without_copying_it() -> None:
-    whole = b"a" * (3 * MESSAGE + 5)
-    first, *parts, last = join_or_split_chunks([b"before", whole, b"after"])
-    assert (first, last) == (b"before", b"after")
-    assert [len(part) for part in parts] == [MESSAGE] * 3 + [5]
-    assert all(isinstance(part, memoryview) and part.obj is whole for part in parts)
-    taken = count()
-    messages = join_or_split_chunks(b"a" * 1000 for _ in taken)
-    assert MESSAGE <= len(next(messages)) < MESSAGE + 1000
-    assert next(taken) <= MESSAGE // 1000 + 2
 
 
 class Exchange:

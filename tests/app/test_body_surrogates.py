@@ -23,15 +23,12 @@ def without_times(answer):
 # The path, the body around a text, and the pointer of the warning if the response has warnings.
 REQUESTS = [
     ("/embeddings/", '{"sentences": ["a", "TEXT"]}', "/sentences/1"),
-    ("/embeddings/", '{"input": "TEXT"}', "/input"),
     ("/v1/embeddings", '{"input": ["TEXT", "b"]}', "/input/0"),
     ("/embed", '{"inputs": ["TEXT", "b"]}', None),
-    ("/embed_sparse", '{"inputs": "TEXT"}', None),
     ("/v2/embed", '{"texts": ["TEXT"], "input_type": "search_query"}', None),
     ("/tokenize", '{"inputs": ["TEXT"]}', None),
     ("/rerank", '{"query": "TEXT", "passages": ["a"]}', "/query"),
     ("/rerank", '{"query": "a", "passages": ["b", "TEXT"]}', "/passages/1"),
-    ("/rerank", '{"query": "a", "documents": ["b", "TEXT"]}', None),
     ("/rerank", '{"query": "a", "texts": ["b", "TEXT"]}', None),
 ]
 

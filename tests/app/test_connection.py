@@ -121,7 +121,7 @@ async def test_pipelined_requests_are_limited() -> None:
     assert client.wire.sent_eof
 
 
-@pytest.mark.parametrize("size", [1, 700, 65_000, 100_000])
+@pytest.mark.parametrize("size", [1, 65_000, 100_000])
 @pytest.mark.parametrize("length", [MAX_HEADER_BYTES - 1000, MAX_HEADER_BYTES + 2000])
 @in_skipped_time
 async def test_headers_over_64_kib_get_431_however_they_are_split(size: int, length: int) -> None:
@@ -211,11 +211,10 @@ LENGTH = b"Content-Length: 12\r\n\r\nhello world!"
 CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n7\r\n world!\r\n0\r\n\r\n"
 
 
-@pytest.mark.parametrize("step", [1, 7, 100_000])
+@pytest.mark.parametrize("step", [1, 100_000])
 @pytest.mark.parametrize(
     ("offer", "framed"),
     [
-        pytest.param(H2C, LENGTH, id="h2c"),
         pytest.param(H2C, CHUNKS, id="h2c, chunked"),
         pytest.param(H2C + b"Expect: 100-continue\r\n", LENGTH, id="h2c, expects"),
         pytest.param(b"Connection: Upgrade\r\nUpgrade: h2c, foo/2\r\n", LENGTH, id="two"),
@@ -271,19 +270,6 @@ async def test_the_app_sees_that_its_connection_is_closing() -> None:
     assert not state["is_closing"]()
     client.wire.abort()
     assert state["is_closing"]()
-
-
-@in_skipped_time
-async def test_a_request_gets_http_disconnect_when_its_client_leaves() -> None:
-    sending, sent = Client(), Client()
-    sent.app.watches = True
-    await sending.send(POST % (1, 10) + b"abc")
-    await sent.send(GET % 1)
-    for client in (sending, sent):
-        client.protocol.connection_lost(None)
-        await run_ready()
-        assert (client.app.paths, client.app.left) == (["/1"], ["/1"])
-        assert not client.state.connections
 
 
 @in_skipped_time

@@ -234,11 +234,9 @@ async def test_work_is_cancelled_when_the_client_disconnects(how, ends) -> None:
 @pytest.mark.parametrize(
     ("header", "bulk"),
     [
-        (None, False), ("", False), ("u=0", False), ("u=3", False), ("u=4", True), ("u=7", True),
-        ("u=8", False), ("u=-1", False), ("i, u=6;a=b", True), ("u", False), ("u=?1", False),
-        ("u=4.5", False), ('u="5"', False), ("u=(5 6)", False), ("u=1, u=4", True),
-        ("i|u=5", True), ("u=6|u=1", False), ("u=5;x=2", True), ("u=", False), ("U=5", False),
-        ("u=\xe4", False), ("x=5", False), (",", False),
+        (None, False), ("u=3", False), ("u=4", True), ("u=7", True), ("u=8", False),
+        ("i, u=6;a=b", True), ("u=?1", False), ("u=4.5", False), ("u=(5 6)", False),
+        ("i|u=5", True), ("u=6|u=1", False), ("u=", False), ("u=\xe4", False), (",", False),
     ],
 )  # fmt: skip
 def test_a_priority_with_an_integer_urgency_above_3_is_bulk(header, bulk) -> None:

@@ -88,14 +88,8 @@ def test_safetensors_have_the_vector_space_in_their_metadata(client, known) -> N
 
 
 def test_options_that_change_vectors_change_the_vector_space(client, known) -> None:
-    changed = [
-        {},
-        {"dimensions": 32},
-        {"dimensions": 48},
-        {"normalize_dense": True},
-        {"truncation_side": "left"},
-        {"truncation_side": "left", "normalize_dense": True},
-    ]
+    left, unit = {"truncation_side": "left"}, {"normalize_dense": True}
+    changed = [{}, {"dimensions": 32}, {"dimensions": 48}, unit, left, left | unit]
     found = [
         answered(client, "/embeddings/", sentences=[TEXT], **options)["vector_space"]["dense"]
         for options in changed
@@ -112,13 +106,10 @@ def test_options_that_change_vectors_change_the_vector_space(client, known) -> N
     ("ids", "status", "code"),
     [
         ("{dense}", 200, None),
-        ("{dense}, {sparse}", 200, None),
         ("{colbert}, {dense}", 200, None),
         ("{colbert}", 422, "invalid_request"),
         ("{dense}, dense", 412, "vector_space_differs"),
-        ("{dense}, ", 422, "invalid_request"),
         ("{dense}, density-0123456789ab", 422, "invalid_request"),
-        ("score-0123456789ab", 422, "invalid_request"),
         ("dense-0123456789ab", 412, "vector_space_differs"),
         ("{sparse}, dense-0123456789ab", 412, "vector_space_differs"),
         ("dense-0123456789ab, " * 1000, 422, "invalid_request"),

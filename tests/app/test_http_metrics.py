@@ -1,15 +1,15 @@
 """All series of a service exist from the start, and gauges have the values that they watch."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from app.http_metrics import (
-    Metrics,
-)
+from app.http_metrics import Metrics, describe_server
+from app.settings import Settings
 from smart_embedder.core import EngineCore
 from smart_embedder.settings import EngineSettings
-from tests.smart_embedder.fakes import FakeModel, loaded, loading
+from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded, loading
 
 
 @pytest.fixture
@@ -72,3 +72,36 @@ def test_the_queue_capacity_metrics_have_the_limits_of_the_settings(metrics) -> 
     metrics.watch(EngineCore(settings, loading(loaded(FakeModel())), metrics), settings)
     assert metrics.value("embedder_embedding_queue_capacity") == 7
     assert metrics.value("embedder_rerank_queue_capacity") == 8
+
+
+class Judge(FakeReranker):
+    max_length = 55
+
+
+class Probabilities(Judge):
+    always_normalizes = True
+
+
+class Dense(FakeModel):
+    max_length = 77
+
+
+@pytest.mark.parametrize(
+    ("dense", "reranker", "expected"),
+    [
+        (None, None, ("100", "none", "none", "none")),
+        (Dense(), Judge(), ("100", "77", "55", "none")),
+        (None, Probabilities(), ("100", "none", "none", "55")),
+        (None, "late-interaction", ("100", "none", "100", "none")),
+    ],
+)
+def test_server_info_has_the_lengths_of_the_models(dense, reranker, expected) -> None:
+    lengths = {"bge_rerank": 11, "qwen_rerank": 12, "qwen_embed": 13}
+    settings = {f"{kind}_max_length": length for kind, length in lengths.items()}
+    late = reranker == "late-interaction"
+    models = replace(loaded(FakeModel()), dense=dense, late_interaction=late)
+    models = models if late else replace(models, reranker=reranker)
+    labels = describe_server(Settings(embedding_model="/models/private/mine", **settings), models)
+    names = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
+    assert tuple(labels[f"{name}_max_length"] for name in names) == expected
+    assert (labels["model"], labels["gpu_available"], labels["device"]) == ("mine", "false", "cpu")

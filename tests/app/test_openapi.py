@@ -144,18 +144,14 @@ class Dense(FakeModel):
     max_length = 77
 
 
-class Reranker(FakeReranker):
+class FewPairs(FakeReranker):
     name = "judge"
     max_length = 55
-
-
-class FewPairs(Reranker):
     max_batch_sequences = 4
 
 
-UNKNOWN = "known once the models are loaded"
-BY_FAKE, OFF = "100 of a text by fake", "none: reranking is switched off"
-OF_PAIRS = "55 of query and passage by judge"
+UNKNOWN, OFF = "known once the models are loaded", "none: reranking is switched off"
+BY_FAKE, OF_PAIRS = "100 of a text by fake", "55 of query and passage by judge"
 FEW = replace(loaded(FakeModel(), reranker=FewPairs()), max_rerank_tokens=7)
 LATE = replace(loaded(FakeModel()), dense=Dense(), late_interaction=True)
 
@@ -165,7 +161,6 @@ LATE = replace(loaded(FakeModel()), dense=Dense(), late_interaction=True)
     [
         (None, [UNKNOWN] * 5),
         (loaded(FakeModel()), [BY_FAKE, OFF, "10", "10", "no limit"]),
-        (loaded(FakeModel(), reranker=Reranker()), [BY_FAKE, OF_PAIRS, "10", "10", "no limit"]),
         (FEW, [BY_FAKE, OF_PAIRS, "10", "7", "4"]),
         (LATE, [f"77 of a text by dense, {BY_FAKE}", BY_FAKE, "10", "10", "no limit"]),
     ],

@@ -102,7 +102,6 @@ async def test_ids_are_decoded_to_the_text_and_texts_stay(table) -> None:
         ([1, 99_999], "the token id 99999, which cl100k does not have"),
         ([[1], [-1]], "the token id -1"),
         ([1, True], "mixes token ids and other values"),
-        ([1, 1.0], "mixes token ids and other values"),
         ([[1], ["a"]], "mixes token ids and other values"),
         ([[1], "a"], "mixes token ids and texts"),
     ],
@@ -134,16 +133,13 @@ def client(tiny_m3: Path, folder: Path):
         yield client
 
 
-PATHS = ["/v1/embeddings", "/embeddings", "/openai/deployments/tiny-m3/embeddings"]
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_vectors_of_ids_are_those_of_the_text_to_the_last_bit(client, path) -> None:
+def test_vectors_of_ids_are_those_of_the_text_to_the_last_bit(client) -> None:
     texts = [*TEXTS, "search " * 300]
-    expected = answered(client, path, input=texts)
-    assert answered(client, path, input=[encode(text) for text in texts]) == expected
-    alone = answered(client, path, input=encode(texts[-1]))
-    assert alone["data"] == [expected["data"][-1] | {"index": 0}]
+    for path in ("/v1/embeddings", "/embeddings", "/openai/deployments/tiny-m3/embeddings"):
+        expected = answered(client, path, input=texts)
+        assert answered(client, path, input=[encode(text) for text in texts]) == expected
+        alone = answered(client, path, input=encode(texts[-1]))
+        assert alone["data"] == [expected["data"][-1] | {"index": 0}]
 
 
 def test_more_ids_than_values_are_read_and_the_decoded_text_is_limited(client) -> None:

@@ -71,7 +71,7 @@ class App:
         self.go = asyncio.Event()
         if not held:
             self.go.set()
-        self.reads, self.streams, self.watches = reads, streams, False
+        self.reads, self.streams = reads, streams
         self.stream_ends = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -86,9 +86,6 @@ class App:
                 return
             body, more = body + message["body"], message["more_body"]
         self.bodies.append(body)
-        if self.watches and (await receive())["type"] == "http.disconnect":
-            self.left.append(scope["path"])
-            return
         await self.go.wait()
         headers = [] if self.streams else [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})

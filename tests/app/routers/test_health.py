@@ -2,7 +2,6 @@
 
 import re
 import sys
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from urllib.parse import urljoin
@@ -12,14 +11,13 @@ import torch
 from httpx2 import ASGITransport, AsyncClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.http_metrics import Metrics, describe_server
+from app.http_metrics import Metrics
 from app.main import create_app
 from app.middleware.request_metrics import MeasureRequests
 from app.settings import Settings
 from smart_embedder import __version__
 from smart_embedder.kernels.target import choose_backend
 from tests.app.conftest import serving
-from tests.smart_embedder.fakes import FakeModel, FakeReranker, loaded
 from tests.support.paths import EMBEDDING_ENDPOINTS, PATHS
 from tests.support.server import run_server
 
@@ -198,39 +196,6 @@ async def test_metrics_show_a_tokens_file_that_cannot_be_read(tmp_path: Path) ->
         assert await shown() == "1.0"
         (tmp_path / "away").replace(file)
         assert await shown() == "0.0"
-
-
-class Judge(FakeReranker):
-    max_length = 55
-
-
-class Probabilities(Judge):
-    always_normalizes = True
-
-
-class Dense(FakeModel):
-    max_length = 77
-
-
-@pytest.mark.parametrize(
-    ("dense", "reranker", "expected"),
-    [
-        (None, None, ("100", "none", "none", "none")),
-        (Dense(), Judge(), ("100", "77", "55", "none")),
-        (None, Probabilities(), ("100", "none", "none", "55")),
-        (None, "late-interaction", ("100", "none", "100", "none")),
-    ],
-)
-def test_server_info_has_the_lengths_of_the_models(dense, reranker, expected) -> None:
-    lengths = {"bge_rerank": 11, "qwen_rerank": 12, "qwen_embed": 13}
-    settings = {f"{kind}_max_length": length for kind, length in lengths.items()}
-    late = reranker == "late-interaction"
-    models = replace(loaded(FakeModel()), dense=dense, late_interaction=late)
-    models = models if late else replace(models, reranker=reranker)
-    labels = describe_server(Settings(embedding_model="/models/private/mine", **settings), models)
-    names = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
-    assert tuple(labels[f"{name}_max_length"] for name in names) == expected
-    assert (labels["model"], labels["gpu_available"], labels["device"]) == ("mine", "false", "cpu")
 
 
 def test_health_of_a_warm_service_is_200_with_a_description(client, tiny_m3) -> None:
