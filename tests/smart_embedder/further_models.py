@@ -34,7 +34,6 @@ class FakeLoader:
         self.versions: dict[str, str] = {}
         self.failures: list[Exception] = []
         self.devices: dict[str, str] = {}
-        self.token_budgets: dict[str, int] = {}
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
         self.held = False
@@ -71,7 +70,7 @@ class FakeLoader:
         self.alive[entry.name] = model
         device = loaded(FakeModel()).device
         device = replace(device, name=self.devices.get(entry.name, device.name))
-        return placed([(device, model)], self.token_budgets.get(entry.name, 10))
+        return placed([(device, model)])
 
 
 def engine_with(

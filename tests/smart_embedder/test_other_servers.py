@@ -23,16 +23,11 @@ def test_each_name_maps_to_our_settings_and_is_not_one_itself() -> None:
         # text-embeddings-inference and embedding-server
         ("--model-id", "here it is embedding_model or reranker_model"),
         ("--hostname", "here it is host"),
-        ("--payload-limit", "here it is max_body_bytes"),
         ("HF_API_TOKEN", "here it is hf_token"),
         ("--auto-truncate", "texts are cut and reported, unless a request has truncate=false"),
         # infinity
-        ("--batch-size", "here it is max_batch_sequences"),
         ("INFINITY_MODEL_ID", "here it is embedding_model or reranker_model"),
         ("--engine", "there is one engine"),
-        # SIE
-        ("--models-dir", "here it is models"),
-        ("SIE_LOCAL_CACHE", "here it is hf_home"),
         # vLLM
         ("--model", "here it is embedding_model or reranker_model"),
         ("--max-queu-size", None),

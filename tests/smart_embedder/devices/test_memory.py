@@ -23,8 +23,7 @@ from smart_embedder.errors import (
 )
 from smart_embedder.interface import MemoryUsage, ModelState
 from smart_embedder.requests import EmbedRequest, RerankRequest
-from tests.smart_embedder.engines import entered, hold, let_go, queued
-from tests.smart_embedder.fakes import FakeModel
+from tests.smart_embedder.engines import entered, let_go
 from tests.smart_embedder.further_models import (
     GIGABYTE,
     FakeLoader,
@@ -83,33 +82,6 @@ async def test_a_model_is_loaded_at_startup_or_once_by_its_first_requests() -> N
         assert found == [AB + 1] * 3
         assert loader.loads == ["broken", "early", "one"]
         assert states(engine, "one", "two") == ["ready", "unloaded"]
-
-
-async def test_each_model_has_its_own_token_budget() -> None:
-    loader, default, names = FakeLoader(), FakeModel(), (None, "small", "large")
-    loader.token_budgets = {"small": 60, "large": 10}
-    async with engine_with(loader, *entries("small", "large"), model=default) as engine:
-        for name in names[1:]:
-            await engine.embed(EmbedRequest(["first"], model=name))
-        models = [default, loader.alive["small"], loader.alive["large"]]
-        first = await hold(engine, default)
-        for model in models:
-            model.batches.clear()
-        requests = [
-            asyncio.create_task(engine.embed(EmbedRequest(["abcde"] * 12, model=name)))
-            for name in names
-        ]
-        await queued(engine, 60 * len(names))
-        let_go(default)
-        await asyncio.gather(first, *requests)
-        batch_tokens = [[sum(batch) for batch in model.batches] for model in models]
-        assert batch_tokens == [[60], [60], [10] * 6]
-        assert engine.loaded("large").max_batch_tokens == 10
-        # If memory runs out for one model, the budgets of the others stay.
-        models[1].failures.append(MemoryError())
-        assert len((await engine.embed(EmbedRequest(["ab"] * 9, model="small"))).embeddings) == 9
-        assert status(engine, "small").token_budgets["cpu"] < 30
-        assert status(engine, "large").token_budgets == {"cpu": 10}
 
 
 async def test_a_reranker_of_models_scores_without_a_default_reranker() -> None:

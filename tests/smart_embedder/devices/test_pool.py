@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from structlog.testing import capture_logs
 
 from app.http_metrics import Metrics
 from smart_embedder.core import EngineCore
@@ -101,32 +100,6 @@ async def test_the_engine_is_unhealthy_when_the_last_device_has_failed() -> None
         assert "every device has failed" in str(engine.failure)
         with pytest.raises(UnhealthyError, match="restarted"):
             await engine.embed(EmbedRequest(["later"]))
-
-
-@pytest.mark.parametrize("has_other", [False, True])
-async def test_both_batches_in_flight_on_a_failed_gpu_are_handed_over_or_fail(
-    has_other: bool,
-) -> None:
-    gpu, other = FakeModel(), FakeModel()
-    gpu.asynchronous = True
-    gpu.failures += [broken_memory(), broken_memory()]
-    models = [gpu, gpu, *([other] if has_other else [])]
-    async with engine_of(*dict.fromkeys(models)) as engine:
-        requests = [
-            asyncio.create_task(engine.embed(EmbedRequest([letter * 10]))) for letter in "abc"
-        ]
-        await asyncio.gather(*map(entered, models))
-        gpu.gate.release(2)
-        let_go(other)
-        with capture_logs() as log:
-            results = await asyncio.gather(*requests, return_exceptions=True)
-        assert engine.failed_devices == ["device-1"]
-    assert [entry["event"] for entry in log].count("device_failed") == 1
-    if has_other:
-        assert letters(*results) == "abc"
-    else:
-        assert all(isinstance(result, UnhealthyError) for result in results)
-    assert (gpu.batches, other.batches) == ([[10]] * 2, [[10]] * 3 if has_other else [])
 
 
 async def test_a_batch_that_failed_on_two_devices_is_not_handed_over_again() -> None:

@@ -3,6 +3,7 @@
 PyTorch's functions are replaced, since no machine that runs these tests has so old a driver.
 """
 
+import os
 import platform
 import queue
 import re
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -20,7 +22,6 @@ from structlog.testing import capture_logs
 from smart_embedder.errors import StartupError
 from smart_embedder.hardware import cpu, device
 from smart_embedder.interface import MemoryUsage
-from tests.support.script import run_script
 
 CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
 
@@ -183,16 +184,6 @@ def test_named_device_is_used_or_refused(
         assert device.choose_device(name) == torch.device(chosen)
 
 
-def test_describe_device_names_the_hardware(seen_gpu, monkeypatch) -> None:
-    seen_gpu((9, 0), CUDA_13)
-    monkeypatch.setattr(device, "available_threads", lambda: 7)
-    arm = {"architecture": "aarch64"}
-    for found, name in (({"cpu_name": "EPYC"} | arm, "EPYC"), (arm, "aarch64"), ({}, "CPU")):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
-        assert device.describe_device(CPU) == f"{name}, 7 threads"
-    assert device.describe_device(CUDA) == "Some GPU"
-
-
 def test_gpu_memory_is_read_and_freed(monkeypatch) -> None:
     done: list[str] = []
     for name, value in {
@@ -286,20 +277,20 @@ def test_control_group_counts_if_its_limit_is_below_the_machines_memory(
     assert 0 < usage.own < psutil.Process().memory_info().rss + (1 << 28)
 
 
-GROWN = """
-import numpy as np
-from smart_embedder.hardware.device import measure_peak_growth
-
-print(measure_peak_growth(lambda: np.ones(1 << 26, np.uint8)), measure_peak_growth(lambda: None))
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports a peak")
 def test_peak_growth_includes_memory_freed_before_the_end() -> None:
-    """In a separate process, since other threads of this one may free memory meanwhile."""
-    done = run_script(GROWN)
-    assert not done.returncode, done.stderr
-    grown, idle = map(int, done.stdout.split())
+    """In a forked process, since other threads of this one may free memory meanwhile."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        try:
+            grown = device.measure_peak_growth(lambda: np.ones(1 << 26, np.uint8))
+            os.write(writer, f"{grown} {device.measure_peak_growth(lambda: None)}".encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    with os.fdopen(reader) as results:
+        grown, idle = map(int, results.read().split())
     # The system first counts pages for each thread separately.
     assert 0.9 * (1 << 26) < grown < 1.3 * (1 << 26)
     assert idle < 0.3 * (1 << 26)

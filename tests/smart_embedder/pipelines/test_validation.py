@@ -113,22 +113,6 @@ async def test_a_kind_that_no_model_computes_is_refused_and_the_models_are_named
 
 
 @pytest.mark.parametrize(
-    ("options", "prompt_tokens"),
-    [
-        ({"input_type": "query"}, 6),
-        ({"prompt_name": "code"}, 4),
-        ({"prompt": "to be read: "}, 12),
-        ({"input_type": "document"}, 0),
-    ],
-)
-async def test_only_the_model_of_dense_vectors_reads_a_prompt(options, prompt_tokens) -> None:
-    embedder, dense = FakeM3(), FakeQwen()
-    async with engine_for(embedder, dense=dense) as engine:
-        await engine.embed(EmbedRequest(["ab"], ALL, **options))
-    assert (dense.batches, embedder.batches) == ([[2 + prompt_tokens]], [[2]])
-
-
-@pytest.mark.parametrize(
     ("prompts", "options", "prompt_tokens"),
     [
         # The type finds a prompt by several names; a model without any accepts the type too.

@@ -93,17 +93,6 @@ def test_a_batch_holds(case: str) -> None:
     assert taken(choose(jobs, BatchLimits(budget), nodes), jobs) == expected, "it changes nothing"
 
 
-def test_the_client_that_was_served_least_is_first_however_many_jobs_others_have() -> None:
-    alice, bob = served(100, 50)
-    jobs = [*(job(4) for _ in range(9)), job(4)]
-    clients = [alice] * 9 + [bob]
-    waiting = {
-        job: TreePath(ROOT, CLASSES[False], client, Node(order))
-        for order, (job, client) in enumerate(zip(jobs, clients, strict=True))
-    }
-    assert form_batch(waiting, lambda _: BatchLimits(4), 4).slices[0].job is jobs[-1]
-
-
 @pytest.mark.parametrize(("lead", "is_taken"), [(53, True), (54, True), (55, False)])
 def test_no_job_gets_more_than_a_forward_ahead_of_one_that_was_passed_over(
     lead: int, is_taken: bool

@@ -170,4 +170,4 @@ class Lifetimes(RuleBasedStateMachine):
 
 
 TestLifetimes = Lifetimes.TestCase
-TestLifetimes.settings = settings(max_examples=60, stateful_step_count=40)
+TestLifetimes.settings = settings(max_examples=30, stateful_step_count=40)
