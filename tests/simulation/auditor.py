@@ -17,8 +17,6 @@ from smart_embedder.devices.executor import DeviceExecutor
 from smart_embedder.devices.forward_limits import CPU_SECONDS, GPU_SECONDS
 from smart_embedder.errors import InferenceTimeoutError
 from smart_embedder.interface import Model
-from smart_embedder.requests import Purpose
-from smart_embedder.scheduling.admission import ConcurrencyLimit
 from smart_embedder.scheduling.batcher import (
     BULK_WEIGHT,
     INTERACTIVE_WEIGHT,
@@ -26,7 +24,6 @@ from smart_embedder.scheduling.batcher import (
     LimitsOf,
 )
 from smart_embedder.scheduling.job import Job, JobState
-from smart_embedder.scheduling.queue import JobQueue
 from smart_embedder.settings import EngineSettings
 from smart_embedder.tokens import JoinedIds, TokenSequence, join
 from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
@@ -43,16 +40,13 @@ LAWS: Final = {
     "lost": "a sequence that was taken is on a device, or its request has an outcome",
     "order": "sequences are taken once, in order, and only of requests that wait",
     "budget": "no forward exceeds its limits of tokens, sequences or requests",
-    "halves": "a batch that ran out of memory is run in halves, and its token budget is halved",
+    "halves": "a batch that ran out of memory is run in halves",
     "leavers": "no forward, or half of one, begins for a request that has an outcome",
     "deadline": "a forward fails its requests at its time limit, neither earlier nor later",
     "failed device": "a failed device gets no forward, and no batch that crashed it is handed over",
-    "place": "a client's only request is refused for lack of permits only if none is free",
     "retry": "Retry-After is between 1 and 30 seconds",
-    "time": "clocks never fall while a job waits",
     "preemption": "preempting jobs are short, of no lower class, and no longer than the forward",
     "lease": "no leased model is unloaded, and no model is unloaded while a job needs it",
-    "memory": "models use no more memory than MODEL_MEMORY_THRESHOLD allows",
     "zero": "without requests nothing is held: permits, tasks, leases, clients",
     "again": "after a fault, once nothing goes wrong any more, every model serves",
     "drain": "requests accepted before SIGTERM are answered, and the drain ends in time",
@@ -71,8 +65,6 @@ _MAX_OWED_FORWARDS = 3
 _MAX_WATCHED_JOBS = 6
 # The length at which the engine predicts that a token takes twice as long.
 _DOUBLED_LENGTH = 2048
-# The faults of forwards that still give results.
-_RETURNS: Final = frozenset({None, "long", "overdue", "not_finite"})
 
 
 class LawBrokenError(AssertionError):
@@ -86,14 +78,10 @@ class LawBrokenError(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class RequestBook:
-    """A request: its client and purpose, and whether it is the client's only one."""
+    """A request: when it began, its class, and its jobs."""
 
-    number: int
-    client: str
-    purpose: Purpose
     began: float
     is_bulk: bool
-    is_only: bool = True
     ended: bool = False
     jobs: list["JobBook"] = field(default_factory=list)
 
@@ -122,15 +110,6 @@ class _Outcome(asyncio.Event):
         self._resolved()
 
 
-@dataclass(slots=True)
-class _Memory:
-    """The token budget of a model on a device, since a forward there ran out of memory."""
-
-    limit: int
-    failed: Forward  # Its end moves while others preempt it.
-    fitted: int = 0
-
-
 class Auditor:
     """Checks the laws of one engine, whose forwards have at most `most_tokens`."""
 
@@ -148,10 +127,8 @@ class Auditor:
         self._excess: dict[tuple[Hashable, Hashable], float] = {}
         self._owed: dict[Hashable, float] = {}
         self._failing: dict[FakeDevice, list[Forward]] = {}
-        self._memory: dict[tuple[FakeDevice, Model], _Memory] = {}
         self._leased: Counter[int] = Counter()
         self._preempting: dict[DeviceExecutor, list[Batch]] = {}
-        self._free: dict[ConcurrencyLimit, int] = {}
 
     # Watching the engine.
 
@@ -179,9 +156,6 @@ class Auditor:
         queue.put = watched_put  # type: ignore[method-assign]
         queue.take = watched_take  # type: ignore[method-assign]
         devices.remove = watched_remove  # type: ignore[method-assign]
-        for limit in (engine.embedding._waiting, engine.scoring._limit):
-            self._free[limit] = 0
-            limit._retry_after = self._watched_refusal(limit)
         self._loop.on_quiet = self._quiet
         self._loop.set_exception_handler(self._unhandled)
 
@@ -194,19 +168,6 @@ class Auditor:
         """Raise the broken law, which the engine may have caught."""
         if self._broken is not None:
             raise self._broken
-
-    def _watched_refusal(self, limit: ConcurrencyLimit) -> Callable[[], int]:
-        estimate_retry_after = limit._retry_after
-
-        def refused() -> int:
-            owner = OWNER.get()
-            # A permit may have become free after the time to wait for it was over.
-            free = min(limit._free, self._free[limit])
-            if owner and owner.is_only and not limit.held_by(owner.client) and free:
-                self.fail("place", f"{owner.client} is refused, and {free} places are free")
-            return estimate_retry_after()
-
-        return refused
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if self._broken is None:
@@ -297,7 +258,6 @@ class Auditor:
         among: Iterable[Job] | None,
     ) -> Batch | None:
         queue = self._queue
-        root, before = queue._root, _clocks(queue)
         served = [job for job in queue._jobs if serves(job.model)]
         chosen = None if among is None else list(among)
         handed_over = len(queue._handed_over)
@@ -310,10 +270,6 @@ class Auditor:
             self._preempting[executor] = []
         else:
             self._check_preemption(batch, executor)
-        if queue._root is root and any(
-            now < then for now, then in zip(_clocks(queue), before, strict=True)
-        ):
-            self.fail("time", f"clocks fall from {before} to {_clocks(queue)}")
         # Batches that were not launched when their device failed are handed over too.
         if len(queue._handed_over) < handed_over and all(
             part.stop <= self._jobs[part.job].taken for part in batch.slices
@@ -439,7 +395,6 @@ class Auditor:
         # A forward that preempts, or is preempted, may fail before the other.
         if any(failed.ends < now - _MOMENT for failed in failing):
             self.fail("failed device", f"{device.name} has failed and gets a forward")
-        retried = False
         for ids in forward.sequences:
             book, index = self._sequences[id(ids)]
             if index >= book.taken:
@@ -448,14 +403,10 @@ class Auditor:
                 self.fail("leavers", "a forward begins for a request that has its outcome")
             last = book.forwards[index]
             if last is not None:
-                retried = True
                 self._check_retry(last, forward)
             book.forwards[index] = forward
-        self._note_memory(forward)
         if forward.fault in {"lasting", "crash"}:
             failing.append(forward)
-        if not retried and len(forward.sequences) > 1:
-            self._check_memory(forward)
 
     def _check_retry(self, last: Forward, forward: Forward) -> None:
         """A sequence is computed again only after a lack of memory or on another device."""
@@ -469,39 +420,6 @@ class Auditor:
             self.fail("failed device", "what crashed a device is given to another one")
         else:
             self.fail("order", f"a sequence is computed twice, after {last.fault}")
-
-    def _note_memory(self, forward: Forward) -> None:
-        key = forward.device, self._of_jobs(forward)
-        known = self._memory.get(key)
-        if forward.fault == "memory" and len(forward.sequences) > 1:
-            limit = max(1, forward.tokens // 2)
-            if known is not None:
-                limit = min(limit, known.limit + known.fitted)
-            self._memory[key] = _Memory(limit, forward)
-        elif known is not None and forward.fault in _RETURNS:
-            known.fitted += max(1, self.most_tokens // 100)
-        elif (
-            known is not None
-            and forward.fault == "thread_dies"
-            and forward.began <= known.failed.ends
-        ):  # The error of the preempted forward is lost with the thread.
-            del self._memory[key]
-
-    def _check_memory(self, forward: Forward) -> None:
-        known = self._memory.get((forward.device, self._of_jobs(forward)))
-        if (
-            known is not None
-            and forward.fault != "memory"
-            and not forward.device.on_gpu
-            and known.failed.ends < forward.began
-            and forward.tokens > known.limit + known.fitted
-        ):
-            self.fail(
-                "halves", f"{forward.tokens} tokens, though {known.limit} are left of the budget"
-            )
-
-    def _of_jobs(self, forward: Forward) -> Model:
-        return self._sequences[id(forward.sequences[0])][0].job.model
 
     # Leases.
 
@@ -525,7 +443,6 @@ class Auditor:
         queue = self._queue
         waits = queue._jobs or queue._handed_over
         rests = True
-        self._free = {limit: limit._free for limit in self._free}
         self._quiets += 1
         if self._quiets % 16 == 0:
             self._check_lost()
@@ -626,10 +543,6 @@ def _group(key: Hashable) -> Hashable:
 
 def _weight(key: Hashable) -> int:
     return (BULK_WEIGHT if key else INTERACTIVE_WEIGHT) if isinstance(key, bool) else 1
-
-
-def _clocks(queue: JobQueue) -> tuple[float, ...]:
-    return queue._root.clock, *(node.clock for node in queue._classes.values())
 
 
 def _ids(sequence: TokenSequence) -> Any:
