@@ -51,7 +51,7 @@ MODELS = ("bge", "qwen", "late-interaction", "several")
 # Their models are refused in int8.
 _NOT_IN_INT8 = ("qwen", "several")
 _PARTS = ("description", "traffic", "bits")
-_COLUMNS = "Models            Sent  Equal Refused  Left  Lost Wrong   Texts Unasked  Difference"
+_COLUMNS = "Models            Sent  Equal Refused  Left  Lost Wrong  Difference"
 
 
 async def observe(
@@ -82,8 +82,8 @@ def format_row(name: str, traffic: Traffic) -> str:
     tally, comparison = traffic.tally, traffic.comparison
     equal = tally.answered - len(comparison.wrong)
     outcomes = f"{tally.sent:6}{equal:7}{tally.refused:8}{tally.left:6}{tally.lost:6}"
-    texts = f"{len(comparison.wrong):6}{comparison.texts:8}{comparison.unasked:8}"
-    return f"{name:16}{outcomes}{texts}{comparison.largest:12.1e}  {comparison.farthest}"
+    wrong = f"{len(comparison.wrong):6}{comparison.largest:12.1e}  {comparison.farthest}"
+    return f"{name:16}{outcomes}{wrong}"
 
 
 def check_description(scratch: Path) -> bool:

@@ -68,6 +68,6 @@ def test_responses_do_not_depend_on_the_traffic(servers, every_configuration, na
     asyncio.run(traffic.run(iter(range(SENT))))
     found, tally = traffic.comparison, traffic.tally
     assert found.wrong == []
-    assert (found.unasked, tally.lost, tally.sent) == (0, 0, SENT)
-    assert found.texts > 0
+    assert (tally.lost, tally.sent) == (0, SENT)
+    assert found.compared > SENT / 2
     assert "Traceback" not in servers[name].log
