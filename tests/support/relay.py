@@ -14,13 +14,14 @@ _PIECE = 65_536
 
 
 class Relay:
-    """Forwards connections to `port`; while that is None, it closes them.
+    """Forwards connections to `port`; while that is None, it closes and counts them.
 
     The first connections are cut after `after` bytes of the response, one number for each.
     """
 
     def __init__(self, after: Iterable[int] = ()) -> None:
         self.port: int | None = None
+        self.refused = 0
         self._after = iter(after)
         self._servers: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -68,6 +69,7 @@ class Relay:
             server = socket.create_connection(("127.0.0.1", self.port or 0))
         except OSError:
             client.close()
+            self.refused += 1
             return
         self._servers.add(server)
         ends = (client, server, next(self._after, None))

@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -51,16 +51,13 @@ class Runs:
         return [str(self.options.source), "--url", self.url, *where, *options, *more]
 
     @contextmanager
-    def started(
-        self, *more: str, paths: Sequence[Path] = (), stderr: int = subprocess.PIPE
-    ) -> Iterator["subprocess.Popen[str]"]:
+    def started(self, *more: str) -> Iterator["subprocess.Popen[str]"]:
         """Run the command in a process, which is killed at the end of the block."""
-        path = os.pathsep.join(map(str, (*paths, REPOSITORY / "client" / "src")))
         process = subprocess.Popen(
             [sys.executable, "-m", "smart_embedder_client", "ingest", *self.arguments(*more)],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
             stdout=subprocess.PIPE,
-            stderr=stderr,
+            stderr=subprocess.PIPE,
             text=True,
         )
         try:

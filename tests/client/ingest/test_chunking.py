@@ -1,5 +1,6 @@
 """Chunks keep the token limit, and lose no word."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -139,8 +140,14 @@ def test_invalid_tokenizer_file_is_reported_in_one_sentence(tmp_path: Path) -> N
         FileChunker(tmp_path / "missing.json", TOKENS, OVERLAP)
 
 
-def test_truncation_in_the_tokenizer_file_is_ignored(demo_checkpoint: Path) -> None:
-    """The demo's tokenizer truncates at 128 tokens, beyond which none would be counted."""
+def test_truncation_in_the_tokenizer_file_is_ignored(tiny_m3: Path, tmp_path: Path) -> None:
+    """Beyond it no token would be counted."""
+    tokenizer = json.loads((tiny_m3 / "tokenizer.json").read_text())
+    tokenizer["truncation"] = {
+        "direction": "Right", "max_length": 128, "strategy": "LongestFirst", "stride": 0
+    }  # fmt: skip
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(tokenizer))
     text = " ".join(f"word{i}" for i in range(600))
-    chunks = FileChunker(demo_checkpoint / "tokenizer.json", 200, 0).split(text)
+    chunks = FileChunker(path, 200, 0).split(text)
     assert len(chunks) > 3

@@ -1,21 +1,19 @@
 """`smart-embedder ingest`: output, exit status and progress bar."""
 
+import io
 import json
-import os
-import pty
 import sys
-import termios
-from contextlib import closing, suppress
-from pathlib import Path
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from smart_embedder_client import cli
 from smart_embedder_client.ingest.command import main
+from smart_embedder_client.ingest.journal import Journal
 from smart_embedder_client.qdrant import open_store
 
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer
-from tests.support.waiting import LIMIT
 
 
 def test_report_is_printed(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,30 +95,33 @@ def test_exit_status_1_if_nothing_was_read(
     assert capsys.readouterr().err == "/no/such/file does not exist.\n"
 
 
-def test_progress_bar_on_a_terminal_shows_the_rate(edge_runs: Runs) -> None:
-    terminal, stderr = pty.openpty()
-    termios.tcsetwinsize(stderr, (40, 120))
-    shown = b""
-    with edge_runs.started(stderr=stderr) as process:
-        os.close(stderr)
-        # Reading at the end of a terminal raises an error.
-        with suppress(OSError):
-            while piece := os.read(terminal, 65_536):
-                shown += piece
-        os.close(terminal)
-        assert process.wait(LIMIT) == 0
-    assert b" by Qdrant Edge" in shown
-    assert b"100%" in shown
-    assert b"chunks/s" in shown
+def test_progress_bar_on_a_terminal_shows_the_rate(
+    edge_runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert main(edge_runs.arguments()) == 0
+    shown = sys.stderr.getvalue()
+    assert "texts by Qdrant Edge: 100%|" in shown
+    assert "chunks/s" in shown
 
 
-def test_folder_open_in_another_process_is_reported(edge_runs: Runs) -> None:
+def test_folder_or_journal_in_use_is_reported(
+    edge_runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
     edge_runs.run()
-    other = ["--journal", str(edge_runs.journal.with_name("other"))]
-    with closing(open_store(edge_runs.target)), edge_runs.started(*other) as process:
-        out, err = process.communicate(timeout=LIMIT)
-    assert (process.returncode, out, err.count("\n")) == (1, "", 1)
+    other = replace(edge_runs, journal=edge_runs.journal.with_name("other"))
+    with closing(open_store(edge_runs.target)):
+        assert main(other.arguments()) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
     assert "open in another process" in err
+    with Journal(edge_runs.journal):
+        assert main(edge_runs.arguments()) == 1
+    assert "another run has it open.\n" in capsys.readouterr().err
     assert edge_runs.run().uploaded == 0
 
 
@@ -146,16 +147,15 @@ def test_invalid_option_is_named(
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    edge_runs: Runs, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The client may be installed without its extra."""
-    (tmp_path / "semantic_text_splitter.py").write_text("raise ImportError(name=__name__)")
-    with edge_runs.started(paths=[tmp_path]) as process:
-        _, err = process.communicate(timeout=LIMIT)
-    assert err == (
-        "smart-embedder ingest needs semantic_text_splitter: "
-        'pip install "smart-embedder-client[qdrant]"\n'
-    )
+    monkeypatch.delitem(sys.modules, "smart_embedder_client.ingest.command")
+    monkeypatch.setitem(sys.modules, "smart_embedder_client.ingest.run", None)
+    monkeypatch.setattr(sys, "argv", ["smart-embedder", "ingest"])
+    message = 'ingest needs .*: pip install "smart-embedder-client.qdrant."'
+    with pytest.raises(SystemExit, match=message):
+        cli.main()
 
 
 def test_unknown_command_prints_usage(monkeypatch: pytest.MonkeyPatch) -> None:

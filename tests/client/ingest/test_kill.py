@@ -1,7 +1,8 @@
-"""After kill -9 of the run or the service, all points are stored once."""
+"""After a kill of the run, or while the service is away, all points are stored once."""
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,9 @@ from tests.client.ingest.conftest import Runs, is_stored_once
 from tests.support.checkpoints import WORDS
 from tests.support.qdrant.process import QdrantServer
 from tests.support.relay import Relay
-from tests.support.server import run_server
-from tests.support.waiting import LIMIT
+from tests.support.waiting import LIMIT, wait_until
 
-CHUNKS = 400
+CHUNKS = 300
 
 
 @pytest.fixture
@@ -25,15 +25,24 @@ def rows(http_runs: Runs, tmp_path: Path) -> Runs:
     return replace(http_runs, options=replace(http_runs.options, source=path))
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_killed_run_is_resumed(rows: Runs, qdrant: QdrantServer, after: bool) -> None:
-    """The run is killed during an upload, before or after Qdrant has stored it."""
+@pytest.mark.parametrize(
+    ("after", "sent", "status"),
+    [(True, signal.SIGKILL, -signal.SIGKILL), (False, signal.SIGINT, 130)],
+    ids=["killed after", "interrupted before"],
+)
+def test_ended_run_is_resumed(
+    rows: Runs, qdrant: QdrantServer, after: bool, sent: signal.Signals, status: int
+) -> None:
+    """The run ends during an upload, before or after Qdrant has stored it."""
     name = rows.target.collection
-    qdrant.fail(text="399 ", seconds=600.0, after=after, status=503)
-    with rows.started() as run:
+    qdrant.fail(text=f"{CHUNKS - 1} ", seconds=600.0, after=after, status=503)
+    with rows.started("--qdrant-timeout", "3600") as run:
         qdrant.wait_for(name, lambda state: state["faults"] == 1)
-        run.kill()
-        run.wait(LIMIT)
+        run.send_signal(sent)
+        _, notes = run.communicate(timeout=LIMIT)
+        assert run.returncode == status
+        if sent == signal.SIGINT:
+            assert notes == "Interrupted. The same command goes on from here.\n"
         # Other uploads that were sent are stored by now.
         qdrant.wait_for(name, lambda state: state["streams"] == state["requests"] == 1)
     qdrant.fail()
@@ -43,36 +52,16 @@ def test_killed_run_is_resumed(rows: Runs, qdrant: QdrantServer, after: bool) ->
     assert rows.run().uploaded == 0
 
 
-def test_ctrl_c_does_not_wait_for_qdrant(rows: Runs, qdrant: QdrantServer) -> None:
-    qdrant.fail(seconds=600.0, status=503)
-    with rows.started("--qdrant-timeout", "3600") as run:
-        qdrant.wait_for(rows.target.collection, lambda state: state["faults"] >= 1)
-        run.send_signal(signal.SIGINT)
-        _, notes = run.communicate(timeout=LIMIT)
-    assert run.returncode == 130
-    assert notes.splitlines()[-1] == "Interrupted. The same command goes on from here."
-    qdrant.fail()
-    assert rows.run().points == CHUNKS
-
-
-def test_run_waits_for_a_restarted_service(
-    rows: Runs, qdrant: QdrantServer, tiny_m3: Path, tmp_path: Path
-) -> None:
-    with Relay() as relay:
-        runs = replace(rows, url=relay.url)
-        # The service is killed before anything is stored, so the run needs it again.
+def test_run_waits_for_a_service_that_is_away(rows: Runs, qdrant: QdrantServer) -> None:
+    with Relay() as relay, ThreadPoolExecutor(1) as threads:
+        relay.connect_to(rows.url)
+        # The service goes away before anything is stored, so the run needs it again.
         qdrant.fail(status=503)
-        with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as service:
-            relay.connect_to(service.url)
-            with runs.started("--requests", "1", "--json") as process:
-                qdrant.wait_for(rows.target.collection, lambda state: state["faults"] >= 1)
-                service.process.kill()
-                service.process.wait(LIMIT)
-                relay.port = None
-                qdrant.fail()
-                with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as again:
-                    relay.connect_to(again.url)
-                    printed, notes = process.communicate(timeout=LIMIT)
-    assert process.returncode == 0, notes
-    assert json.loads(printed)["uploaded"] == CHUNKS
+        run = threads.submit(replace(rows, url=relay.url).run, requests=1)
+        qdrant.wait_for(rows.target.collection, lambda state: state["faults"] >= 1)
+        relay.disconnect()
+        qdrant.fail()
+        wait_until(lambda: relay.refused, "the run has not asked the service again")
+        relay.connect_to(rows.url)
+        assert run.result(LIMIT).uploaded == CHUNKS
     assert is_stored_once(rows, qdrant, CHUNKS)

@@ -88,19 +88,19 @@ def test_sync_keeps_the_points_of_other_datasets(edge_runs: Runs, tmp_path: Path
     assert len(edge_runs.ids()) == points
 
 
-def test_collection_with_other_vectors_is_refused_in_one_sentence(runs: Runs) -> None:
+def test_collection_with_other_vectors_is_refused_in_one_sentence(edge_runs: Runs) -> None:
     layout = make_layout(7, None, sparse=True, datatype="float32")
-    runs.query_store(lambda store: store.create(layout, Origin({}, [])))
+    edge_runs.query_store(lambda store: store.create(layout, Origin({}, [])))
     with pytest.raises(IngestError) as caught:
-        runs.run()
+        edge_runs.run()
     message = str(caught.value)
     assert "its vector dense is 7 numbers (Cosine, float32), and 64 numbers" in message
     assert "it has no vector colbert" in message
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("datatype", ["float16", "uint8"])
-def test_datatype_of_stored_vectors(edge_runs: Runs, datatype: str) -> None:
+def test_datatype_of_stored_vectors(edge_runs: Runs) -> None:
+    datatype = "uint8"
     assert edge_runs.run(datatype=datatype).refused == []
     layout = edge_runs.query_store(lambda store: store.layout())
     assert {config.datatype for config in layout.vectors.values()} == {datatype}
@@ -126,6 +126,7 @@ def test_colbert_vectors_of_long_chunks_are_pooled(
     assert (report.pooled > 0, report.refused) == (True, [])
 
 
+@pytest.mark.parametrize("runs", ["grpc", "edge"], indirect=True)
 def test_collection_with_deeply_nested_metadata_is_opened_again(runs: Runs, tmp_path: Path) -> None:
     """With more levels, Qdrant Edge could not read its log."""
     source = tmp_path / "rows.jsonl"

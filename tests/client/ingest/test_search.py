@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -93,23 +92,30 @@ def test_rescore_none_and_rerank(search, server: RunningServer) -> None:
 
 
 @pytest.fixture(scope="module")
-def pages(serve, demo_checkpoint: Path, tmp_path_factory) -> Iterator[list[str]]:
+def pages(server: RunningServer, tmp_path_factory) -> list[str]:
     """Options for collections of two pages with the same section, with and without ColBERT."""
     folder = tmp_path_factory.mktemp("pages")
-    filler = [f"The bread of day {i} is baked in the kitchen." for i in range(32)]
-    lines = [*filler[:18], f"{QUERY}.", *filler[18:]]
+    filler = [f"{text}." for text in plain_corpus(16, seed=3)]
+    lines = [*filler[:8], f"{QUERY}.", *filler[8:]]
     body = f"<h1>Rivers</h1><h2 id='far'>Far</h2><p>{' '.join(lines)}"
     (folder / "texts").mkdir()
     for name in ("a.html", "b.html"):
         (folder / "texts" / name).write_text(body)
-    with serve(EMBEDDING_MODEL=str(demo_checkpoint)) as server:
-        for name, kinds in (("all", KINDS), ("dense-sparse", KINDS[:2])):
-            options = IngestOptions(
-                source=folder / "texts", dataset="pages", chunk_tokens=500, kinds=frozenset(kinds)
-            )
-            target = Target(f"edge:{folder / 'edge'}", name)
-            asyncio.run(ingest(options, target, server.url, journal=folder / name))
-        yield ["--url", server.url, "--qdrant", f"edge:{folder / 'edge'}"]
+    for name, kinds in (("all", KINDS), ("dense-sparse", KINDS[:2])):
+        options = IngestOptions(
+            source=folder / "texts", dataset="pages", chunk_tokens=500, kinds=frozenset(kinds)
+        )
+        target = Target(f"edge:{folder / 'edge'}", name)
+        asyncio.run(ingest(options, target, server.url, journal=folder / name))
+    return ["--url", server.url, "--qdrant", f"edge:{folder / 'edge'}"]
+
+
+def match_by_colbert(url: str, text: str) -> str:
+    with Client(url) as client:
+        query = client.embed_query(QUERY, return_colbert=True).colbert[0]
+        vectors = client.embed_documents([text], return_colbert=True).colbert[0]
+        (tokens,) = client.tokenize([text])
+    return best_part(text, tokens, query @ vectors[:-1].T)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +132,16 @@ def test_hit_shows_match_headings_anchor_and_equal_texts_once(
 ) -> None:
     assert main([QUERY, *pages, *options, "--json"]) == 0
     (hit,) = json.loads(capsys.readouterr().out)["hits"]
-    assert QUERY in hit["match"]
+    if "all" in options:
+        assert hit["match"] == match_by_colbert(pages[1], hit["text"]) != hit["text"][:300]
+    else:
+        assert QUERY in hit["match"]
     assert hit["match"] in hit["text"]
     assert len(hit["match"]) <= 300 < len(hit["text"])
     assert main([QUERY, *pages, *options]) == 0
     shown, headings, location, also = capsys.readouterr().out.splitlines()
-    assert shown.startswith(" 1. ... ")
-    assert shown.endswith(" ...")
-    assert QUERY in shown
+    before = "" if hit["text"].startswith(hit["match"]) else "... "
+    assert shown == f" 1. {before}{' '.join(hit['match'].split())} ..."
     assert headings == "    Rivers > Far"
     # Both have the same scores, so either may come first.
     places = {location.partition("#far: dense ")[0], also.removeprefix("    the same text: ")}
