@@ -1,4 +1,4 @@
-"""`pip install .` and `pip install ./client`: what is in them, and whether they work elsewhere."""
+"""The packages that pip builds: what is in them, and whether they work elsewhere."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -21,10 +22,12 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[1]
 SERVICE = ("app", "smart_embedder", "tools", "pyproject.toml", "README.md", "LICENSE")
 CLIENT = ("pyproject.toml", "README.md", "src")
+# What pip calls; its own installation takes longer, and adds nothing.
+BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
-def install(source: Path, names: tuple[str, ...], folder: Path) -> Path:
-    """The package in a folder of its own, without what it depends on."""
+def unpack(source: Path, names: tuple[str, ...], folder: Path) -> Path:
+    """Build a package, without what it depends on, and return a folder with its files."""
     checkout, installed = folder / "checkout", folder / "installed"
     checkout.mkdir()
     not_packaged = shutil.ignore_patterns("__pycache__", "kernels-*")
@@ -33,82 +36,69 @@ def install(source: Path, names: tuple[str, ...], folder: Path) -> Path:
             shutil.copytree(source / name, checkout / name, ignore=not_packaged)
         else:
             shutil.copy(source / name, checkout)
-    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", installed, checkout],
-        check=True,
-    )
+    command = [sys.executable, "-c", BUILD, folder]
+    subprocess.run(command, cwd=checkout, capture_output=True, check=True)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(installed)
     return installed
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(ROOT, SERVICE, tmp_path_factory.mktemp("service"))
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return install(ROOT / "client", CLIENT, tmp_path_factory.mktemp("client"))
-
-
-def run(*command: str | Path, paths: list[Path]) -> str:
-    return subprocess.run(
-        command,
-        cwd=paths[0].parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+def run(installed: Path, script: str) -> list[str]:
+    """Run a script that can import the package, and return the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import importlib.metadata as metadata, json, sys\n{script}"],
+        cwd=installed.parent,
+        env={**os.environ, "PYTHONPATH": str(installed)},
         capture_output=True,
         text=True,
         check=True,
-    ).stdout
-
-
-def told(script: str, path: Path) -> list:
-    return json.loads(run(sys.executable, "-c", script, paths=[path]))
-
-
-def test_it_takes_no_name_that_another_project_has(installed: Path) -> None:
-    packages = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
-    assert packages == {"smart_embedder"}, "no app, and no command"
-
-
-def test_the_engine_is_a_library(installed: Path) -> None:
-    name, version, file = told(
-        "import json, smart_embedder, importlib.metadata as metadata\n"
-        "from smart_embedder import Engine\n"
-        "version = metadata.version('smart-embedder')\n"
-        "print(json.dumps([Engine.__name__, version, smart_embedder.__file__]))",
-        installed,
     )
+    return done.stdout.splitlines()
+
+
+def test_the_engine_is_a_library_with_all_files_and_no_name_of_another_project(
+    tmp_path: Path,
+) -> None:
+    installed = unpack(ROOT, SERVICE, tmp_path)
+    packages = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
+    assert packages == {"smart_embedder"}, "no app"
+    assert not list(installed.glob("*.dist-info/entry_points.txt")), "no command"
+    (line,) = run(
+        installed,
+        "from smart_embedder import Engine\n"
+        "print(json.dumps([sys.modules['smart_embedder'].__file__, Engine.__name__,"
+        " metadata.version('smart-embedder')]))",
+    )
+    file, name, version = json.loads(line)
     assert (name, file) == ("Engine", str(installed / "smart_embedder" / "__init__.py"))
     assert Version(version) == Version(__version__)
+    # The kernels can be built of it.
+    kernels = Path("smart_embedder", "kernels")
+    names = {path.name for path in (ROOT / kernels / "csrc").glob("*.*") if path.suffix != ".so"}
+    assert {path.name for path in (installed / kernels / "csrc").iterdir()} == names
+    assert (installed / kernels / "requirements-kernels.txt").is_file()
 
 
-def test_the_kernels_can_be_built_of_it(installed: Path) -> None:
-    ops = Path("smart_embedder", "kernels")
-    names = {path.name for path in (ROOT / ops / "csrc").glob("*.*") if path.suffix != ".so"}
-    assert {path.name for path in (installed / ops / "csrc").iterdir()} == names
-    assert (installed / ops / "requirements-kernels.txt").is_file()
-
-
-def test_the_command_is_the_clients(client: Path) -> None:
-    command = [sys.executable, client / "bin" / "smart-embedder"]
-    assert "smart-embedder ingest" in run(*command, "--help", paths=[client])
-    assert "--rescore" in run(*command, "search", "--help", paths=[client])
-
-
-def test_the_client_works_without_the_service(client: Path) -> None:
-    file, version, modules = told(
-        "import importlib.metadata as metadata, json, sys, smart_embedder_client as client\n"
-        "version = metadata.version('smart-embedder-client')\n"
-        "print(json.dumps([client.__file__, version, sorted(sys.modules)]))",
-        client,
+def test_the_client_and_its_command_work_without_the_service(tmp_path: Path) -> None:
+    installed = unpack(ROOT / "client", CLIENT, tmp_path)
+    line, *shown = run(
+        installed,
+        "import smart_embedder_client as client\n"
+        "found = metadata.distribution('smart-embedder-client')\n"
+        "print(json.dumps([client.__file__, found.version, sorted(sys.modules)]))\n"
+        "(command,) = found.entry_points\n"
+        "sys.argv = [command.name, 'search', '--help']\n"
+        "command.load()()",
     )
-    package = client / "smart_embedder_client"
+    file, version, modules = json.loads(line)
+    package = installed / "smart_embedder_client"
     assert file == str(package / "__init__.py")
     assert Version(version) == Version(smart_embedder_client.__version__)
     names = {name.partition(".")[0] for name in modules}
     assert not names & {"app", "smart_embedder", "tools", "torch", "fastapi"}
     assert (package / "py.typed").exists()
+    assert shown[0].startswith("usage: smart-embedder search")
+    assert "--rescore" in "\n".join(shown)
 
 
 def test_the_client_needs_httpx_and_numpy_alone_and_is_tested_in_versions_that_it_names() -> None:
