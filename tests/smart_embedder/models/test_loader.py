@@ -83,21 +83,13 @@ def assert_separate_cores() -> None:
 
 
 @needs_two_cores
-@pytest.mark.parametrize(
-    ("device", "expected"),
-    [(None, ["cpu:0", "cpu:1"]), ("cpu", ["cpu:0", "cpu:1"]), ("cpu:1", ["cpu:1"])],
-)
-def test_model_runs_on_every_worker_or_on_its_named_devices(
-    tiny_m3: Path, device: str | None, expected: list[str]
-) -> None:
-    found = placed(tiny_m3, {"device": "cpu:0,cpu:1"}, device=device)
-    assert [copy.device.name for copy in found] == expected
-
-
-@needs_two_cores
-def test_unknown_worker_is_refused_with_its_line(tiny_m3: Path) -> None:
+def test_model_runs_on_every_worker_or_on_its_named_devices(tiny_m3: Path) -> None:
+    both = {"device": "cpu:0,cpu:1"}
+    for device, expected in ((None, ["cpu:0", "cpu:1"]), ("cpu:1", ["cpu:1"])):
+        found = placed(tiny_m3, both, device=device)
+        assert [copy.device.name for copy in found] == expected
     with pytest.raises(StartupError, match=r"models.yaml, line 1: device=cpu:7 is none of DEVICE"):
-        placed(tiny_m3, {"device": "cpu:0,cpu:1"}, device="cpu:7", location="models.yaml, line 1")
+        placed(tiny_m3, both, device="cpu:7", location="models.yaml, line 1")
 
 
 def test_memory_needs_are_computed_from_the_files(tiny_m3: Path) -> None:
@@ -137,8 +129,7 @@ def test_unloaded_model_is_garbage_collected(tiny_qwen: Path) -> None:
     assert reference() is None
 
 
-@pytest.mark.parametrize("thoroughly", [True, False])
-@pytest.mark.parametrize("named", [None, 77])
+@pytest.mark.parametrize(("named", "thoroughly"), [(None, True), (None, False), (77, True)])
 def test_token_budget_is_measured_in_steps_unless_max_batch_tokens_is_set(
     tiny_m3: Path, named: int | None, *, thoroughly: bool
 ) -> None:

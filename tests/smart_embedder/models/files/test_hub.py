@@ -80,7 +80,7 @@ def test_local_folder_is_a_model_whatever_its_name(tmp_path: Path, monkeypatch) 
 
 @pytest.mark.parametrize(
     "name",
-    ["/no/such", "/none", "./none", "../no/such", "~/no/such", "~no-one/such", "none", "a/b/c"],
+    ["/no/such", "./none", "~/no/such", "none", "a/b/c"],
 )
 def test_name_that_is_no_hub_id_is_not_looked_up(name: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=f"^the model folder {name} does not exist$"):
@@ -163,9 +163,7 @@ def serve(respond: Respond, status: int = 200, **headers: str) -> Iterator[str]:
 
 
 UNREACHABLE: dict[str, Callable[[], AbstractContextManager[str]]] = {
-    "a closed port": closed_port,
     "a captive portal": lambda: serve(lambda *_: PAGE),
-    "no response": lambda: serve(lambda _, ended: ended.wait(120) and None),
     "a response to the first request only": lambda: serve(
         lambda number, ended: INFO if number == 1 else ended.wait(120) and None
     ),
@@ -187,29 +185,14 @@ class RefusingProxy(Handler):
     do_CONNECT = Handler.do_GET  # noqa: N815 - the library's name
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "reason"),
-    [
-        ("http://hub.invalid", "407 Proxy Authentication Required"),
-        ("https://hub.invalid", "[Errno 111] Connection refused"),
-    ],
-)
-def test_refusing_proxy_is_named_without_its_password(
-    endpoint: str, reason: str, fetch, monkeypatch
-) -> None:
+def test_refusing_proxy_is_named_without_its_password(fetch, monkeypatch) -> None:
     huggingface_hub.close_session()
-    refusing = ThreadingHTTPServer(("127.0.0.1", 0), RefusingProxy)
-    proxy = closed_port() if "Errno" in reason else serving(refusing)
-    with proxy as found:
-        address = (found if isinstance(found, str) else url_of(found)).removeprefix("http://")
-        for variable in ("HTTPS_PROXY", "HTTP_PROXY"):
-            monkeypatch.setenv(variable, f"http://me:{TOKEN}@{address}/")
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), RefusingProxy)) as refusing:
+        address = url_of(refusing).removeprefix("http://")
+        monkeypatch.setenv("HTTP_PROXY", f"http://me:{TOKEN}@{address}/")
         with pytest.raises(StartupError) as caught:
-            fetch(endpoint)
-    refusing.server_close()
-    message = (
-        f"the hub cannot be reached through the proxy {address} ({reason}). The model {MODEL} "
-    )
+            fetch("http://hub.invalid")
+    message = f"the hub cannot be reached through the proxy {address} (407 Proxy Authentication "
     assert str(caught.value).startswith(message)
 
 
@@ -221,7 +204,7 @@ def test_earlier_download_is_used_without_the_hub(tmp_path: Path, fetch) -> None
         assert fetch(address) == []
 
 
-@pytest.mark.parametrize("proxy", ["socks5://proxy", "ftp://proxy", "http://[::1"])
+@pytest.mark.parametrize("proxy", ["socks5://proxy", "http://[::1"])
 def test_unusable_proxy_is_reported(monkeypatch, fetch, proxy: str) -> None:
     huggingface_hub.close_session()
     monkeypatch.setenv("HTTPS_PROXY", proxy)
@@ -367,27 +350,14 @@ def test_broken_download_is_resumed_and_no_byte_counts_twice(
     assert lines[-1]["event"] == "model_downloaded"
 
 
-def test_download_is_logged_every_five_seconds_and_at_the_end(monkeypatch) -> None:
+def test_downloaded_bytes_count_before_they_are_on_disk(monkeypatch) -> None:
+    """A line is logged every five seconds, and at the end."""
     now, status = 1000.0, DownloadStatus()
     monkeypatch.setattr(hub.time, "monotonic", lambda: now)
-    with capture_logs() as logs:
-        with follow_download("m", status, {"a": 3 * 10**6}, set()) as bar:
-            for _ in range(100):
-                now += 0.25
-                bar(name=WRITTEN).update(30_000)
-            assert status.current == Download("m", 3 * 10**6, 3 * 10**6)
-            bar(name="files").update(7)
-        assert status.current is None
-        with follow_download("m", status, {"a": 1, "b": 2}, {"a", "b"}) as bar:
-            assert (bar, status.current) == (None, None), "nothing is missing"
-    assert [line.get("percent") for line in logs] == [0, 20, 40, 60, 80, 100, None]
-    expected = {"event": "model_downloaded", "model": "m", "total": "3 MB", "seconds": 25}
-    assert logs[-1] == expected | {"log_level": "info"}
-
-
-def test_downloaded_bytes_count_before_they_are_on_disk() -> None:
-    status = DownloadStatus()
-    with follow_download("m", status, {"a": 100, "b": 900}, {"a"}) as bar:
+    with (
+        capture_logs() as logs,
+        follow_download("m", status, {"a": 100, "b": 900}, {"a"}) as bar,
+    ):
         assert status.current == Download("m", 100, 1000)
         for name, size, done in [
             (SENT, 300, 400),
@@ -396,5 +366,14 @@ def test_downloaded_bytes_count_before_they_are_on_disk() -> None:
             (SENT, 900, 1000),
             (SENT, -1000, 500),
         ]:
+            now += 2.5
             bar(name=name).update(size)
             assert status.current == Download("m", done, 1000)
+        bar(name="files").update(7)
+        assert status.current == Download("m", 500, 1000)
+    assert status.current is None
+    assert [line.get("percent") for line in logs] == [10, 40, 100, None]
+    expected = {"event": "model_downloaded", "model": "m", "total": "0 MB", "seconds": 12}
+    assert logs[-1] == expected | {"log_level": "info"}
+    with follow_download("m", status, {"a": 1, "b": 2}, {"a", "b"}) as bar:
+        assert (bar, status.current) == (None, None), "nothing is missing"

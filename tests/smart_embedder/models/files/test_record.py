@@ -28,16 +28,18 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return save_family(folder, request.param, word_tokenizer())
 
 
+WITHOUT_EFFECT = [
+    *["embeddings.position_ids", "bert.pooler.dense.weight", "cls.predictions.bias"],
+    *["lm_head.decoder.weight", "classifier.weight"],
+]
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
         ("linear.weight", (32, 64), r"the tensor linear\.weight \(32 x 64\), which this model"),
         ("layers.7.extra", (), r"the tensor layers\.7\.extra \(one number\), which"),
-        ("embeddings.position_ids", (1, 8), None),
-        ("bert.pooler.dense.weight", (4, 4), None),
-        ("cls.predictions.bias", (4,), None),
-        ("lm_head.decoder.weight", (4, 4), None),
-        ("classifier.weight", (2, 4), None),
+        (None, (), ""),
     ],
 )
 def test_tensor_that_is_not_computed_stops_the_start(
@@ -45,8 +47,10 @@ def test_tensor_that_is_not_computed_stops_the_start(
 ) -> None:
     folder = shutil.copytree(encoder, tmp_path / "copy")
     with changed_weights(folder) as tensors:
-        tensors[name] = torch.zeros(shape)
-    with pytest.raises(StartupError, match=message) if message else nullcontext():
+        tensors |= {other: torch.zeros(2, 4) for other in WITHOUT_EFFECT}
+        if name is not None:
+            tensors[name] = torch.zeros(shape)
+    with nullcontext() if name is None else pytest.raises(StartupError, match=message):
         load_embedder("model", folder, 64, float32_target)
 
 
@@ -95,7 +99,7 @@ def logged_fields(folder: Path, target: Target, **changes: Any) -> list[str]:
     return found[0] if found else []
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "camembert", "qwen3"])
+@pytest.mark.parametrize("family", ["bert", "camembert", "qwen3"])
 def test_every_field_of_our_own_families_is_read_or_has_no_effect(
     family: str, tmp_path: Path, float32_target: Target
 ) -> None:

@@ -96,7 +96,6 @@ HEAD = {"weight": torch.rand(4, 3), "bias": torch.rand(4)}
     ("state", "sizes", "message"),
     [
         (HEAD, (3, 4), None),
-        (HEAD, (3, None), None),
         (HEAD, (2, None), "has the wrong shape"),
         (
             HEAD | {"bias": torch.zeros(3)},
@@ -104,9 +103,7 @@ HEAD = {"weight": torch.rand(4, 3), "bias": torch.rand(4)}
             r"weight \[4, 3\] and bias \[3\], but \[4, 3\] and \[4\] fit",
         ),
         ({"weight": torch.ones(4, 3)}, (3, 4), "is damaged: 'bias'"),
-        ([1, 2], (3, 4), "is damaged"),
         (None, (3, 4), "the head head.pt is missing"),
-        (b"", (3, 4), "head.pt is damaged"),
         (b"PK\x03\x04" + bytes(200), (3, 4), "head.pt is damaged"),
     ],
 )
@@ -143,7 +140,6 @@ INVALID = "has an invalid shape or offset for its tensor {}"
     ("content", "reason"),
     [
         ((100_000_001).to_bytes(8, "little"), "model.safetensors is not a safetensors file"),
-        ((100_000_000).to_bytes(8, "little"), "model.safetensors is cut short"),
         (bytes(7), "model.safetensors is cut short"),
         (
             safetensors_file(4, '{"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 4]}}'),
@@ -155,7 +151,6 @@ INVALID = "has an invalid shape or offset for its tensor {}"
         (safetensors_file(4, a=([1], [0, 4]), b=([1], [0, 4])), INVALID.format("b")),
         (safetensors_file(8, a=([-1, 2, -1], [0, 8])), INVALID.format("a")),
         (safetensors_file(4, a=([1], [0.0, 4])), INVALID.format("a")),
-        (safetensors_file(4, a=([-1, -1], [0, 4])), INVALID.format("a")),
         (safetensors_file(4, a=([1], [0, math.inf])), ""),
     ],
 )
@@ -221,22 +216,21 @@ def test_tensor_is_found_behind_a_prefix_or_named(tmp_path, name, shape, message
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "message"),
+    ("content", "message"),
     [
         (
-            "config.json",
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
             r"is quantized by gptq \(quantization_config in config.json\)",
         ),
-        ("config.json", {"quantization_config": "own"}, "is quantized by own"),
-        ("config.json", {"transformers_weights": "b.safetensors"}, r"file of weights \(transform"),
+        ({"quantization_config": "own"}, "is quantized by own"),
+        ({"transformers_weights": "b.safetensors"}, r"file of weights \(transform"),
     ],
 )
-def test_quantized_weights_are_refused(file, content, message, tmp_path: Path) -> None:
+def test_quantized_weights_are_refused(content, message, tmp_path: Path) -> None:
     save_whole(tmp_path)
     (tmp_path / "config.json").write_text('{"quantization_config": null}')
     assert len(Weights.read(tmp_path).tensors) == len(TENSORS)
-    (tmp_path / file).write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(StartupError, match=message):
         Weights.read(tmp_path)
 
@@ -245,7 +239,6 @@ def test_quantized_weights_are_refused(file, content, message, tmp_path: Path) -
     ("others", "prefix"),
     [
         ({"bert.": 1.0}, "bert."),
-        ({"a.": 0.0, "bert.": 1.0, "teacher.bert.": 0.0}, "bert."),
         ({"a.": 0.0, "": 1.0, "b_": 0.0}, ""),
         ({"my.wrapper.": 1.0, "my.wrapper.of_": 0.0}, "my.wrapper."),
         ({"a.": 0.0, "b.": 0.0}, None),
@@ -267,7 +260,7 @@ def test_prefix_is_found_among_tensors_of_several_models(others, prefix, tmp_pat
 
 @pytest.mark.parametrize(
     "index",
-    ["", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "gone.safetensors"}}',
+    ['{"weight_map": 3}', '{"weight_map": {"a": "gone.safetensors"}}',
      '{"weight_map": {"a": "../model.safetensors"}}'],
 )  # fmt: skip
 def test_index_of_shards_reads_only_its_own_folder(index: str, tmp_path: Path) -> None:
