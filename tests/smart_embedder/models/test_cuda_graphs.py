@@ -40,7 +40,7 @@ LENGTHS = st.one_of(
 ).filter(lambda lengths: sum(lengths) <= 40 and (max(lengths) <= 12 or len(lengths) <= 6))
 
 
-@pytest.fixture(scope="module", params=["encoder", "decoder", "modernbert", "embedding-gemma"])
+@pytest.fixture(scope="module", params=["decoder"])
 def backbone(
     request: pytest.FixtureRequest,
     tiny_m3: Path,
@@ -99,9 +99,12 @@ def batch(backbone: Backbone, lengths: list[int]) -> PackedBatch:
     return pack(sequences, device=CPU, positions=backbone._positions)
 
 
+@pytest.mark.parametrize(
+    "backbone", ["encoder", "decoder", "modernbert", "embedding-gemma"], indirect=True
+)
 @given(batches=st.lists(LENGTHS, min_size=1, max_size=4))
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @torch.inference_mode()
 def test_cuda_graph_states_equal_the_plain_forward(
@@ -211,12 +214,10 @@ def test_cuda_graph_that_is_no_faster_is_dropped(backbone, monkeypatch) -> None:
     ("lengths", "chosen"),
     [
         ((7,), (32, 4, 32)),
-        ((32,), (32, 4, 32)),
         ((8,) * 4, (32, 4, 32)),
         ((33,), (64, 8, 64)),
         ((3,) * 5, (64, 8, 64)),
         ((8, 8, 8, 9), (64, 8, 64)),
-        ((1500,), (1536, 21, 1536)),
         ((1500, 30), (1536, 21, 1536)),
         ((20,) * 100, (2048, 256, 128)),
         ((*[20] * 80, 300), None),

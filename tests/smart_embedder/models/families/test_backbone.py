@@ -62,7 +62,7 @@ def backbone_of(device: str = "cpu", dtype: torch.dtype = torch.float32, **optio
     return Backbone(transformer, target, **sizes, positions=PositionScheme(), configuration="none")
 
 
-@pytest.mark.parametrize(("tokens", "multiple"), [(1, 1), (32, 1), (33, 8), (512, 8), (513, 32)])
+@pytest.mark.parametrize(("tokens", "multiple"), [(32, 1), (33, 8), (512, 8), (513, 32)])
 def test_rows_are_rounded_up_on_a_cpu(tokens, multiple) -> None:
     sequences = [np.ones(tokens, np.int64)]
     rounded = -(-tokens // multiple) * multiple
@@ -75,18 +75,10 @@ def test_rows_are_rounded_up_on_a_cpu(tokens, multiple) -> None:
     assert len(selected) == rounded
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "sent"),
-    [
-        ("cpu", torch.float32, torch.float32),
-        ("cpu", torch.bfloat16, torch.float32),
-        ("cuda", torch.float32, torch.float32),
-        ("cuda", torch.float16, torch.float16),
-        ("cuda", torch.bfloat16, torch.float16),
-    ],
-)
-def test_wire_dtype_is_as_exact_as_the_model(device, dtype, sent) -> None:
-    assert backbone_of(device, dtype).wire_dtype is sent
+def test_wire_dtype_is_as_exact_as_the_model() -> None:
+    assert backbone_of("cpu", torch.bfloat16).wire_dtype is torch.float32
+    assert backbone_of("cuda", torch.float32).wire_dtype is torch.float32
+    assert backbone_of("cuda", torch.bfloat16).wire_dtype is torch.float16
 
 
 @pytest.mark.parametrize(("window", "fits"), [(None, True), (32, True), (31, False)])
@@ -107,9 +99,7 @@ def test_graphs_need_a_gpu_and_a_capturable_transformer() -> None:
         assert list(model.capture_graphs_in_steps()) == []
 
 
-@pytest.mark.parametrize(
-    ("layers", "times"), [(36, 12), (28, 14), (24, 12), (12, 6), (3, 1.5), (2, 1), (1, 1)]
-)
+@pytest.mark.parametrize(("layers", "times"), [(36, 12), (28, 14), (3, 1.5), (1, 1)])
 def test_with_fewer_layers_keeps_the_first_and_returns_the_factor(
     layers: int, times: float
 ) -> None:

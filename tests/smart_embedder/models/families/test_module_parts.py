@@ -1,6 +1,5 @@
 """Parts of transformers' modules that the backend computes, exactly and in 8 bits."""
 
-import random
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from tests.smart_embedder.models.families.states import target
 from tests.support.checkpoints import spread_weights
 from tests.support.encoders import (
     FAMILIES,
+    SIZES,
     TEXTS,
     assert_close,
     embed,
@@ -36,7 +36,7 @@ from tests.support.wordpiece import change
 needs_int8 = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 INT8 = target(torch.bfloat16, "auto", quantized=True)
 # Families with different parts, of each layout: packed, padded, one length at a time.
-QUANTIZED = ["modernbert", "embedding-gemma", "qwen2-causal", "mpnet", "t5", "convbert"]
+QUANTIZED = ["modernbert", "qwen2-causal", "t5", "convbert"]
 
 
 @pytest.fixture(scope="module")
@@ -64,59 +64,31 @@ def test_int8_vectors_of_a_family_are_near_float32(family, tokenizer, tmp_path) 
     np.testing.assert_array_equal(embed(model, TEXTS), alone)
 
 
-def random_config(draw: random.Random) -> transformers.PretrainedConfig:
-    """Draw a configuration of a family whose attention, norms and gates are replaced."""
-    heads, width = draw.choice([1, 2, 4]), draw.choice([16, 24, 32])
-    layers = draw.randint(1, 4)
-    sizes: dict[str, Any] = {
-        "vocab_size": 700,
-        "hidden_size": 64,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": draw.choice([count for count in (1, 2, 4) if heads % count == 0]),
-        "head_dim": width,
-        "intermediate_size": draw.choice([50, 64, 96, 128]),
-        "max_position_embeddings": 300,
-        "pad_token_id": 0,
-        "attention_bias": draw.random() < 0.5,
-        "mlp_bias": draw.random() < 0.5,
-    }
-    kinds = ["sliding_attention", "full_attention"]
-    windows = {"layer_types": draw.choices(kinds, k=layers), "sliding_window": draw.choice([6, 40])}
-    activation = draw.choice(["gelu", "gelu_pytorch_tanh", "silu", "relu"])
-    match draw.choice(["ModernBert", "Gemma3Text", "EuroBert", "Qwen3"]):
-        case "ModernBert":
-            heads = draw.choice([1, 2, 4, 8])
-            head_sizes = {"num_attention_heads": heads, "head_dim": 64 // heads}
-            del sizes["num_key_value_heads"]
-            return transformers.ModernBertConfig(
-                **sizes | head_sizes,
-                layer_types=windows["layer_types"], local_attention=draw.choice([8, 30, 200]),
-                hidden_activation=activation, norm_bias=draw.random() < 0.5,
-                bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3,
-            )  # fmt: skip
-        case "Gemma3Text":
-            return transformers.Gemma3TextConfig(
-                **sizes, **windows,
-                hidden_activation=activation, query_pre_attn_scalar=draw.choice([16, 64, 256]),
-                use_bidirectional_attention=True, bos_token_id=2, eos_token_id=3,
-            )  # fmt: skip
-        case "EuroBert":
-            return transformers.EuroBertConfig(
-                **sizes, hidden_act=activation, bos_token_id=2, eos_token_id=3
-            )
-        case _:
-            sizes["is_causal"] = False
-            return transformers.Qwen3Config(**sizes, hidden_act=activation)
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+# Names of transformers, and sizes with other heads, windows, biases and activations.
+VARIANTS = {
+    "ModernBert": {
+        "layer_types": LAYERS["layer_types"], "local_attention": 30, "attention_bias": True,
+        "norm_bias": True, "mlp_bias": True, "hidden_activation": "gelu_pytorch_tanh",
+    },
+    "Gemma3Text": LAYERS | {
+        "num_key_value_heads": 1, "head_dim": 24, "query_pre_attn_scalar": 64,
+        "hidden_activation": "relu", "use_bidirectional_attention": True,
+    },
+    "EuroBert": {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    "Qwen3": {
+        "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 50, "is_causal": False,
+        "attention_bias": True, "hidden_act": "gelu",
+    },
+}  # fmt: skip
 
 
-# The seeds below 24 whose configurations differ most in family, activation, windows, heads, biases.
-@pytest.mark.parametrize("seed", [1, 5, 12, 15, 17, 22])
-def test_replaced_parts_of_random_configurations_match_transformers(
-    seed, tokenizer, tmp_path
-) -> None:
-    config = random_config(random.Random(seed))
-    torch.manual_seed(seed)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_replaced_parts_of_other_sizes_match_transformers(name, tokenizer, tmp_path) -> None:
+    config = getattr(transformers, f"{name}Config")(
+        **SIZES | VARIANTS[name], bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3
+    )
+    torch.manual_seed(4)
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
     spread_weights(tmp_path)
     save_tokenizer(tmp_path, tokenizer)

@@ -12,7 +12,6 @@ from transformers import AutoModel
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.native import load_library
-from smart_embedder.kernels.target import Target
 from tests.smart_embedder.models.families.states import load, random_sequences, states_of, target
 from tests.support.checkpoints import changed_weights
 from tests.support.encoders import OWN_FAMILIES, save_transformer
@@ -20,7 +19,7 @@ from tests.support.wordpiece import change
 
 MAPS = Path("/proc/self/maps")
 LENGTHS = (5, 17, 5, 1, 44, 17, 3, 68, 100)
-ATTENTIONS = ["sdpa", "matmul", "eager", *["native"] * (load_library() is not None)]
+NATIVE = ["native"] * (load_library() is not None)
 
 
 @torch.inference_mode()
@@ -36,47 +35,38 @@ def padded_states(folder: Path, sequences: list[np.ndarray]) -> torch.Tensor:
 
 
 ENCODER, DECODER = "xlm-roberta", "qwen3"
-FORWARDS = [
-    *((family, {}, LENGTHS, "sdpa") for family in OWN_FAMILIES),
-    *(
-        (ENCODER, {"hidden_act": activation}, LENGTHS, "sdpa")
-        for activation in ("gelu_new", "relu")
-    ),
-    *(
-        (ENCODER, sizes, LENGTHS, "sdpa")
-        for sizes in ({"hidden_size": 90, "num_attention_heads": 2},)
-    ),
-    *(
-        (family, {"hidden_size": 32, "num_hidden_layers": 2}, lengths, "sdpa")
-        for family in (ENCODER, DECODER)
-        for lengths in ((1,), (1500,))
-    ),
-    *(
-        (DECODER, changes, LENGTHS, "sdpa")
-        for changes in (
-            {"num_key_value_heads": 1, "head_dim": 6},
-            {"num_hidden_layers": 1, "rms_norm_eps": 0.1},
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
-            {"kind": "ForCausalLM"},  # With a language model's head.
-        )
-    ),
-]
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize(("family", "changes", "lengths", "attention"), FORWARDS)
-def test_float32_states_match_transformers(
-    family, changes, lengths, attention, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("family", "changes", "lengths"),
+    [
+        *((family, {}, LENGTHS) for family in OWN_FAMILIES),
+        (ENCODER, {"hidden_act": "gelu_new"}, LENGTHS),
+        (ENCODER, {"hidden_act": "relu", "hidden_size": 90, "num_attention_heads": 2}, LENGTHS),
+        *((family, SMALL, lengths) for family in (ENCODER, DECODER) for lengths in ((1,), (1500,))),
+        (DECODER, {"num_key_value_heads": 1, "head_dim": 6, "rms_norm_eps": 0.1}, LENGTHS),
+        (
+            DECODER,
+            {
+                "kind": "ForCausalLM",  # With a language model's head.
+                "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            LENGTHS,
+        ),
+    ],
+)
+def test_float32_states_match_transformers(family, changes, lengths, tmp_path: Path) -> None:
     folder, sequences = save_transformer(tmp_path, family, **changes), random_sequences(lengths)
-    actual = states_of(folder, target(attention=attention), sequences)
+    actual = states_of(folder, target(), sequences)
     torch.testing.assert_close(actual, padded_states(folder, sequences), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", ["sdpa", *NATIVE])
 @pytest.mark.parametrize(
     ("family", "changes", "least"),
     [
-        (ENCODER, {"hidden_size": 256}, 0.9995),
+        (ENCODER, {"hidden_size": 128}, 0.9995),
         (DECODER, {"hidden_size": 32, "intermediate_size": 50}, 0.999),
     ],
 )
@@ -89,7 +79,7 @@ def test_bfloat16_states_are_near_float32(
     assert functional.cosine_similarity(actual, exact).min() > least
 
 
-@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("attention", ["sdpa", "matmul", "eager", *NATIVE])
 @torch.inference_mode()
 def test_shared_prefixes_have_the_states_of_each_text_alone(attention: str, tmp_path: Path) -> None:
     half = attention in {"matmul", "native"}
@@ -114,16 +104,11 @@ def test_shared_prefixes_have_the_states_of_each_text_alone(attention: str, tmp_
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="the system does not list mapped files")
-@pytest.mark.parametrize(
-    "model_target", [target(), target(torch.bfloat16)], ids=["float32", "bfloat16"]
-)
 @torch.inference_mode()
-def test_weight_files_are_closed_and_may_be_overwritten(
-    model_target: Target, tiny_m3: Path, tmp_path: Path
-) -> None:
+def test_weight_files_are_closed_and_may_be_overwritten(tiny_m3: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     path = folder / "model.safetensors"
-    backbone = load(folder, model_target)
+    backbone = load(folder, target())
     packed = backbone.pack(random_sequences(LENGTHS))
     before = backbone.forward(packed)
     assert str(folder) not in MAPS.read_text()
@@ -132,17 +117,14 @@ def test_weight_files_are_closed_and_may_be_overwritten(
         file.write(bytes(path.stat().st_size))
         file.truncate(100)
     assert torch.equal(backbone.forward(packed), before)
-    assert backbone.dtype == model_target.dtype
 
 
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        ("bert", "encoder.layer.1.output.dense.weight"),
         ("bert", "encoder.layer.0.attention.output.LayerNorm.bias"),
         ("bert", "embeddings.token_type_embeddings.weight"),
         ("qwen3", "layers.1.mlp.up_proj.weight"),
-        ("qwen3", "norm.weight"),
     ],
 )
 def test_missing_tensor_or_wrong_shape_stops_the_start(
@@ -159,12 +141,12 @@ def test_missing_tensor_or_wrong_shape_stops_the_start(
 
 
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
-@pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "vocab_size"])
-def test_config_sizes_that_differ_from_the_weights_stop_the_start(
-    family, name, tmp_path: Path
-) -> None:
-    folder = save_transformer(tmp_path, family)
-    change(folder / "config.json", **{name: 10**9})
-    with pytest.raises(StartupError) as caught:
-        load(folder, target())
-    assert "\n" not in str(caught.value)
+def test_config_sizes_that_differ_from_the_weights_stop_the_start(family, tmp_path: Path) -> None:
+    config = save_transformer(tmp_path, family) / "config.json"
+    content = config.read_text()
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+        change(config, **{name: 10**9})
+        with pytest.raises(StartupError) as caught:
+            load(tmp_path, target())
+        assert "\n" not in str(caught.value)
+        config.write_text(content)
