@@ -6,10 +6,10 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Metaspace, Split, WhitespaceSplit
-from transformers.models.qwen2 import tokenization_qwen2
 
 from tests.support.checkpoints import corpus
 from tests.support.texts import ODD_TEXTS
+from tests.support.words import qwen_words
 
 # Reads the tokenizer of the folder of a fixture.
 Read = Callable[[str], Tokenizer]
@@ -49,12 +49,6 @@ def _bytes(read: Read, words: Any, normalizer: Any = None) -> Tokenizer:
     return _form(read("tiny_qwen").model, words, normalizer)
 
 
-def _qwen(read: Read) -> Tokenizer:
-    split = Split(Regex(tokenization_qwen2.PRETOKENIZE_REGEX), "isolated")
-    words = pre_tokenizers.Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
-    return _bytes(read, words, normalizers.NFC())
-
-
 @cache
 def _sign_bpe() -> models.Model:
     """Train a BPE with U+2581 for spaces, and a token for each byte."""
@@ -88,7 +82,7 @@ KINDS: dict[str, Callable[[Read], Tokenizer]] = {
     ),
     "T5": lambda read: _unigram(read, Metaspace()),
     "bytes behind a space": lambda read: _bytes(read, ByteLevel(add_prefix_space=True)),
-    "Qwen": _qwen,
+    "Qwen": lambda read: _bytes(read, qwen_words(), normalizers.NFC()),
     "Llama 2": lambda _: _form(
         _sign_bpe(), None, normalizers.Sequence([normalizers.Prepend("\u2581"), _SIGN])
     ),

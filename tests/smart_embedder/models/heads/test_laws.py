@@ -1,6 +1,5 @@
 """Laws that hold for every model.
 
-import json
 A result does not depend on the rest of the batch, has exactly the requested kinds, and a number
 that is not finite fails only its own text.
 """

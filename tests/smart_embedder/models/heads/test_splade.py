@@ -17,7 +17,6 @@ from transformers import (
     DistilBertForMaskedLM,
     ModernBertForMaskedLM,
     MPNetForMaskedLM,
-    RobertaForMaskedLM,
     XLMRobertaForMaskedLM,
 )
 
@@ -43,18 +42,23 @@ TEXTS = [
 SPARSE, BOTH = Outputs(sparse=True), Outputs(dense=True, sparse=True)
 
 
-FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert", "modernbert, without a bias")
-FAMILIES += ("distilbert", "mpnet")
+FAMILIES = (
+    "bert",
+    "xlm-roberta",
+    "modernbert",
+    "modernbert, without a bias",
+    "distilbert",
+    "mpnet",
+)
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("splade")
-    like_bge = {"tokenizer_of": tiny_reranker, **ROBERTA}
+    untied = {"tokenizer_of": tiny_reranker, "tie_word_embeddings": False}
     models = (
         (BertForMaskedLM, {"hidden_act": "relu"}),
-        (RobertaForMaskedLM, like_bge),
-        (XLMRobertaForMaskedLM, like_bge | {"tie_word_embeddings": False}),
+        (XLMRobertaForMaskedLM, ROBERTA | untied),
         (ModernBertForMaskedLM, MODERNBERT),
         (ModernBertForMaskedLM, MODERNBERT | {"decoder_bias": False}),
         (DistilBertForMaskedLM, {}),
@@ -103,8 +107,7 @@ def test_splade_weights_equal_sentence_transformers(folders, load, family) -> No
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["max", "sum"])
-@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize(("pooling", "activation"), [("max", "log1p_relu"), ("sum", "relu")])
 def test_splade_poolings_and_activations_equal_sentence_transformers(
     folders, load, tmp_path, pooling, activation, slices
 ) -> None:
@@ -129,10 +132,7 @@ def copy_with_pooling(source: Path, target: Path, **pooling: str) -> Path:
     [
         (["sea"] * 4, "yyyy", 12, [12]),  # A text has three tokens.
         (["sea"] * 4, "yyyy", 8, [6, 6]),
-        (["sea"] * 4, "yyyy", 5, [3] * 4),
-        (["sea"] * 4, "yyyn", 100, [9]),
         (["sea"] * 3, "yny", 100, [3, 3]),  # The text between them is not computed.
-        (["sea sea sea sea"], "y", 4, [4, 2]),
         (["sea sea sea sea", "sea"], "yy", 5, [3, 5, 1]),
         (["sea"], "y", 0, [1, 1, 1]),
     ],
@@ -180,15 +180,6 @@ def test_splade_max_seq_length_and_do_lower_case_are_followed(
     actual = weights_of(model, texts)
     assert np.abs(actual - uncut).max() > 0.1
     np.testing.assert_allclose(actual, reference(folder, texts), rtol=0, atol=1e-5)
-
-
-def test_splade_decoder_bias_counts_only_for_families_that_have_it(
-    folders, load, tmp_path: Path
-) -> None:
-    folder = copytree(folders["bert"], tmp_path / "copy")
-    change(folder / "config.json", decoder_bias=False)
-    expected = reference(folder, TEXTS)
-    np.testing.assert_allclose(weights_of(load(folder), TEXTS), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("most", [7, 10_000])
@@ -288,7 +279,6 @@ def test_weights_of_queries_are_part_of_the_vector_space(routed: Path, load, tmp
         ({"parameters": {"route_mappings": {"a": "query"}}}, "routes texts by their task"),
         ({"types": {"query_0_SparseStaticEmbedding": "own.Static"}}, "code of a checkpoint"),
         ({"types": None}, "has no types and structure"),
-        ({"structure": {"query": 1}}, "has no types and structure"),
         ({"structure": {"query": [{}]}}, "has no types and structure"),
     ],
 )

@@ -82,7 +82,7 @@ def test_static_embedding_equals_sentence_transformers(
     assert model.special_tokens == ([], [])
 
 
-@pytest.mark.parametrize("normalize", [None, False, True])
+@pytest.mark.parametrize("normalize", [None, True])
 def test_model2vec_folder_leaves_out_unknown_tokens(
     tmp_path: Path, tokenizer: Tokenizer, float32_target: Target, normalize: bool | None
 ) -> None:

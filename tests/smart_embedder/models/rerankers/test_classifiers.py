@@ -18,7 +18,7 @@ from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder
 from smart_embedder.requests import Outputs
-from tests.support.checkpoints import changed_weights, save_byte_level_tokenizer, spread_weights
+from tests.support.checkpoints import changed_weights, spread_weights
 from tests.support.wordpiece import change, save_wordpiece_tokenizer
 
 LIMIT = 96
@@ -47,23 +47,19 @@ TYPES = {
     "gemma": (GROUPED, "padded"),
     "gte": (SIZES | {"type_vocab_size": 2}, "padded"),
     "mistral": (GROUPED | {"sliding_window": 32}, "padded"),
-    "qwen2": (GROUPED, "padded"),
 }
 # Those whose tokenizers do not mark the two texts of a pair.
-UNMARKED = {"bart", "gemma", "mistral", "qwen2"}
+UNMARKED = {"bart", "gemma", "mistral"}
 
 
 def save_classifier(folder: Path, model_type: str, **changes: object) -> Path:
     folder.mkdir()
-    if model_type == "qwen2":  # transformers always loads its own class of tokenizer.
-        vocabulary = save_byte_level_tokenizer(folder, ("yes", "no"), template_adds_end=False)
-    else:
-        vocabulary = save_wordpiece_tokenizer(folder)
-        names = ["input_ids", "attention_mask"]
-        if model_type not in UNMARKED:
-            names.append("token_type_ids")
-        options = {"model_input_names": names, "tokenizer_class": "PreTrainedTokenizerFast"}
-        change(folder / "tokenizer_config.json", **options)
+    vocabulary = save_wordpiece_tokenizer(folder)
+    names = ["input_ids", "attention_mask"]
+    if model_type not in UNMARKED:
+        names.append("token_type_ids")
+    options = {"model_input_names": names, "tokenizer_class": "PreTrainedTokenizerFast"}
+    change(folder / "tokenizer_config.json", **options)
     torch.manual_seed(5)
     sizes = TYPES[model_type][0] | {"vocab_size": vocabulary} | changes
     config = AutoConfig.for_model(model_type, **sizes)

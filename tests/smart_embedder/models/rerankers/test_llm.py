@@ -132,11 +132,6 @@ def test_folders_without_a_qwen3_reranker_are_refused(
         QwenReranker("tiny", copy, LIMIT, 16, float32_target)
 
 
-def with_unused_rows(folder: Path) -> None:
-    """Qwen3's chat models have more rows than tokens."""
-    save_qwen(folder, vocabulary=1000)
-
-
 def with_scores_of_sentence_transformers(folder: Path) -> None:
     CrossEncoder(str(folder), device="cpu").save_pretrained(str(folder))
 
@@ -147,8 +142,7 @@ def with_another_template(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change_folder",
-    [with_unused_rows, with_scores_of_sentence_transformers, with_another_template],
+    "change_folder", [with_scores_of_sentence_transformers, with_another_template]
 )
 def test_language_model_of_another_template_is_refused_unless_kind_names_one(
     change_folder, tiny_qwen: Path, float32_target, tmp_path: Path
@@ -217,11 +211,12 @@ PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "sear
 TEXTS = PARTS.map("".join) | st.text(max_size=20)
 
 
-@pytest.fixture(scope="module", params=["GPT-2's words", "Qwen's words"])
-def tokenizer(request, tiny_qwen: Path) -> Tokenizer:
-    if request.param == "Qwen's words":
-        return qwen_words(tiny_qwen)
-    return Tokenizer.from_file(str(tiny_qwen / "tokenizer.json"))
+@pytest.fixture(scope="module")
+def tokenizer(tiny_qwen: Path) -> Tokenizer:
+    """Return the tiny Qwen's tokenizer with the pre-tokenizer of the published model."""
+    tokenizer = Tokenizer.from_file(str(tiny_qwen / "tokenizer.json"))
+    tokenizer.pre_tokenizer = qwen_words()
+    return tokenizer
 
 
 def template_with(tokenizer: Tokenizer, room: int, **options: int) -> QwenTemplate:
@@ -290,8 +285,8 @@ def test_query_of_many_slices_is_counted_once_and_shared_by_pairs(
     assert first.sequence._first is second.sequence._first
 
 
-@pytest.mark.parametrize("passage", ["", "hybrid", " hybrid search of vectors", "x " * 30])
-@pytest.mark.parametrize("most", [1, 2, 5, 200, None])
+@pytest.mark.parametrize("passage", ["", " hybrid search of vectors", "x " * 30])
+@pytest.mark.parametrize("most", [2, 200, None])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_passage_truncation_from_either_side(
     tokenizer: Tokenizer, passage: str, most: int | None, side

@@ -127,7 +127,7 @@ def test_tokenizer_without_its_unknown_token_is_refused(
 
 @pytest.mark.parametrize(
     ("in_config", "in_file", "logged"),
-    [("left", None, True), (None, "Left", True), ("right", "Left", False), (None, None, False)],
+    [("left", None, True), (None, "Left", True), ("right", "Left", False)],
 )
 def test_left_truncation_side_of_a_tokenizer_is_logged(
     kinds, tmp_path: Path, in_config, in_file, logged

@@ -92,7 +92,6 @@ def nothing(folder: Path) -> None:
 # A kind of tokenizer, the file, those beside it, the file with their changes in it, and what is
 # said to contradict it.
 APPLIED = [
-    ("bert", CASED, beside(CONFIG, do_lower_case=True), nothing, LOWER),
     ("bert", CASED, nothing, nothing, LOWER),
     ("bert", CASED, beside(CONFIG, tokenizer_class=None), nothing, LOWER),
     ("bert", nothing, beside(CONFIG, do_lower_case=False), CASED, LOWER),
@@ -199,7 +198,6 @@ def as_bert_without_class(folder: Path) -> None:
 CLASSES = [
     # As mmlw-retrieval-roberta, and old revisions of paraphrase-multilingual-MiniLM-L12-v2.
     ("xlm-roberta", beside(CONFIG, tokenizer_class="RobertaTokenizer")),
-    ("xlm-roberta", beside(CONFIG, tokenizer_class="BertTokenizer")),
     ("xlm-roberta", as_bert_without_class),
     ("bert", in_file(post_processor=None)),
     ("bert", in_file(pre_tokenizer={"type": "Whitespace"})),
