@@ -49,76 +49,43 @@ _EMBEDDING_GEMMA = {
 }
 _T5 = {"vocab_size": _VOCABULARY, "d_model": WIDTH, "d_kv": 16, "d_ff": 96}
 _T5 |= {"num_layers": 2, "num_heads": 4}
-_DISTILBERT = {"vocab_size": _VOCABULARY, "dim": WIDTH, "n_layers": 2, "n_heads": 4}
-_DISTILBERT |= {"hidden_dim": 96, "max_position_embeddings": 258}
 # A window beyond every text of the trial at startup.
 _MISTRAL = GROUPED | {"max_position_embeddings": 3000, "sliding_window": 1000}
-_MOBILEBERT = {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32}
 
 # The configuration and model class of transformers, sizes, and the layout of batches.
 FAMILIES: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "modernbert": ("ModernBert", "Model", SIZES | _MODERNBERT, "packed"),
     "embedding-gemma": ("Gemma3Text", "Model", GROUPED | _EMBEDDING_GEMMA, "packed"),
-    "qwen2-bidirectional": ("Qwen2", "Model", GROUPED | {"is_causal": False}, "packed"),
     "qwen2-causal": ("Qwen2", "Model", GROUPED, "packed"),
     "qwen3-bidirectional": (
         "Qwen3", "Model", GROUPED | {"is_causal": False, "head_dim": 16}, "packed",
     ),
-    "mpnet": ("MPNet", "Model", SIZES | {"pad_token_id": 1}, "padded"),
-    "distilbert": ("DistilBert", "Model", _DISTILBERT, "packed"),
-    "nomic-bert": ("NomicBert", "Model", SIZES, "packed"),
     "gte": ("Gte", "Model", SIZES, "packed"),
-    "eurobert": ("EuroBert", "Model", SIZES, "packed"),
-    "electra": ("Electra", "Model", SIZES, "packed"),
     "camembert": ("Camembert", "Model", SIZES | {"pad_token_id": 1}, "own"),
     "t5": ("T5", "EncoderModel", _T5, "padded"),
     "mistral": ("Mistral", "Model", _MISTRAL, "packed"),
     "convbert": ("ConvBert", "Model", SIZES | {"embedding_size": WIDTH}, "one_length"),
     "fnet": ("FNet", "Model", SIZES | {"type_vocab_size": 2}, "one_length"),
-    "mobilebert": ("MobileBert", "Model", SIZES | _MOBILEBERT, "one_length"),
-    "nystromformer": ("Nystromformer", "Model", SIZES, "one_length"),
     "bert": ("Bert", "Model", SIZES, "own"),
     "roberta": ("Roberta", "Model", SIZES | {"pad_token_id": 1}, "own"),
+    "xlm-roberta": ("XLMRoberta", "Model", SIZES | {"pad_token_id": 1}, "own"),
+    "qwen3": ("Qwen3", "Model", GROUPED | {"head_dim": 16}, "own"),
 }  # fmt: skip
 
 
-_PLAIN = {
-    "vocab_size": 120,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 192,
-    "max_position_embeddings": 3000,
-}
-# Families with this service's own layers, by the names of transformers.
-OWN_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1}),
-    "roberta": ("Roberta", {"pad_token_id": 1}),
-    "bert": ("Bert", {"pad_token_id": 0}),
-    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 16}),
-}
-
-
-def save_transformer(folder: Path, family: str, *, kind: str = "Model", **changes: Any) -> Path:
-    """Save a random checkpoint of one of `OWN_FAMILIES`, without a tokenizer."""
-    name, sizes = OWN_FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(**_PLAIN | sizes | changes)
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{name}{kind}")(config)
-    for parameter_name, parameter in model.named_parameters():
-        is_scale = "norm" in parameter_name.lower() and parameter_name.endswith("weight")
-        torch.nn.init.normal_(parameter, mean=float(is_scale), std=0.1)
-    model.save_pretrained(folder)
+def save_transformer(folder: Path, family: str, *, kind: str = "", **changes: Any) -> Path:
+    """Save a random checkpoint of one of `FAMILIES`, without a tokenizer."""
+    torch.manual_seed(4)
+    name, usual_kind, sizes, _ = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**sizes | changes)
+    getattr(transformers, f"{name}{kind or usual_kind}")(config).save_pretrained(folder)
+    spread_weights(folder)
     return folder
 
 
 def save_family(folder: Path, family: str, tokenizer: Tokenizer) -> Path:
     """Save a random checkpoint of one of `FAMILIES`, with mean pooling."""
-    torch.manual_seed(4)
-    name, kind, sizes, _ = FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(**sizes)
-    getattr(transformers, f"{name}{kind}")(config).save_pretrained(folder)
-    spread_weights(folder)
+    save_transformer(folder, family)
     if family.startswith("qwen"):  # transformers always loads its own class of tokenizer.
         save_byte_level_tokenizer(folder, ("yes", "no"), template_adds_end=True)
     else:

@@ -183,13 +183,11 @@ def write(template: str) -> Callable[[Path], object]:
     ("spoil", "message"),
     [
         (write("{{ messages[0].content | trim }}"), "does not repeat each text and prompt once"),
-        (write(CHAT + "{{ messages[-1].content }}"), "does not repeat each text and prompt once"),
         (
             write("{% for message in messages %}{{ message.content }}vector{% endfor %}"),
             "with signs that are no tokens of their own",
         ),
         (lambda folder: (folder / "chat_template.jinja").unlink(), "and has no template"),
-        (write("{{ raise_exception('a') }}"), "cannot be rendered: a"),
         (
             lambda folder: (folder / "processor_config.json").write_text("{}"),
             "by a processor with a chat template, which adds to a text",

@@ -18,10 +18,6 @@ from transformers import (
     M2M100Model,
     MambaConfig,
     MambaModel,
-    MPNetConfig,
-    MPNetModel,
-    Qwen3Config,
-    Qwen3Model,
     ReformerConfig,
     ReformerModel,
     T5EncoderModel,
@@ -30,9 +26,7 @@ from transformers import (
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.interface import MemoryUsage
 from smart_embedder.kernels.attention import PackedAttention
-from smart_embedder.kernels.target import Target
 from smart_embedder.models.families import auto_model as transformers_module
-from smart_embedder.models.families import module_parts
 from smart_embedder.models.families.auto_model import attend_packed
 from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.requests import EmbedRequest, Outputs
@@ -47,7 +41,6 @@ from tests.support.encoders import (
     assert_close,
     embed,
     load,
-    reference,
     reference_vectors,
     save_family,
     save_modules,
@@ -87,28 +80,6 @@ def test_vectors_of_each_family_match_sentence_transformers(
     assert_close(alone, reference_vectors(folder, TEXTS))
     assert_close(embed(model, TEXTS), alone)
     assert model.max_length == 200
-
-
-@pytest.mark.parametrize("error", [False, True])
-def test_wrong_packed_attention_is_refused_and_padding_used(
-    error, tokenizer, tmp_path, float32_target, monkeypatch
-) -> None:
-    def wrong(*arguments, **options):
-        if error:
-            raise RecursionError
-        attended, rest = attend(*arguments, **options)
-        return attended * 1.01, rest
-
-    attend = module_parts.attend_packed
-    monkeypatch.setattr(module_parts, "attend_packed", wrong)
-    folder = save_family(tmp_path / "gte", "gte", tokenizer)
-    with capture_logs() as logs:
-        model = load(folder, float32_target)
-    (warning,) = logs
-    assert (warning["event"], warning["path"]) == ("path_refused", "packed")
-    assert warning["used_instead"] == model.info.paths["batch"] == "padded"
-    assert [path.path for path in model.info.refused] == ["packed"]
-    assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
 
 
 def test_window_wider_than_every_text_of_the_trial(tokenizer, tmp_path, float32_target) -> None:
@@ -224,21 +195,6 @@ def test_options_left_to_transformers_match_it(option, tokenizer, tmp_path, floa
     assert_close(embed(model, TEXTS), alone)
 
 
-def test_bidirectional_qwen3_is_computed_without_a_causal_mask(
-    tokenizer, tmp_path, float32_target
-) -> None:
-    """transformers' class does not know `use_bidirectional_attention`."""
-    torch.manual_seed(4)
-    config = Qwen3Config(**GROUPED, head_dim=16)
-    folder = save_with_tokenizer(tmp_path, Qwen3Model(config), tokenizer)
-    change(folder / "config.json", use_bidirectional_attention=True)
-    model = load(folder, float32_target)
-    assert model.info.paths["batch"] == "packed"
-    config.is_causal = False
-    reference = Qwen3Model.from_pretrained(folder, config=config)
-    assert_close(embed(model, TEXTS), mean_states(reference, model))
-
-
 def test_direction_that_transformers_does_not_compute_is_refused(
     tokenizer, tmp_path, float32_target
 ) -> None:
@@ -321,24 +277,6 @@ def test_checkpoint_code_is_never_run(known, tokenizer, tmp_path, float32_target
     assert not ran.exists()
 
 
-def test_model_of_few_positions_is_measured_with_short_texts(
-    tokenizer, tmp_path: Path, float32_target: Target
-) -> None:
-    positions = 3
-    config = MPNetConfig(
-        vocab_size=700, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=4,
-        intermediate_size=96, max_position_embeddings=positions + 2, pad_token_id=1,
-    )  # fmt: skip
-    MPNetModel(config).save_pretrained(tmp_path)
-    save_tokenizer(tmp_path, tokenizer)
-    transformers.utils.logging.enable_progress_bar()
-    model = load(save_modules(tmp_path), float32_target)
-    assert not transformers.utils.logging.is_progress_bar_enabled()
-    assert (model.max_length, model.info.paths["batch"]) == (positions, "padded")
-    (vector,) = embed(model, ["hybrid search"])
-    assert np.isfinite(vector).all()
-
-
 def test_named_attention_is_refused_for_a_family_with_its_own(t5: Path, float32_target) -> None:
     with pytest.raises(StartupError, match="has its own attention"):
         load(t5, replace(float32_target, attention_named=True))
@@ -390,7 +328,6 @@ def test_unusable_checkpoint_is_refused_in_one_sentence(
     ("module", "options", "expected"),
     [
         ({}, {}, (0.5, True, None)),
-        ({"is_causal": False}, {}, (0.5, False, None)),
         (
             {"is_causal": True, "config": SimpleNamespace(is_causal=False)},
             {"sliding_window": 7},

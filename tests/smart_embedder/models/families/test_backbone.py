@@ -109,7 +109,7 @@ def test_with_fewer_layers_keeps_the_first_and_returns_the_factor(
     assert few.layers == layer_list[: round(layers / times)]
 
 
-@pytest.fixture(scope="module", params=["encoder", "decoder", "modernbert", "t5"])
+@pytest.fixture(scope="module", params=["encoder", "decoder", "modernbert"])
 def model(
     request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target, tmp_path_factory
 ) -> EmbeddingModel:
@@ -198,7 +198,6 @@ def test_preemption_restores_the_number_of_threads(monkeypatch) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("model", ["encoder", "decoder", "modernbert"], indirect=True)
 def test_attention_over_a_long_text_can_be_preempted_between_heads(
     model: EmbeddingModel, monkeypatch
 ) -> None:

@@ -50,7 +50,7 @@ LENGTHS = (5, 17, 5, 1, 44, 3, 100)
     ("family", "changes", "lengths", "dtype"),
     [
         ("xlm-roberta", {}, LENGTHS, torch.float32),
-        ("bert", {"hidden_act": "relu"}, (1000,), torch.bfloat16),
+        ("bert", {"hidden_act": "relu"}, (250,), torch.bfloat16),
         # Calibration texts are cut to the positions.
         ("roberta", {"max_position_embeddings": 50}, (48, 3), torch.bfloat16),
         # A width that no kernel supports.

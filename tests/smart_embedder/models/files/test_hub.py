@@ -300,11 +300,19 @@ def test_health_shows_the_progress_of_a_download(model: Path, tmp_path: Path) ->
 
 
 def test_download_skips_and_counts_files_on_disk(model: Path, tmp_path: Path, fetch) -> None:
+    """Leftovers of ended downloads are removed."""
+    blobs = tmp_path / CACHED / "blobs"
+    blobs.mkdir(parents=True)
+    old, new = blobs / "extra.pt.1.incomplete", blobs / "extra.pt.2.incomplete"
+    for file in (old, new):
+        file.touch()
+    os.utime(old, (0, 0))
     with run_hub(model) as served:
         first = percents(fetch(served.address))
         assert first[0] == 0
         assert first == sorted(first)
-        (tmp_path / CACHED / "blobs" / "extra.pt").unlink()
+        assert (old.exists(), new.exists()) == (False, True)
+        (blobs / "extra.pt").unlink()
         again = percents(fetch(served.address))
         sizes = served.sizes
         present = sum(sizes.values()) - sizes["extra.pt"]
@@ -324,19 +332,6 @@ def test_download_takes_weights_in_one_format(model: Path, tmp_path: Path, fetch
     assert (fetched / "model.safetensors").is_file()
     assert not (fetched / "pytorch_model.bin").exists()
     assert (fetched / "2_Dense" / "pytorch_model.bin").read_bytes() == b"2_Dense/pytorch_model.bin"
-
-
-def test_leftovers_of_ended_downloads_are_removed(model: Path, tmp_path: Path, fetch) -> None:
-    blobs = tmp_path / CACHED / "blobs"
-    blobs.mkdir(parents=True)
-    old, new = blobs / "extra.pt.1.incomplete", blobs / "extra.pt.2.incomplete"
-    for file in (old, new):
-        file.touch()
-    os.utime(old, (0, 0))
-    with run_hub(model) as served:
-        fetch(served.address)
-    assert not old.exists()
-    assert new.exists()
 
 
 def test_broken_download_is_resumed_and_no_byte_counts_twice(

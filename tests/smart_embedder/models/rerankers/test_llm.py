@@ -219,11 +219,11 @@ def tokenizer(tiny_qwen: Path) -> Tokenizer:
     return tokenizer
 
 
-def template_with(tokenizer: Tokenizer, room: int, **options: int) -> QwenTemplate:
+def template_with(tokenizer: Tokenizer, room: int) -> QwenTemplate:
     """Make a template whose limit leaves `room` tokens for the content."""
     whole = QwenTemplate(TextTokenizer(tokenizer, 4096))
     fixed = len(whole.prefix) + len(whole.suffix)
-    return QwenTemplate(TextTokenizer(tokenizer, fixed + room, **options))
+    return QwenTemplate(TextTokenizer(tokenizer, fixed + room))
 
 
 def assert_as_one_text(
@@ -273,16 +273,6 @@ def test_line_break_joined_with_the_query_counts_as_query(
     assert_as_one_text(template, pair, joining, 4000, "Find", "search?", "hybrid")
     (plain,) = template.fill("search!", ["hybrid"], "Find")
     assert len(plain.ids) == len(pair.ids) + 1
-
-
-def test_query_of_many_slices_is_counted_once_and_shared_by_pairs(
-    tokenizer: Tokenizer,
-) -> None:
-    query = "search vector. " * 400
-    template = template_with(tokenizer, 4000, slice_characters=500)
-    first, second = template.fill(query, ["hybrid", "b"], "Find")
-    assert_as_one_text(template, first, tokenizer, 4000, "Find", query, "hybrid")
-    assert first.sequence._first is second.sequence._first
 
 
 @pytest.mark.parametrize("passage", ["", " hybrid search of vectors", "x " * 30])

@@ -394,10 +394,7 @@ def test_prompt_of_several_slices_is_not_cut(tiny_m3: Path, monkeypatch) -> None
 
 @pytest.mark.parametrize(
     ("side", "most", "kept_of_text"),
-    [
-        *(("right", most, slice(kept)) for most, kept in ((None, 8), (30, 8), (3, 3))),
-        *(("left", most, slice(-kept, None)) for most, kept in ((None, 8), (3, 3))),
-    ],
+    [("right", 30, slice(8)), ("right", 3, slice(3)), ("left", 3, slice(-3, None))],
 )
 def test_special_tokens_survive_truncation_and_max_tokens(
     tiny_m3: Path, side, most, kept_of_text
@@ -408,14 +405,3 @@ def test_special_tokens_survive_truncation_and_max_tokens(
     assert text.ids.tolist() == [0, *whole[kept_of_text], 2]
     assert text.truncated
     assert text.original_tokens == 42 or not text.exact
-
-
-def test_neighbours_of_a_long_text_are_counted_to_their_ends(tiny_m3: Path) -> None:
-    tokenizer = TextTokenizer.from_folder(tiny_m3, 512)
-    texts = ["music", "search " * 200_000, "history of the music", "vector " * 2000]
-    together = tokenizer.encode(texts)
-    alone = [tokenizer.encode([text])[0] for text in texts]
-    assert [text.exact for text in together] == [True, False, True, True]
-    for ours, theirs in zip(together, alone, strict=True):
-        assert ours.ids.tolist() == theirs.ids.tolist()
-    assert together[3].original_tokens == 2002
