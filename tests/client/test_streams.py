@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from smart_embedder_client import Client, SmartEmbedderError, StreamedText
 from smart_embedder_client.sending import OPEN_PAGES
-from smart_embedder_client.streams import PageMaker
+from smart_embedder_client.streams import Pace
 
 from tests.support.relay import Relay
 from tests.support.texts import varied_texts
@@ -152,13 +152,14 @@ def test_synchronous_stream_ignores_a_running_event_loop(server) -> None:
         assert len([*asyncio.run(begin(client))]) == len(MANY) - 1
 
 
-def test_page_size_is_limited() -> None:
-    maker = PageMaker()
-    while not maker.is_full:
-        maker.add("x" * 100)
-    page = maker.pop()
-    assert maker.pop() == []
-    assert len(page) <= maker.pace.size // 100 + 1
-    for _ in range(20):
-        maker.record_end()
-    assert maker.pace.size == 524_288
+def test_page_size_adapts_to_two_seconds_within_limits() -> None:
+    pace = Pace(16_384, 4096, 524_288)
+    pace.record(16_384, 3.0)
+    assert pace.size == 10_922
+    # A page of less than half the size tells nothing.
+    pace.record(5_000, 0.1)
+    assert pace.size == 10_922
+    for seconds, size in ((0.0, 524_288), (100.0, 4096)):
+        for _ in range(20):
+            pace.record(pace.size, seconds)
+        assert pace.size == size

@@ -219,21 +219,17 @@ def resolve_address(url: str | None) -> str:
     address = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
     try:
         parsed = httpx.URL(address)
-    except (httpx.InvalidURL, TypeError) as error:
-        raise ValueError(f"{address!r} is no address such as {DEFAULT_URL}: {error}") from error
-    if parsed.port is not None and parsed.port not in _PORTS:
-        raise ValueError(f"the address {address} has a port above {_PORTS[-1]}")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(
-            f"the address {address} does not begin with http://, as {DEFAULT_URL} does"
-        )
+        is_valid = parsed.scheme in ("http", "https") and bool(parsed.host)
+        is_valid &= (parsed.port or 0) in _PORTS and not parsed.query and not parsed.fragment
+    except (httpx.InvalidURL, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"{address!r} is no address such as {DEFAULT_URL}")
     if "v1" in parsed.path.split("/"):
         raise ValueError(
             f"the address {address} has /v1, which OpenAI's clients need and this one does not: "
             "leave it out"
         )
-    if parsed.query or parsed.fragment:
-        raise ValueError(f"the address {address} has more than a path: leave out what follows it")
     return address.rstrip("/")
 
 

@@ -118,61 +118,6 @@ class Pace:
             self.size = min(max(int(self.size * factor), self.minimum), self.maximum)
 
 
-class PageMaker:
-    """Collects texts for the next page, whose size in bytes follows `pace`.
-
-    A page is also full after a second, so that a slow source does not hold texts back.
-    """
-
-    def __init__(self) -> None:
-        self.pace = Pace(_FIRST_BYTES, _MIN_BYTES, _MAX_BYTES)
-        self._last_end: float | None = None
-        self._page: list[tuple[Id, str]] = []
-        self._bytes = 0
-        self._count = 0
-        self._began = 0.0
-
-    def record_end(self) -> None:
-        """Adapt the page size; called when a page was answered."""
-        now = time.monotonic()
-        if self._last_end is not None:
-            self.pace.record(self.pace.size, now - self._last_end)
-        self._last_end = now
-
-    def add(self, item: TextOrPair) -> None:
-        """Add a text, or a pair of an id and a text; raise `SmartEmbedderError` otherwise."""
-        match item:
-            case str():
-                id_, text = self._count, item
-            case [id_, str(text)]:
-                pass
-            case _:
-                raise SmartEmbedderError(
-                    f"item {self._count} of the stream is {type(item).__name__}, and a stream is "
-                    "made of texts, or of pairs of an id and a text",
-                    INVALID_INPUT,
-                )
-        if not self._page:
-            self._began = time.monotonic()
-        self._count += 1
-        self._page.append((id_, text))
-        self._bytes += len(text)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the page should be sent now."""
-        return bool(self._page) and (
-            self._bytes >= self.pace.size
-            or len(self._page) >= _MAX_TEXTS
-            or time.monotonic() - self._began > _PAGE_SECONDS / 2
-        )
-
-    def pop(self) -> list[tuple[Id, str]]:
-        """Return the ids and texts of the page, if any, and start the next one."""
-        page, self._page, self._bytes = self._page, [], 0
-        return page
-
-
 @dataclass(slots=True)
 class Stream:
     """Sends texts in pages, and yields their records in order.
@@ -190,12 +135,14 @@ class Stream:
         self, texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair]
     ) -> AsyncGenerator[StreamedText]:
         """Yield the records of all texts."""
-        maker, source, http = PageMaker(), _iterate(texts), self.sender.http
+        pace = Pace(_FIRST_BYTES, _MIN_BYTES, _MAX_BYTES)
+        source, http = _read_pages(texts, pace), self.sender.http
         pages: deque[Any] = deque()
+        last_end: float | None = None
         try:
             while True:
                 max_pages = OPEN_PAGES if self._is_answered else 1
-                while len(pages) < max_pages and (page := await _read_page(maker, source)):
+                while len(pages) < max_pages and (page := await anext(source, None)):
                     pages.append(http.start(partial(self._embed, page)))
                 if not pages:
                     return
@@ -203,7 +150,10 @@ class Stream:
                     if record.error is not None and self.on_error == "raise":
                         raise record.error
                     yield record
-                maker.record_end()
+                now = time.monotonic()
+                if last_end is not None:
+                    pace.record(pace.size, now - last_end)
+                last_end = now
         finally:
             await http.cancel(pages)
 
@@ -247,6 +197,39 @@ def _copy_fields(embeddings: Embeddings, index: int) -> dict[str, Any]:
     return fields | {"vector_space": embeddings.vector_space, "warnings": warnings}
 
 
+async def _read_pages(
+    texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair], pace: Pace
+) -> AsyncGenerator[list[tuple[Id, str]]]:
+    """Yield pages of `pace.size` bytes, with an id for each text.
+
+    A page also ends after a second, so that a slow source does not hold texts back.
+    """
+    page: list[tuple[Id, str]] = []
+    size, count, began = 0, 0, 0.0
+    async for item in _iterate(texts):
+        match item:
+            case str():
+                id_, text = count, item
+            case [id_, str(text)]:
+                pass
+            case _:
+                raise SmartEmbedderError(
+                    f"item {count} of the stream is {type(item).__name__}, and a stream is "
+                    "made of texts, or of pairs of an id and a text",
+                    INVALID_INPUT,
+                )
+        if not page:
+            size, began = 0, time.monotonic()
+        page.append((id_, text))
+        size, count = size + len(text), count + 1
+        is_late = time.monotonic() - began > _PAGE_SECONDS / 2
+        if size >= pace.size or len(page) >= _MAX_TEXTS or is_late:
+            yield page
+            page = []
+    if page:
+        yield page
+
+
 async def _iterate(
     texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair],
 ) -> AsyncIterator[TextOrPair]:
@@ -256,11 +239,3 @@ async def _iterate(
     else:
         for item in texts:
             yield item
-
-
-async def _read_page(maker: PageMaker, source: AsyncIterator[TextOrPair]) -> list[tuple[Id, str]]:
-    async for item in source:
-        maker.add(item)
-        if maker.is_full:
-            break
-    return maker.pop()

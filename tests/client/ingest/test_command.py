@@ -133,7 +133,7 @@ def test_folder_or_journal_in_use_is_reported(
         (["--overlap", "-1"], "-1 is less than 0"),
         (["--datatype", "int4"], "invalid choice"),
         (["--encoding", "hex"], "hex is no encoding that Python knows"),
-        (["--url", "localhost:8000"], "the address localhost:8000 does not begin with http://"),
+        (["--url", "localhost:8000"], "'localhost:8000' is no address such as http://"),
         (["--token", "secret\n"], "the token has a character that no header can have"),
         (["--url", "http://127.0.0.1/v1"], "has /v1, which OpenAI's clients need"),
     ],

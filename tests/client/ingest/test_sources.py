@@ -109,14 +109,13 @@ def test_dates_and_numbers_of_parquet_become_json_or_are_beyond_python(tmp_path:
 def test_surrogates_and_large_integers_are_replaced(tmp_path: Path) -> None:
     """Payloads cannot hold halves of surrogate pairs, or integers beyond 64 bits."""
     path = tmp_path / "a.jsonl"
-    numbers = [2**63 - 1, -(2**63) + 1, 2**63, 10**400]
+    numbers = [2**63 - 1, -(2**63), 2**63, -(2**63) - 1]
     row = f'"text": "half \\ud800 pair", "a": NaN, "b": "\\udc00", "\\ud800": 1, "n": {numbers}'
     path.write_text(f"{{{row}}}")
     (document,) = read(path)
     assert document.text == "half ? pair"
-    kept = [2**63 - 1, -(2**63) + 1, 2.0**63, None]
+    kept = [*numbers[:2], str(2**63), str(-(2**63) - 1)]
     assert document.metadata == {"a": None, "b": "?", "?": 1, "n": kept}
-    assert isinstance(document.metadata["n"][2], float)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="names are bytes on POSIX")

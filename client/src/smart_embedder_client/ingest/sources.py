@@ -425,14 +425,10 @@ def _to_payload(row: Mapping[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def _parse_int(digits: str) -> int | float | None:
-    """Parse an integer of 64 bits, as gRPC has; a larger one becomes a float, or None."""
+def _parse_int(digits: str) -> int | str:
+    """Parse an integer of 64 bits, as gRPC has; a larger one remains text."""
     number = int(digits)
-    if number.bit_length() < 64:  # noqa: PLR2004 - and a sign
-        return number
-    with suppress(OverflowError):
-        return float(number)
-    return None
+    return number if -(2**63) <= number < 2**63 else digits
 
 
 def _is_too_deep(value: Any) -> bool:
