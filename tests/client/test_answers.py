@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smart_embedder_client import EmbedOptions, RerankOptions, RerankWeights, SmartEmbedderError
+from smart_embedder_client import (
+    Client,
+    EmbedOptions,
+    RerankOptions,
+    RerankWeights,
+    SmartEmbedderError,
+)
 from smart_embedder_client.calls import embed_calls
 from transformers import BertModel
 
@@ -46,9 +52,9 @@ def equal(array: np.ndarray, numbers: list, dtype: str) -> None:
     assert array.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("dtype_name", ["float32", "int8", "uint8", "binary", "ubinary"])
+@pytest.mark.parametrize("dtype_name", ["float32", "int8", "ubinary"])
 def test_vectors_equal_those_in_json_to_the_last_bit(client, plain, dtype_name: str) -> None:
-    dtype = {"binary": "int8", "ubinary": "uint8"}.get(dtype_name, dtype_name)
+    dtype = {"ubinary": "uint8"}.get(dtype_name, dtype_name)
     options = {"return_tokens": True, "muvera": "query"} if dtype_name == "float32" else {}
     options |= {"output_dtype": dtype_name, "return_colbert": True}
     found = client.embed(TEXTS, **options)
@@ -155,12 +161,26 @@ def test_list_is_split_by_bytes(with_colbert: bool, most: int, texts: list[str])
     assert all(a + b > most for a, b in itertools.pairwise(sizes))
 
 
-@pytest.mark.parametrize("texts", [["a usual sentence "] * 9000, ["a usual sentence " * 100] * 90])
-@pytest.mark.parametrize("more", [{}, {"output_dtype": "int8"}, {"muvera": "query"}])
-@pytest.mark.parametrize("with_colbert", [False, True])
-def test_no_request_exceeds_the_limit_of_a_response(texts, more, with_colbert: bool) -> None:
-    request = EmbedRequest([], Outputs(True, True, with_colbert), **more)
-    for _, call in embed_calls(texts, {"return_colbert": with_colbert} | more, None):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_colbert": True},
+        {"return_colbert": True, "output_dtype": "int8"},
+        {"muvera": "query"},
+    ],
+)
+def test_no_request_exceeds_the_limit_of_a_response(options) -> None:
+    options = {"return_colbert": False} | options
+    outputs = Outputs(True, True, options["return_colbert"])
+    more = {name: value for name, value in options.items() if name != "return_colbert"}
+    request = EmbedRequest([], outputs, **more)
+    calls = [
+        call
+        for texts in (["a usual sentence "] * 9000, ["a usual sentence " * 100] * 90)
+        for _, call in embed_calls(texts, options, None)
+    ]
+    for call in calls:
         # A token per three bytes is a lot, and no usual model is wider than BGE-M3.
         lengths = [len(text) // 3 for text in call.body["sentences"]]
         size = count_vector_bytes(_BgeM3(), request.needed, lengths)
@@ -189,11 +209,11 @@ def test_embed_query_and_documents_without_prompts(client) -> None:
         client.embed_query("a river", input_type="document")
 
 
-def test_embed_query_and_documents_of_a_colbert_model(connect, tmp_path: Path) -> None:
+def test_embed_query_and_documents_of_a_colbert_model(tmp_path: Path) -> None:
     model = str(save_colbert(tmp_path / "tiny-colbert", BertModel))
     with (
         run_server(tmp_path, EMBEDDING_MODEL=model, RERANKER_MODEL="none") as server,
-        connect(server.url) as client,
+        Client(server.url) as client,
     ):
         query = client.embed_query("a river", return_colbert=True)
         (document,) = client.embed_documents(["a river"], return_colbert=True).colbert
@@ -212,10 +232,8 @@ def test_the_options_are_those_of_the_service() -> None:
         assert option.__annotations__.keys() == body.model_fields.keys() - names
 
 
-def test_if_vector_space_is_accepted_or_refused_with_412(
-    connect, plain, server, other_server
-) -> None:
-    with connect(server.url) as client:
+def test_if_vector_space_is_accepted_or_refused_with_412(plain, server, other_server) -> None:
+    with Client(server.url) as client:
         found = client.embed(["river"], return_colbert=True)
         answer = plain("/embeddings/", sentences=["river"])
         assert found.vector_space == answer["vector_space"]
@@ -230,19 +248,21 @@ def test_if_vector_space_is_accepted_or_refused_with_412(
             client.embed(["river"], if_vector_space=ids[0])
         with pytest.raises(SmartEmbedderError, match="no ids of vector spaces .invalid_input"):
             client.embed(["river"], if_vector_space=["dense\n"])
-    with connect(other_server.url) as client:
+    with Client(other_server.url) as client:
         for ask in (client.embed, lambda texts, **options: client.rerank("a", texts, **options)):
             with pytest.raises(SmartEmbedderError, match="vector_space_differs"):
                 ask(["river"], if_vector_space=ids)
 
 
-def test_response_in_another_format_is_refused(connect, server) -> None:
+def test_response_in_another_format_is_refused(server) -> None:
     """A service or a proxy may ignore the Accept header."""
 
     def ask_for_json(request: httpx.Request) -> None:
         request.headers["Accept"] = "application/json"
 
-    with connect(server.url, hooks={"request": [ask_for_json]}) as client:
-        with pytest.raises(SmartEmbedderError, match="is application/json and not safetensors"):
-            client.embed(TEXTS)
-        assert client.rerank("search", TEXTS).passages
+    with (
+        httpx.Client(event_hooks={"request": [ask_for_json]}) as http,
+        Client(server.url, http=http) as client,
+        pytest.raises(SmartEmbedderError, match="is application/json and not safetensors"),
+    ):
+        client.embed(TEXTS)

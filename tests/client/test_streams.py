@@ -35,35 +35,25 @@ def collect(connect):
     return run
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"muvera": "document"},
-        {"return_dense": False, "return_colbert": True, "return_tokens": True},
-        {"output_dtype": "int8", "return_sparse": False, "return_colbert": True},
-    ],
-)
-def test_stream_vectors_equal_those_of_embed(server, collect, options) -> None:
-    found = collect(server.url, TEXTS, **options)
-    with Client(server.url) as client:
-        expected = client.embed(TEXTS, **options)
-    assert [record.text for record in found] == TEXTS
-    step = 1 if "output_dtype" in options else 1e-5
-    for i, record in enumerate(found):
-        assert record.id == i
-        assert record.error is None
-        for kind in ("dense", "colbert", "muvera"):
-            whole = getattr(expected, kind)
-            if whole is None:
-                assert getattr(record, kind) is None
-            else:
-                np.testing.assert_allclose(getattr(record, kind), whole[i], atol=step)
-        if expected.sparse is not None:
-            assert record.sparse is not None
-            np.testing.assert_array_equal(record.sparse.indices, expected.sparse[i].indices)
-        if expected.tokens is not None:
-            assert record.tokens == expected.tokens[i]
+def test_stream_vectors_equal_those_of_embed(server, collect) -> None:
+    full = {"muvera": "document", "return_tokens": True}
+    scaled = {"output_dtype": "int8", "return_sparse": False, "return_colbert": True}
+    for options, step in ((full, 1e-5), (scaled, 1)):
+        found = collect(server.url, TEXTS, **options)
+        with Client(server.url) as client:
+            expected = client.embed(TEXTS, **options)
+        assert [record.text for record in found] == TEXTS
+        for i, record in enumerate(found):
+            assert (record.id, record.error) == (i, None)
+            for kind in ("dense", "colbert", "muvera", "dense_scale", "colbert_scale"):
+                whole = getattr(expected, kind)
+                if whole is None:
+                    assert getattr(record, kind) is None
+                else:
+                    np.testing.assert_allclose(getattr(record, kind), whole[i], atol=step)
+            if expected.sparse is not None:
+                assert record.sparse.indices.tolist() == expected.sparse[i].indices.tolist()
+                assert record.tokens == expected.tokens[i]
 
 
 def test_stream_with_truncation_and_on_error(server, collect) -> None:
