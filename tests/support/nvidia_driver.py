@@ -62,8 +62,10 @@ def install_driver(folder: Path, cuda: int, *, gpus: int = 1, init: int = 0) -> 
         pytest.skip("a fake of NVIDIA's driver needs a C compiler (cc)")
     definitions = [f"-DCUDA={cuda}", f"-DGPUS={gpus}", f"-DINIT={init}"]
     library = folder / "libcuda.so.1"
+    # By this name a process that has loaded the library finds it.
+    name = f"-Wl,-soname,{library.name}"
     subprocess.run(
-        [compiler, "-shared", "-fPIC", *definitions, "-x", "c", "-", "-o", str(library)],
+        [compiler, "-shared", "-fPIC", *definitions, "-x", "c", "-", "-o", str(library), name],
         input=_SOURCE,
         text=True,
         check=True,

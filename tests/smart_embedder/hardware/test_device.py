@@ -3,7 +3,6 @@
 PyTorch's functions are replaced, since no machine that runs these tests has so old a driver.
 """
 
-import os
 import platform
 import queue
 import re
@@ -22,6 +21,7 @@ from structlog.testing import capture_logs
 from smart_embedder.errors import StartupError
 from smart_embedder.hardware import cpu, device
 from smart_embedder.interface import MemoryUsage
+from tests.support.forked import run_forked
 
 CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
 
@@ -280,17 +280,8 @@ def test_control_group_counts_if_its_limit_is_below_the_machines_memory(
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports a peak")
 def test_peak_growth_includes_memory_freed_before_the_end() -> None:
     """In a forked process, since other threads of this one may free memory meanwhile."""
-    reader, writer = os.pipe()
-    if not (child := os.fork()):
-        try:
-            grown = device.measure_peak_growth(lambda: np.ones(1 << 26, np.uint8))
-            os.write(writer, f"{grown} {device.measure_peak_growth(lambda: None)}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    with os.fdopen(reader) as results:
-        grown, idle = map(int, results.read().split())
+    calls = (lambda: np.ones(1 << 26, np.uint8)), (lambda: None)
+    grown, idle = run_forked(lambda: [*map(device.measure_peak_growth, calls)])
     # The system first counts pages for each thread separately.
     assert 0.9 * (1 << 26) < grown < 1.3 * (1 << 26)
     assert idle < 0.3 * (1 << 26)
