@@ -25,7 +25,7 @@ async def assert_same_bits(*chosen: Any) -> ModelInfo:
     async with engine_of(*chosen) as engine:
         assert all(status.info.reproducible for status in engine.statuses)
         info = engine.statuses[0].info
-        found = await Bits.measure(engine, distinct=25, words=60, answers=600)
+        found = await Bits.measure(engine, distinct=25, words=40, answers=600)
     assert (found.differing, found.answers >= 600) == ({}, True)
     return info
 
@@ -75,7 +75,7 @@ async def test_same_bits_of_a_decoder(tiny_qwen: Path) -> None:
 
 async def test_different_bits_are_found(tiny_m3: Path, tiny_reranker: Path) -> None:
     async with engine_of(tiny_m3, tiny_reranker) as engine:
-        found = await Bits.measure(engine, distinct=10, words=60, answers=0)
+        found = await Bits.measure(engine, distinct=10, words=40, answers=0)
         found.alone[0]["dense"] = b"other"
         found.scores[1] += 1e-7
         await found.ask(500)

@@ -1,6 +1,5 @@
 """Fake models, whose forwards a test can hold, fail and watch."""
 
-import gc
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -169,7 +168,7 @@ def placed(
     """A model with a copy on each device."""
     measured = Measured(max_batch_tokens, seconds_per_token)
     copies = [
-        PlacedModel(copy, device, lambda _: iter([None, measured]), gc.collect)
+        PlacedModel(copy, device, lambda _: iter([None, measured]), lambda: None)
         for device, copy in models
     ]
     info = info or ModelInfo(copies[0].model.name, "float32", {})
