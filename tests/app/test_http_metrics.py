@@ -64,7 +64,8 @@ def test_the_model_state_metric_has_one_state_at_a_time(metrics) -> None:
     loads = {("b", "success"): 0, ("b", "failure"): 0}
     assert samples(metrics, "embedder_model_loads_total") == loads
     assert samples(metrics, "embedder_model_unloads_total") == {("b",): 0}
-    assert samples(metrics, "embedder_model_replacements_total") == {("b",): 0}
+    metrics.replaced("b")
+    assert samples(metrics, "embedder_model_replacements_total") == {("b",): 1}
 
 
 def test_the_queue_capacity_metrics_have_the_limits_of_the_settings(metrics) -> None:

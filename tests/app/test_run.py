@@ -165,8 +165,7 @@ def test_output_to_a_closed_pipe_is_dropped(tmp_path: Path) -> None:
         stream.flush()
 
 
-@pytest.mark.parametrize("tokens", [{}, {"api_token": "secret"}])
-@pytest.mark.parametrize("ui", [False, True])
+@pytest.mark.parametrize(("tokens", "ui"), [({}, True), ({"api_token": "secret"}, False)])
 def test_the_printed_example_has_the_token_as_a_variable(tokens, ui, monkeypatch) -> None:
     texts: list[str] = []
     monkeypatch.setattr(process, "print_beside_log", texts.append)
@@ -237,6 +236,7 @@ def test_the_ready_lines_have_the_url_and_the_effective_limits() -> None:
     with capture_logs() as log:
         log_ready(replace(embedder, reranker=reranker), "http://127.0.0.1:8000")
         log_ready(scoring_itself)
+        log_ready(embedder)
     own = {"model": "scores", "max_length": 77, "max_pairs_in_forward": 4}
     reads = {"model": "fake", "max_length": 100}
     in_force = reads | {"device": "fake", "dtype": "float32", "attention": "sdpa"}
@@ -246,6 +246,7 @@ def test_the_ready_lines_have_the_url_and_the_effective_limits() -> None:
         in_force | {"url": "http://127.0.0.1:8000"},
         {"event": "Reranker ready.", "log_level": "info"} | reads,
         {"event": "demo_model", "log_level": "warning", "note": "a small model"},
+        in_force,
         in_force,
     ]
 

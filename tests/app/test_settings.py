@@ -104,6 +104,7 @@ def test_all_wrong_values_are_named_and_empty_ones_count_as_not_set(monkeypatch)
             "there is no flag TORCH_COMPILE, which was removed: it had no",
         ),
         (["--hf-token=hush"], "there is no flag --hf-token: it is the variable HF_TOKEN, in the"),
+        (["--hf-api-token=hush"], "there is no flag --hf-api-token: here it is the variable HF_T"),
         (["hush"], "flags begin with --, and one of the arguments belongs to no flag"),
     ],
 )

@@ -49,21 +49,6 @@ def test_a_kind_that_is_not_requested_is_null(client) -> None:
         assert [other for other in KINDS if embeddings[other] is not None] == [kind]
 
 
-def test_truncation_of_a_long_text_is_a_warning(client) -> None:
-    answer = embed(client, "short", "search " * 2500, return_colbert=False)
-    (warning,) = answer["warnings"]
-    assert (warning["code"], warning["severity"]) == ("input_truncated", "warning")
-    assert warning["target"] == {"field": "sentences", "index": 1, "pointer": "/sentences/1"}
-    assert warning["details"] == {
-        "model": answer["model_name"],
-        "max_tokens": 2048,
-        "original_tokens": 2502,
-        "truncated_tokens": 454,
-        "truncation_side": "end",
-    }
-    assert "2502 tokens" in warning["message"]
-
-
 # Options.
 
 

@@ -30,6 +30,7 @@ async def test_a_model_is_loaded_and_unloaded_by_command(client) -> None:
         assert models["further"] == answer.json()
         assert models["another"]["state"] == "unloaded"
         assert bool(answer.json()["token_budgets"]) == (state == "ready")
+    assert 'embedder_model_requests{model="further"} 0.0' in (await client.get("/metrics")).text
 
 
 @pytest.mark.parametrize("command", ["load", "unload"])

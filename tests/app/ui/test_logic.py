@@ -173,14 +173,6 @@ def test_max_sim_is_the_mean_of_the_best_similarities(call, kind: str, rows: int
     assert found[2] == pytest.approx(cosine, rel=1e-5)
 
 
-def test_shared_terms_multiply_both_weights(call) -> None:
-    query = {"indices": [3, 8, 9], "values": [0.5, 0.25, 1]}
-    passage = {"indices": [9, 3, 7], "values": [0.1, 0.8, 1]}
-    terms = call("core/vectors.js", "m.sharedTerms(...given)", query, passage)
-    assert [(term["id"], round(term["product"], 6)) for term in terms] == [(3, 0.4), (9, 0.1)]
-    assert call("core/vectors.js", "m.sparseScore(...given)", query, passage) == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -421,19 +413,3 @@ def test_fifteen_minutes_of_points_are_kept(call) -> None:
     assert [point["at"] for point in slow] == [1_095_000 + 5000 * step for step in range(181)]
     slept = points_of(call, [(0, 0), (3, 3), (3600, 3600), (3603, 3603)])
     assert [point["at"] for point in slept] == [3_603_000]
-
-
-@pytest.mark.parametrize(
-    ("counts", "wanted"),
-    [
-        ({}, None),
-        ({"0.1": 0, "+Inf": 0}, None),
-        ({"0.1": 0, "1.0": 4, "+Inf": 4}, 0.55),
-        ({"0.1": 2, "1.0": 4, "+Inf": 4}, 0.1),
-        ({"0.1": 0, "1.0": 0, "+Inf": 4}, 1.0),
-    ],
-)
-def test_a_quantile_is_interpolated_as_prometheus_does_it(call, counts, wanted) -> None:
-    text = "\n".join(f'h_bucket{{le="{limit}"}} {count}' for limit, count in counts.items())
-    code = "new m.Interval(new m.Reading('', 0), new m.Reading(given[0], 1)).quantile(['h'], 0.5)"
-    assert call("service/history.js", code, text) == wanted
