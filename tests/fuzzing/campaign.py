@@ -13,7 +13,7 @@ from argparse import ArgumentParser
 from hashlib import sha256
 from pathlib import Path
 
-from tests.fuzzing.targets import MODULES, load
+from tests.fuzzing.inputs import MODULES, load
 
 # An input takes milliseconds, but seems to take minutes if the process was stopped meanwhile.
 _SECONDS_FOR_AN_INPUT = 60

@@ -10,7 +10,7 @@ import sys
 
 import atheris
 
-from tests.fuzzing.targets import load
+from tests.fuzzing.inputs import load
 
 if __name__ == "__main__":
     # Only the service and its client, not the libraries.

@@ -3,6 +3,7 @@
 An input is CONTROL bytes, which seed the random choices of a target, and its content.
 """
 
+import importlib
 import itertools
 import random
 import sys
@@ -13,6 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+# The parsers that are fuzzed; the module of a target is imported only when it is loaded.
+MODULES = {
+    "heads": "request_heads",
+    "bodies": "json_bodies",
+    "checkpoints": "safetensors_files",
+    "answers": "safetensors_files",
+}
 CONTROL = 2
 # One in so many inputs is measured, which takes ten times as long.
 _MEASURED = 64
@@ -31,6 +39,12 @@ class Target:
     seeds: Callable[[], Iterator[bytes]]
     check: Callable[[bytes], None]
     longest: int = 4096
+
+
+def load(name: str) -> Target:
+    """Import the module of a target."""
+    found: Target = importlib.import_module(f"tests.fuzzing.{MODULES[name]}").TARGETS[name]
+    return found
 
 
 def seeds_of(contents: Iterable[bytes]) -> Iterator[bytes]:
