@@ -215,7 +215,7 @@ def _split(tensors: Mapping[str, Array], name: str, count: int) -> list[Array]:
     """Divide the rows of all texts by `sparse_offsets` or `colbert_offsets`."""
     offsets = tensors[f"{name.partition('_')[0]}_offsets"]
     rows = _check_rows(tensors, name, int(offsets[-1]))
-    if len(offsets) != count + 1 or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+    if len(offsets) != count + 1 or (offsets[1:] < offsets[:-1]).any():
         raise ValueError(f"offsets that do not divide {name}")
     return np.split(rows, offsets[1:-1])
 

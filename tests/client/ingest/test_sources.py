@@ -151,11 +151,8 @@ def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         ("a.jsonl", nested(19), None),
         ("a.jsonl", b'{"txt": "a", "b": 1}', "no field text, only txt, b: --text-field names"),
         ("a.jsonl", b'{"text": 3}', "line 1 has 3 in text, which is no text"),
-        ("a.jsonl", b'{"text": "a"}', None),
-        ("a.csv", b"body,b\n1,2\n", "line 2 has no field text, only body, b"),
         ("a.csv", b'text\n"a\x00b"', None),
         ("a.csv", b'text\na\n"b\nc\nd\n', "begins behind line 2 is no CSV: unexpected end of"),
-        ("a.csv", b'"text\na\n', "begins behind line 0 is no CSV: unexpected end of"),
         ("a.csv", b'text,b\n"a"x,1\n', "begins behind line 0 is no CSV: ',' expected after"),
         ("a.parquet", b"no parquet", "is no Parquet"),
         ("a.txt", b"caf\xe9", "is not UTF-8"),
@@ -168,7 +165,7 @@ def test_unreadable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         ),
         ("a.json", b'[{"text": "a"}, 3]', "element 2 is no JSON object"),
         ("a.json", b"[" * 10**5, "is no JSON: maximum recursion depth"),
-        ("a.csv", b"body;b\n1;2\n", "no field text, only body, b"),
+        ("a.csv", b"body;b\n1;2\n", "line 2 has no field text, only body, b"),
         ("a.png", b"", "is none of the files that can be read: .jsonl"),
         (None, b"", "does not exist"),
     ],
@@ -188,59 +185,16 @@ def test_what_cannot_be_read_is_told_in_one_sentence(
     assert str(path) in str(caught.value)
 
 
-PAGE = b"""<!DOCTYPE html><html><head><title>The  pump</title><script>var x</script></head><body>
-<h1 id=e42>Error   E42</h1><p>The <b>pump</b> is&nbsp;blocked.<br>Clean it.</p><!-- no --><ul>
-<li>one<li>two</ul>
-<table><tr><td>a<td>b</table><pre>x = 1\n    y</pre><style>p {}</style> end</body>"""
-
-
-def test_html_is_read_as_text_with_headings(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_bytes(PAGE)
-    (document,) = read(tmp_path)
-    assert document.text == (
-        "# Error E42\n\nThe pump is blocked.\nClean it.\n\n- one\n- two\n\na b\n\n"
-        "```\nx = 1\n    y\n```\n\nend"
+def test_html_has_title_headings_and_anchor_as_metadata(tmp_path: Path) -> None:
+    page = (
+        "<title>The  pump</title><h1 id=e42>Error   E42</h1><p>It is blocked.<h2>Lid</h2><p>Open."
     )
-    assert document.metadata == {
-        "title": "The pump", "headings": ["Error E42"], "anchor": "e42",
-    }  # fmt: skip
-    assert document.is_markdown
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (b"<p>caf\xc3\xa9", "caf\u00e9"),
-        (b"\xef\xbb\xbf<p>caf\xc3\xa9", "caf\u00e9"),
-        (b"<meta charset='latin1'><p>caf\xe9", "caf\u00e9"),
-        ("<p>caf\u00e9".encode("utf-16"), "caf\u00e9"),
-        (b"<meta charset='hex'><p>a", "a"),
-        (b"<meta charset='utf-16'><p>a", "a"),
-        (b"<p>caf\xe9", "is not UTF-8"),
-        (b"<div>" * 5_000 + b"end", "is not read to its end: Excessive depth"),
-        (b"<p>" + b"a" * 2**24, "bytes that are read of HTML"),
-    ],
-    ids=[
-        "utf-8",
-        "mark",
-        "declared",
-        "utf-16",
-        "no encoding",
-        "no utf-16",
-        "wrong",
-        "deep",
-        "long",
-    ],
-)
-def test_html_is_read_in_its_declared_encoding_or_refused(
-    tmp_path: Path, content: bytes, found: str
-) -> None:
-    (tmp_path / "page.htm").write_bytes(content)
-    skipped = Skipped()
-    texts = [document.text for document in read_documents(tmp_path, Fields(), skipped)]
-    reasons = [reason for _, reason in skipped.failed]
-    assert texts == ([] if reasons else [found])
-    assert all(found in reason for reason in reasons)
+    (tmp_path / "page.html").write_text(page)
+    first, second = read(tmp_path)
+    assert first.text == "# Error E42\n\nIt is blocked."
+    assert first.metadata == {"title": "The pump", "headings": ["Error E42"], "anchor": "e42"}
+    assert second.metadata == {"title": "The pump", "headings": ["Error E42", "Lid"]}
+    assert (first.is_markdown, first.is_part, second.is_part) == (True, False, True)
 
 
 TEXT = "caf\u00e9 \u20ac"
@@ -264,9 +218,18 @@ ROW = json.dumps({"text": TEXT}, ensure_ascii=False)
         ("a.txt", "\u30ab".encode("iso2022_jp"), "iso2022_jp", "\u30ab"),
         ("a.txt", b"\x81", "cp1252", "is not CP1252: character maps to"),
         ("a.txt", b"\xff\xfea", None, "is not UTF-16-LE: truncated data"),
+        ("a.htm", b"\xef\xbb\xbf<p>caf\xc3\xa9", None, "caf\u00e9"),
+        ("a.htm", b"<meta charset='latin1'><p>caf\xe9", None, "caf\u00e9"),
+        ("a.htm", "<p>caf\u00e9".encode("utf-16"), None, "caf\u00e9"),
+        ("a.htm", b"<meta charset='hex'><p>a", None, "a"),
+        ("a.htm", b"<meta charset='utf-16'><p>a", None, "a"),
+        ("a.htm", b"<p>caf\xe9", None, "is not UTF-8"),
+        ("a.htm", b"<div>" * 5_000 + b"end", None, "is not read to its end: Excessive depth"),
+        ("a.htm", b"<p>" + b"a" * 2**24, None, "bytes that are read of HTML"),
     ],
+    ids=lambda value: str(value)[:20],
 )
-def test_encoding_of_texts_and_rows(
+def test_encoding_of_texts_rows_and_pages(
     tmp_path: Path, name: str, content: bytes, encoding: str | None, found: str
 ) -> None:
     """`--encoding` does not apply to files that are UTF-8 or have a mark."""
