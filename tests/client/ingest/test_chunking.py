@@ -12,7 +12,6 @@ from smart_embedder_client.ingest.chunking import (
     FileChunker,
     ServiceChunker,
     StoppedError,
-    TokenCounter,
 )
 from smart_embedder_client.ingest.errors import IngestError
 
@@ -116,18 +115,18 @@ def test_stop_ends_a_long_split() -> None:
 
 
 def test_cache_of_counted_words_is_bounded() -> None:
-    counter = TokenCounter(lambda texts: [len(text) for text in texts])
+    counter = ServiceChunker(lambda texts: [len(text) for text in texts])
     for start in range(0, 100_000, 1_000):
         counter.prepare(str(i) for i in range(start, start + 1_000))
     assert len(counter._known) <= 31_000
-    assert counter.count("12 345 12") == 7
+    assert counter.count_tokens("12 345 12") == 7
 
 
 @given(st.lists(st.sampled_from([*varied_texts(40), *corpus(20)]), min_size=1, max_size=4))
 @settings(max_examples=25)
 def test_token_count_of_a_text_is_the_sum_over_its_words(client: Client, parts: list[str]) -> None:
     text = " ".join(parts)[:2000]
-    assert TokenCounter(client.count_tokens).count(text) == client.count_tokens([text])[0]
+    assert ServiceChunker(client.count_tokens).count_tokens(text) == client.count_tokens([text])[0]
 
 
 def test_invalid_tokenizer_file_is_reported_in_one_sentence(tmp_path: Path) -> None:

@@ -23,43 +23,52 @@ class StoppedError(Exception):
     """The run has ended while a thread counted or split."""
 
 
-class TokenCounter:
-    """Counts the tokens of texts by those of their words, each of which is counted only once.
+class ServiceChunker:
+    """Splits texts, and counts tokens with the service: `count` is `Client.count_tokens`.
 
-    The tokenizers of bge-m3 and BERT never join words at white space, so both counts are equal.
-    Special tokens are left out.
+    A chunk has at most `tokens`, including special ones, and repeats `overlap` of the one before.
+    The tokens of a text are the sum of those of its words, each of which is counted only once: the
+    tokenizers of bge-m3 and BERT never join words at white space.
     """
 
-    def __init__(self, count: CountTokens) -> None:
+    def __init__(self, count: CountTokens, tokens: int = 512, overlap: int = 64) -> None:
         self._count = count
         self._known: dict[str, int] = {}
         self._characters = 0
         self._stopped = False
-
-    def stop(self) -> None:
-        """Raise `StoppedError` in a thread that counts."""
-        self._stopped = True
+        self._capacity = tokens - SPECIAL_TOKENS
+        arguments = (self.count_tokens, self._capacity, overlap)
+        self._text = TextSplitter.from_callback(*arguments)
+        self._markdown = MarkdownSplitter.from_callback(*arguments)
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Count the words of many texts, in few requests."""
         if len(self._known) > _CACHED_WORDS or self._characters > _CACHED_CHARACTERS:
             self._known.clear()
             self._characters = 0
-        words = {word: None for text in texts for word in _split_words(text)}
-        self._count_words([word for word in words if word not in self._known])
+        self._count_words(word for text in texts for word in _split_words(text))
 
-    def count(self, text: str) -> int:
-        """Count the tokens of one text."""
+    def split(self, text: str, *, is_markdown: bool = False) -> list[str]:
+        """Return the chunks in order, without white space around them."""
+        if self.count_tokens(text) <= self._capacity:
+            return [text.strip()]
+        return (self._markdown if is_markdown else self._text).chunks(text)
+
+    def stop(self) -> None:
+        """Raise `StoppedError` in a thread that splits."""
+        self._stopped = True
+
+    def count_tokens(self, text: str) -> int:
+        """Count the tokens of a text, without special ones."""
         if self._stopped:
             raise StoppedError
         words = _split_words(text)
-        unknown = list(dict.fromkeys(word for word in words if word not in self._known))
-        if unknown:
-            self._count_words(unknown)
+        self._count_words(words)
         return sum(self._known[word] for word in words)
 
-    def _count_words(self, words: Sequence[str]) -> None:
-        for request in batches(words, len, lambda: _CHARACTERS_PER_REQUEST, _TEXTS_PER_REQUEST):
+    def _count_words(self, words: Iterable[str]) -> None:
+        unknown = [word for word in dict.fromkeys(words) if word not in self._known]
+        for request in batches(unknown, len, lambda: _CHARACTERS_PER_REQUEST, _TEXTS_PER_REQUEST):
             if self._stopped:
                 raise StoppedError
             self._known.update(zip(request, self._count(request), strict=True))
@@ -73,34 +82,6 @@ def _split_words(text: str) -> list[str]:
         for word in text.split()
         for start in range(0, len(word), _MAX_WORD)
     ]
-
-
-class ServiceChunker:
-    """Splits texts, and counts tokens with the service: `count` is `Client.count_tokens`.
-
-    A chunk has at most `tokens`, including special ones, and repeats `overlap` of the one before.
-    """
-
-    def __init__(self, count: CountTokens, tokens: int = 512, overlap: int = 64) -> None:
-        self._counter = TokenCounter(count)
-        self._capacity = tokens - SPECIAL_TOKENS
-        arguments = (self._counter.count, self._capacity, overlap)
-        self._text = TextSplitter.from_callback(*arguments)
-        self._markdown = MarkdownSplitter.from_callback(*arguments)
-
-    def prepare(self, texts: Iterable[str]) -> None:
-        """Count the words of all texts, in few requests."""
-        self._counter.prepare(texts)
-
-    def split(self, text: str, *, is_markdown: bool = False) -> list[str]:
-        """Return the chunks in order, without white space around them."""
-        if self._counter.count(text) <= self._capacity:
-            return [text.strip()]
-        return (self._markdown if is_markdown else self._text).chunks(text)
-
-    def stop(self) -> None:
-        """Stop a split in another thread: it keeps counting."""
-        self._counter.stop()
 
 
 class FileChunker:
