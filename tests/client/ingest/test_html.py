@@ -102,3 +102,9 @@ def test_anchors_of_all_documentation_generators_are_found(heading: str) -> None
     page = f'<p id="p">before</p><a href="#top"><img></a>{heading}<p>text'
     _, (_, section) = read_html(page.encode())
     assert section == Section(("T",), "## T\n\ntext", "a")
+
+
+def test_section_of_two_headings_has_the_last_anchor() -> None:
+    _, sections = read_html(b"<h1 id=a>A</h1><h2>B</h2><p>b<h2>C</h2><p>c<h2 id=d>D</h2><p>d")
+    found = [(section.headings, section.anchor) for section in sections]
+    assert found == [(("A", "B"), "a"), (("A", "C"), None), (("A", "D"), "d")]
