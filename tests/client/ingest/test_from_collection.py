@@ -77,15 +77,6 @@ def test_points_are_copied_with_new_vectors(
     assert new.run().uploaded == 0
 
 
-def test_copy_with_another_datatype_and_fewer_kinds(edge_runs: Runs, server: RunningServer) -> None:
-    points = edge_runs.run().points
-    new = make_new_runs(edge_runs, server.url)
-    copy_collection(edge_runs, new, datatype="float16", kinds=frozenset({"dense"}))
-    layout = new.query_store(lambda store: store.layout())
-    assert (layout.kinds, layout.datatype) == ({"dense"}, "float16")
-    assert len(new.ids()) == points
-
-
 def test_point_without_text_is_reported(
     edge_runs: Runs, other_server: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,14 +91,17 @@ def test_point_without_text_is_reported(
     assert new.query_store(lambda store: store.count(None)) == points - 1
 
 
-def test_target_with_another_vector_space_is_refused(
+def test_copy_may_have_another_datatype_and_fewer_kinds_but_no_other_vector_space(
     edge_runs: Runs, server: RunningServer, other_server: RunningServer
 ) -> None:
-    edge_runs.run()
+    points = edge_runs.run().points
     new = make_new_runs(edge_runs, server.url)
-    copy_collection(edge_runs, new)
+    copy_collection(edge_runs, new, datatype="float16", kinds=frozenset({"dense"}))
+    layout = new.query_store(lambda store: store.layout())
+    assert (layout.kinds, layout.datatype) == ({"dense"}, "float16")
+    assert len(new.ids()) == points
     with pytest.raises(QdrantError, match="than those of the collection .*-new"):
-        copy_collection(edge_runs, replace(new, url=other_server.url))
+        copy_collection(edge_runs, replace(new, url=other_server.url), kinds=frozenset({"dense"}))
     with pytest.raises(IngestError, match="cannot be its own source"):
         copy_collection(edge_runs, edge_runs)
     nowhere = replace(edge_runs, target=replace(edge_runs.target, collection="nowhere"))

@@ -28,27 +28,28 @@ QUERY = "search a river in winter"
 TEXTS = plain_corpus(40, seed=5)
 
 
-@pytest.fixture(scope="module", params=["edge", "http"])
-def collection(request, server: RunningServer, qdrant: QdrantServer, tmp_path_factory) -> str:
-    """The address of a collection `texts` with a point for each text."""
+@pytest.fixture(scope="module", params=["edge", "http", "grpc"])
+def collection(request, server: RunningServer, qdrant: QdrantServer, tmp_path_factory) -> list[str]:
+    """Options for a collection of TEXTS; where no gRPC answers, HTTP is used."""
     folder = tmp_path_factory.mktemp("search")
     source = folder / "texts.jsonl"
     source.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     options = IngestOptions(source=source, dataset="texts")
     address = f"edge:{folder}" if request.param == "edge" else qdrant.url
-    target = Target(address, "texts", use_grpc=False)
+    port = qdrant.grpc_port if request.param == "grpc" else 1
+    target = Target(address, f"texts-{request.param}", grpc_port=port)
     report = asyncio.run(ingest(options, target, server.url, journal=folder / "journal"))
     assert report.points == len(TEXTS)
-    return target.address
+    where = ["--qdrant", address, "--collection", target.collection]
+    return [*where, "--grpc-port", str(port)]
 
 
 @pytest.fixture
-def search(collection: str, server: RunningServer, capsys: pytest.CaptureFixture[str]):
+def search(collection: list[str], server: RunningServer, capsys: pytest.CaptureFixture[str]):
     """Run the command, and return its output."""
 
     def run(*options: str, status: int = 0) -> str:
-        where = ["--url", server.url, "--qdrant", collection, "--collection", "texts"]
-        assert main([QUERY, *where, *options]) == status
+        assert main([QUERY, "--url", server.url, *collection, *options]) == status
         out, err = capsys.readouterr()
         return out if status == 0 else err
 
@@ -199,14 +200,14 @@ def test_control_characters_do_not_reach_the_terminal() -> None:
 
 
 def test_query_in_another_vector_space_is_refused(
-    collection: str, search, other_server, capsys
+    collection: list[str], other_server, capsys
 ) -> None:
-    where = [QUERY, "--qdrant", collection, "--collection", "texts"]
+    where = [QUERY, *collection]
     for options in ([], ["--rescore", "none"]):
         assert main([*where, "--url", other_server.url, *options]) == 1
         out, message = capsys.readouterr()
         assert message.startswith("the service's vectors are of another space than those of ")
-        assert message.endswith("smart-embedder ingest --from-collection texts --collection NEW\n")
+        assert f"smart-embedder ingest --from-collection {collection[3]} --coll" in message
         assert (" here, wanted " in message, message.count("\n"), out) == (True, 1, "")
 
 

@@ -109,14 +109,6 @@ class Points(q_grpc.PointsServicer):
             count = self._client.count(request.collection_name, condition).count
         return q_grpc.CountResponse(result=q_grpc.CountResult(count=count))
 
-    def Query(self, request: Any, context: Any) -> Any:  # noqa: N802
-        query = GrpcToRest.convert_query_points(request)
-        with self._engine.lock:
-            (response,) = self._client.query_batch_points(request.collection_name, [query])
-        return q_grpc.QueryResponse(
-            result=[RestToGrpc.convert_scored_point(hit) for hit in response.points]
-        )
-
     def QueryBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
         queries = [GrpcToRest.convert_query_points(query) for query in request.query_points]
         with self._engine.lock:

@@ -50,7 +50,6 @@ class QdrantHttp:
             ("POST", f"{path}/points/delete"): self.delete,
             ("POST", f"{path}/points/scroll"): self.scroll,
             ("POST", f"{path}/points/count"): self.count,
-            ("POST", f"{path}/points/query"): self.query_once,
             ("POST", f"{path}/points/query/batch"): self.query,
             ("POST", "/test/fault"): self.set_fault,
             ("GET", "/test/{name}"): lambda name, _: vars(self.engine.collections[name]),
@@ -145,11 +144,6 @@ class QdrantHttp:
     def query(self, name: str, body: bytes) -> Any:
         request = q.QueryRequestBatch.model_validate_json(body)
         return self.client.query_batch_points(name, request.searches)
-
-    def query_once(self, name: str, body: bytes) -> Any:
-        request = q.QueryRequest.model_validate_json(body)
-        (response,) = self.client.query_batch_points(name, [request])
-        return response
 
     def set_fault(self, _: str, body: bytes) -> bool:
         self.engine.fault = Fault(**json.loads(body))
