@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from fastapi import Request
+from httpx2 import ASGITransport, AsyncClient
 from starlette import datastructures, requests
 
 from app.context import RequestContext
@@ -164,8 +165,19 @@ async def test_a_lease_waits_no_longer_than_the_request_timeout(overdue: bool) -
 
 
 async def test_the_status_is_loading_healthy_unhealthy_or_draining() -> None:
-    loading = create_app(Settings(api_token=None)).state.service
+    app = create_app(Settings(api_token=None))
+    loading = app.state.service
     assert loading.status == ("loading", "the models are being loaded")
+    transport = ASGITransport(app)
+    async with AsyncClient(transport=transport, base_url="http://service") as client:
+        health = await client.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "loading")
+        assert (health.json()["reason"], health.json()["download"]) == (loading.status[1], None)
+        assert (await client.get("/health/live")).status_code == 200
+        refused = await client.post("/embeddings/", json={"sentences": ["a"]})
+        assert (refused.status_code, refused.json()["code"]) == (503, "loading")
+        assert int(refused.headers["retry-after"]) >= 1
+    assert loading.metrics.value("embedding_requests_rejected_total", reason="loading") == 1
     async with served(loaded(FakeModel())) as (service, _):
         assert service.status == ("healthy", None)
         service.drain.announced = True

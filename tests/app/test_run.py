@@ -77,6 +77,11 @@ def test_a_local_model_is_served_without_a_home_folder(tmp_path: Path, tiny_m3: 
         pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
     with run_server(tmp_path, prefix=WITHOUT_HOME, EMBEDDING_MODEL=str(tiny_m3)) as server:
         assert server.stop() == 0
+    assert server.log.count("Reranker ready. ") == 1
+    assert server.log.count("Server ready to accept requests ") == 1
+    assert str(tiny_m3.parent) not in server.log
+    assert "server process" not in server.log  # uvicorn's own lines are at debug.
+    assert f"curl -s {server.url}/embeddings/" in server.log
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.context import NATIVE_EMBEDDINGS, RERANK, context_of
-from app.http_metrics import Metrics
 from app.middleware import request_log
-from app.middleware.request_log import LogRequests, ProvideContext
-from app.middleware.request_metrics import MeasureRequests
+from app.middleware.request_log import LogRequests
 from tests.app.middleware.exchange import Inner, exchange, header
-from tests.support.paths import PATHS
 
 PROXIES = [ip_network("::ffff:10.0.0.0/104")]
 
@@ -167,16 +164,3 @@ async def test_an_unexpected_error_is_500_unless_a_response_has_started(started,
     assert log[0]["request_id"] == context.request_id
     assert log[1].get("code") == (None if started else "internal_error")
     assert b"secret" not in sent[-1]["body"]
-
-
-async def test_messages_other_than_http_pass_unchanged_and_are_not_logged() -> None:
-    seen = []
-
-    async def inner(*call: Any) -> None:
-        seen.append(call)
-
-    app = MeasureRequests(inner, Metrics(), PATHS.endpoints)
-    call = ({"type": "lifespan"}, object(), object())
-    with capture_logs() as log:
-        await ProvideContext(LogRequests(app), [], PATHS.find)(*call)  # type: ignore[arg-type]
-    assert (seen, log) == ([call], [])

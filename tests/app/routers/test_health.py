@@ -19,7 +19,6 @@ from smart_embedder import __version__
 from smart_embedder.kernels.target import choose_backend
 from tests.app.conftest import serving
 from tests.support.paths import EMBEDDING_ENDPOINTS, PATHS
-from tests.support.server import run_server
 
 FIELDS = [
     "version", "gpu", "model", "dense_embedding_model", "reranker_model", "max_input_length",
@@ -166,28 +165,3 @@ def test_health_of_a_warm_service_is_200_with_a_description(client, tiny_m3) -> 
     assert health["max_batch_tokens"] >= 512
     assert health["batch_size"] == max(1, health["max_batch_tokens"] // 2048)
     assert health["gpu"]["available"] is False
-
-
-def test_health_is_503_while_the_models_are_loading(tiny_m3: Path, tmp_path: Path) -> None:
-    """Embedding requests are 503, too, from the moment the port is bound."""
-    settings = {"EMBEDDING_MODEL": str(tiny_m3)}
-    with run_server(tmp_path, healthy=False, **settings) as server, server.client() as client:
-        health = client.get("/health")
-        assert (health.status_code, health.json()["status"]) == (503, "loading")
-        assert health.json()["model"] == tiny_m3.name
-        assert health.json()["reason"] == "the models are being loaded"
-        assert health.json()["download"] is None
-        assert client.get("/health/live").status_code == 200
-        refused = client.post("/embeddings/", json={"sentences": ["a"]})
-        assert (refused.status_code, refused.json()["code"]) == (503, "loading")
-        assert int(refused.headers["retry-after"]) >= 1
-        metrics = client.get("/metrics").text
-        assert 'embedding_requests_rejected_total{reason="loading"} 1.0' in metrics
-        server.wait_until_healthy()
-        assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
-        assert server.stop() == 0
-    assert server.log.count("Reranker ready. ") == 1
-    assert server.log.count("Server ready to accept requests ") == 1
-    assert str(tiny_m3.parent) not in server.log
-    assert "server process" not in server.log  # uvicorn's own lines are at debug
-    assert f"curl -s {server.url}/embeddings/" in server.log
