@@ -11,8 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.attacks import LONG, attacks, observe
-from tests.support.checkpoints import save_m3
+from tests.faults.attacks import LONG, attacks, observe, save_model
 from tests.support.server import run_server
 
 
@@ -25,8 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = False
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model = str(save_m3(folder / "m3"))
-        with run_server(folder, EMBEDDING_MODEL=model) as server:
+        with run_server(folder, EMBEDDING_MODEL=str(save_model(folder / "m3"))) as server:
             with server.client() as client:
                 client.post("/embeddings/", json={"sentences": [LONG]}).raise_for_status()
             for attack in attacks():

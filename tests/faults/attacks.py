@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.faults.raw import address_of, connect, head, read_status
+from tests.support.checkpoints import save_m3
 from tests.support.memory import reset_peak, status_bytes
 from tests.support.server import RunningServer
 
@@ -32,7 +35,7 @@ MANY = [f"{number} {WORDS * 90}" for number in range(500)]
 SHORT = [f"{number}" for number in range(1024)]
 SMALL = json.dumps({"sentences": ["search"], "return_colbert": False}).encode()
 # The response holds 7 MB of vectors and is 18 MB of JSON.
-LARGE = json.dumps({"sentences": ["search vector " * 50] * 256}).encode()
+LARGE = json.dumps({"sentences": ["search vector " * 50] * 64}).encode()
 Outcomes = Counter[int]
 
 
@@ -67,6 +70,14 @@ class Attack:
         has_counts = self.counts is None or seen.outcomes == self.counts
         has_statuses = seen.outcomes.keys() <= self.statuses
         return has_counts and has_statuses and seen.grown <= self.most_memory
+
+
+def save_model(folder: Path) -> Path:
+    """Save the model of the server, whose vectors of tokens are wide, so that few make a lot."""
+    save_m3(folder)
+    wide = torch.nn.Linear(64, 256)
+    torch.save(wide.state_dict(), folder / "colbert_linear.pt")
+    return folder
 
 
 def observe(server: RunningServer, attack: Attack) -> Observation:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.attacks import LONG, Attack, attacks, observe
+from tests.faults.attacks import LONG, Attack, attacks, observe, save_model
 from tests.faults.tally import EMBED
-from tests.support.server import RunningServer
+from tests.support.server import RunningServer, run_server
 
 # The attacks that only a whole process shows; tests/app has those on one limit.
 NAMES = {"64 bodies of 16 MiB", "60 unread answers", "millions of ints", "pooled ColBERT"}
@@ -19,9 +19,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture(scope="module")
-def server(serve) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Run a server with the default limits, which has embedded a text of full length."""
-    with serve() as running:
+    folder = tmp_path_factory.mktemp("server")
+    with run_server(folder, EMBEDDING_MODEL=str(save_model(folder / "model"))) as running:
         with running.client() as client:
             for body in (EMBED[1], {"sentences": [LONG]}):
                 assert client.post("/embeddings/", json=body).status_code == 200
