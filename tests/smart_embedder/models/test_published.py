@@ -263,3 +263,10 @@ def test_voyage_4_nano_as_published_is_projected_and_normalized(
     )
     means = torch.stack([(state @ projection.T).mean(0) for state in states])
     assert_close(embed(model, TEXTS, prompt), torch.nn.functional.normalize(means, dim=1))
+    assert (model.dense_width, model.normalizes) == (96, True)
+    save_modules(folder, {"pooling_mode": "max"})
+    with pytest.raises(StartupError, match="projects the states of tokens, and its pooling is max"):
+        load(folder, float32_target)
+    change(folder / "config.json", use_bidirectional_attention=False)
+    with pytest.raises(StartupError, match=r"has the tensor linear\.weight \(96 x 64\)"):
+        load(folder, float32_target)

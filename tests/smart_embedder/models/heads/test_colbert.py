@@ -282,16 +282,10 @@ def masked(texts: Any, mask: Any, prompts: Any, *expected: Any) -> tuple[Any, ..
 CONFIGS = [
     pylate({}, Q, D, FILLED, PUNCTUATION),
     pylate({"do_query_expansion": False, "skiplist_words": ["the"]}, Q, D, None, ["the"]),
-    pylate(
-        {"query_prefix": "q", "query_length": 48, "document_prefix": "", "document_length": 300}
-        | {"attend_to_expansion_tokens": True},
-        *(("q", "", 48), ("", "", 300), (48, True, None), PUNCTUATION),
-    ),
     stanford({}, ("[unused0]", "", 32), ("[unused1]", "", 180), FILLED, PUNCTUATION),
     stanford(
-        {"query_token_id": "[Q]", "query_maxlen": 20, "doc_token_id": "[D]", "doc_maxlen": 70}
-        | {"mask_punctuation": False, "attend_to_mask_tokens": True},
-        *(("[Q]", "", 20), ("[D]", "", 70), (20, True, None), []),
+        {"mask_punctuation": False, "attend_to_mask_tokens": True},
+        *(("[unused0]", "", 32), ("[unused1]", "", 180), (32, True, None), []),
     ),
     masked({}, {}, {}, ("", "", None), ("", "", None), None, []),
     masked(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from structlog.testing import capture_logs
-from torch.nn import functional
 from transformers import GteConfig, GteForTokenClassification
 
 from smart_embedder.errors import StartupError
@@ -21,7 +20,6 @@ from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import Outputs
 from tests.support.checkpoints import (
     changed_json,
-    changed_weights,
     corpus,
     minilm_folder,
     save_qwen,
@@ -224,27 +222,6 @@ def test_qwen3_that_was_trained_further_follows_its_modules(
     embedder = load(folder, float32_target)
     assert embedder.normalizes
     assert_close(embed(embedder, TEXTS), reference_vectors(folder, TEXTS))
-
-
-def test_projection_of_a_bidirectional_qwen3_is_computed(tmp_path, float32_target: Target) -> None:
-    """The code of voyage-4-nano projects the state of each token, before the mean."""
-    folder = save_family(tmp_path / "model", "qwen3-bidirectional", word_tokenizer())
-    save_modules(folder, further=[NORMALIZE])
-    projection = torch.randn(32, WIDTH)
-    with changed_weights(folder) as weights:
-        weights["linear.weight"] = projection
-    change(folder / "config.json", use_bidirectional_attention=True, num_labels=32)
-    model = load(folder, float32_target)
-    states = reference(folder).encode(TEXTS, output_value="token_embeddings")
-    means = torch.stack([(state @ projection.T).mean(0) for state in states])
-    assert_close(embed(model, TEXTS), functional.normalize(means, dim=1))
-    assert (model.dense_width, model.normalizes) == (32, True)
-    save_modules(folder, {"pooling_mode": "max"})
-    with pytest.raises(StartupError, match="projects the states of tokens, and its pooling is max"):
-        load(folder, float32_target)
-    change(folder / "config.json", use_bidirectional_attention=False)
-    with pytest.raises(StartupError, match=r"has the tensor linear\.weight \(32 x 64\)"):
-        load(folder, float32_target)
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert"])

@@ -1,6 +1,8 @@
 """The vectors of bge-m3, compared with FlagEmbedding on the same files, and its heads."""
 
+import random
 import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +53,24 @@ def test_bge_m3_vectors_equal_flagembedding(
 ) -> None:
     assert embedder.normalizes
     assert_equals_reference(embedder, reference, varied_texts(50))
+
+
+def test_each_text_has_exactly_the_requested_kinds(embedder: M3Embedder) -> None:
+    texts = [text.ids for text in embedder.tokenize(varied_texts(16))]
+    chosen = [Outputs(*flags) for flags in product((True, False), repeat=3)] * 2
+    order = random.Random(1).sample(range(16), 16)
+    results = embedder.launch([texts[index] for index in order], [chosen[index] for index in order])
+    for index, result in zip(order, results(), strict=True):
+        (alone,) = embedder.forward([texts[index]], ALL)
+        for kind in ("dense", "sparse", "colbert"):
+            found, expected = getattr(result, kind), getattr(alone, kind)
+            if not getattr(chosen[index], kind):
+                assert found is None
+            elif kind == "sparse":
+                np.testing.assert_array_equal(found.indices, expected.indices)
+                np.testing.assert_allclose(found.values, expected.values, rtol=0, atol=TOLERANCE)
+            else:
+                np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("head", ["sparse_linear.pt", "colbert_linear.pt"])

@@ -241,7 +241,6 @@ def test_unsupported_cross_encoders_are_refused(
     folders, family, spoil, message, float32_target, tmp_path: Path
 ) -> None:
     folder = copytree(folders[family], tmp_path / "copy")
-    load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)
     if callable(spoil):
         spoil(folder)
     else:
