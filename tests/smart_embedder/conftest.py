@@ -30,10 +30,6 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
 
 
 @pytest.fixture(scope="session")
-def float32_target() -> Target:
-    return Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
-
-
-@pytest.fixture(scope="session")
-def embedder(tiny_m3: Path, float32_target: Target) -> M3Embedder:
-    return M3Embedder("tiny-m3", tiny_m3, 8192, float32_target)
+def embedder(tiny_m3: Path) -> M3Embedder:
+    target = Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
+    return M3Embedder("tiny-m3", tiny_m3, 8192, target)

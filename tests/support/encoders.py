@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from smart_embedder.kernels.target import Target
+from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.heads.dense import DenseEmbedder
-from smart_embedder.models.loader import load_embedder
+from smart_embedder.models.loader import load_embedder, load_reranker
 from smart_embedder.requests import Outputs
 from tests.support.checkpoints import corpus, save_byte_level_tokenizer, spread_weights
 
@@ -184,11 +185,25 @@ def reference_vectors(folder: Path, texts: list[str], **options: Any) -> np.ndar
     return np.stack([model.encode([text], **options)[0] for text in texts])
 
 
-def load(folder: Path, target: Target, max_length: int = 8192, **options: Any) -> DenseEmbedder:
-    """Load a dense encoder as the service does."""
-    model = load_embedder(folder.name, folder, max_length, target, **options)
+@cache
+def float32() -> Target:
+    """Return the CPU in float32, with the kernels that the service would choose."""
+    cpu = torch.device("cpu")
+    return Target(cpu, torch.float32, choose_backend(cpu, torch.float32))
+
+
+def load(
+    folder: Path, target: Target | None = None, max_length: int = 8192, **options: Any
+) -> DenseEmbedder:
+    """Load a dense encoder as the service does, by default in float32."""
+    model = load_embedder(folder.name, folder, max_length, target or float32(), **options)
     assert isinstance(model, DenseEmbedder)
     return model
+
+
+def load_scorer(folder: Path, max_length: int, kind: str | None = None) -> Any:
+    """Load a reranker as the service does, in float32."""
+    return load_reranker(folder.name, folder, max_length, float32(), max_qwen_pairs=16, kind=kind)
 
 
 def embed(model: DenseEmbedder, texts: list[str], prompt: str = "") -> np.ndarray:

@@ -27,6 +27,7 @@ from smart_embedder.requests import Outputs
 from smart_embedder.results import TextEmbedding
 from smart_embedder.tokens import TokenIds
 from tests.support.checkpoints import save_m3
+from tests.support.encoders import float32
 from tests.support.simulated_cuda import simulated_cuda
 from tests.support.simulated_mps import simulated_mps
 from tests.support.wordpiece import MODERNBERT, save_colbert
@@ -112,11 +113,11 @@ def test_cuda_kernels_load_in_a_thread_new_to_the_device() -> None:
     [case for case in product(DEVICES, MODELS) if case != ("cpu", "demo_checkpoint")],
 )
 def test_device_results_equal_the_cpu_in_float32_and_single_texts(
-    device: str, name: str, request: pytest.FixtureRequest, float32_target: Target
+    device: str, name: str, request: pytest.FixtureRequest
 ) -> None:
     folder, where = request.getfixturevalue(name.partition(",")[0]), torch.device(device)
     ensure_allocates(where)
-    model, exact = load_on(where, name, folder), load(name, folder, float32_target)
+    model, exact = load_on(where, name, folder), load(name, folder, float32())
     model.capture_graphs()
     assert not model.info.refused
     for results, batch in zip(run_in_flight(model, batches()), batches(), strict=True):
@@ -131,13 +132,13 @@ def test_device_results_equal_the_cpu_in_float32_and_single_texts(
 )
 @pytest.mark.parametrize("name", ["tiny_m3", "tiny_qwen"])
 def test_float8_vectors_are_close_to_float32(
-    name: str, device: str, float32_target: Target, request: pytest.FixtureRequest
+    name: str, device: str, request: pytest.FixtureRequest
 ) -> None:
     folder, where = request.getfixturevalue(name), torch.device(device)
     ensure_allocates(where)
     dtype = choose_dtype("float8", where)
     target = Target(where, dtype, choose_backend(where, dtype), float8=True)
-    model, exact = load(name, folder, target), load(name, folder, float32_target)
+    model, exact = load(name, folder, target), load(name, folder, float32())
     model.capture_graphs()
     assert not model.info.refused
     for batch in batches():

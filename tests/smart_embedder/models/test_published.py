@@ -25,7 +25,6 @@ from transformers import (
 )
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.target import Target
 from smart_embedder.requests import TruncationOptions
 from tests.support.checkpoints import changed_json, changed_weights, corpus, spread_weights
 from tests.support.encoders import (
@@ -120,10 +119,10 @@ def normalized_means(folder: Path, texts: list[str], prompt: str) -> np.ndarray:
 
 @pytest.mark.parametrize("prompt", ["", PROMPTS["query"]])
 def test_embeddinggemma2_as_published_equals_transformers(
-    prompt: str, embedding_gemma2: Path, float32_target: Target
+    prompt: str, embedding_gemma2: Path
 ) -> None:
     with capture_logs() as logs:
-        model = load(embedding_gemma2, float32_target, 400)
+        model = load(embedding_gemma2, max_length=400)
     assert [entry["event"] for entry in logs] == ["only_texts_read"]
     # Beyond the positions of its configuration, which rotary positions do not need.
     assert (model.max_length, model.dense_width, model.prompts) == (400, 48, PROMPTS)
@@ -156,10 +155,10 @@ def save_chat_embedder(folder: Path, base: Path, template: str, **options: objec
     ],
 )
 def test_texts_are_read_as_messages_like_sentence_transformers(
-    template: str, options, tiny_qwen: Path, float32_target: Target, tmp_path: Path
+    template: str, options, tiny_qwen: Path, tmp_path: Path
 ) -> None:
     folder = save_chat_embedder(tmp_path / "chat", tiny_qwen, template, **options)
-    model, texts = load(folder, float32_target, 64), ["vector", "...", " a  b\n", "hybrid?"]
+    model, texts = load(folder, max_length=64), ["vector", "...", " a  b\n", "hybrid?"]
     texts += [""] * (template == CHAT)  # sentence-transformers reads no text without tokens.
     theirs = reference(folder)
     for prompt in (None, *PROMPTS.values()):
@@ -172,7 +171,7 @@ def test_texts_are_read_as_messages_like_sentence_transformers(
     assert long.ids[64 - end :].tolist() == whole.ids[len(whole.ids) - end :].tolist()
     (cut,) = model.tokenize(["vector " * 9], "", TruncationOptions(max_tokens=1))
     assert cut.ids.tolist() == whole.ids.tolist()
-    assert load(tiny_qwen, float32_target).spaces["dense"] != model.spaces["dense"]
+    assert load(tiny_qwen).spaces["dense"] != model.spaces["dense"]
 
 
 def write(template: str) -> Callable[[Path], object]:
@@ -195,12 +194,12 @@ def write(template: str) -> Callable[[Path], object]:
     ],
 )
 def test_chat_templates_that_change_texts_are_refused(
-    spoil, message: str, tiny_qwen: Path, float32_target: Target, tmp_path: Path
+    spoil, message: str, tiny_qwen: Path, tmp_path: Path
 ) -> None:
     folder = save_chat_embedder(tmp_path / "chat", tiny_qwen, CHAT)
     spoil(folder)
     with pytest.raises(StartupError, match=message):
-        load(folder, float32_target)
+        load(folder)
 
 
 AUTO_MAP = {"AutoConfig": "configuration.Config", "AutoModel": "modeling.Model"}
@@ -219,7 +218,7 @@ def mean_states(folder: Path) -> torch.Tensor:
 
 
 def test_pplx_embed_as_published_makes_its_whole_numbers(
-    bidirectional_qwen3: Path, float32_target: Target, tmp_path: Path
+    bidirectional_qwen3: Path, tmp_path: Path
 ) -> None:
     folder = copytree(bidirectional_qwen3, tmp_path / "pplx-embed-v1-0.6b")
     own = {"model_type": "bidirectional_pplx_qwen3", "architectures": ["PPLXQwen3Model"]}
@@ -230,7 +229,7 @@ def test_pplx_embed_as_published_makes_its_whole_numbers(
         quantizer = {"type": "st_quantize.FlexibleQuantizer", "kwargs": ["quantization"]}
         modules.append({"idx": 2, "name": "2", "path": ""} | quantizer)
     with capture_logs() as logs:
-        model = load(folder, float32_target)
+        model = load(folder)
     assert [entry["event"] for entry in logs] == ["checkpoint_code_ignored"]
     vectors = embed(model, TEXTS)
     assert (vectors == vectors.round()).all()
@@ -239,11 +238,11 @@ def test_pplx_embed_as_published_makes_its_whole_numbers(
     assert not model.normalizes
     change(folder / "config.json", architectures=["PPLXQwen3ContextualModel"])
     with pytest.raises(StartupError, match="is computed for pplx-embed alone"):
-        load(folder, float32_target)
+        load(folder)
 
 
 def test_voyage_4_nano_as_published_is_projected_and_normalized(
-    bidirectional_qwen3: Path, float32_target: Target, tmp_path: Path
+    bidirectional_qwen3: Path, tmp_path: Path
 ) -> None:
     prompt = "Represent the query for retrieving documents: "
     folder = copytree(bidirectional_qwen3, tmp_path / "voyage-4-nano")
@@ -257,7 +256,7 @@ def test_voyage_4_nano_as_published_is_projected_and_normalized(
         for name in [*weights]:
             weights[f"model.{name}"] = weights.pop(name)
         weights["linear.weight"] = projection
-    model = load(folder, float32_target)
+    model = load(folder)
     states = reference(bidirectional_qwen3).encode(
         [prompt + text for text in TEXTS], output_value="token_embeddings"
     )
@@ -266,7 +265,7 @@ def test_voyage_4_nano_as_published_is_projected_and_normalized(
     assert (model.dense_width, model.normalizes) == (96, True)
     save_modules(folder, {"pooling_mode": "max"})
     with pytest.raises(StartupError, match="projects the states of tokens, and its pooling is max"):
-        load(folder, float32_target)
+        load(folder)
     change(folder / "config.json", use_bidirectional_attention=False)
     with pytest.raises(StartupError, match=r"has the tensor linear\.weight \(96 x 64\)"):
-        load(folder, float32_target)
+        load(folder)

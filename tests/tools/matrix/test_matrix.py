@@ -34,7 +34,7 @@ ENCODERS = [
     "doge",  # Attention to the keys of the highest scores.
 ]
 # Others are compared in tests/smart_embedder/models/rerankers.
-CLASSIFIERS = ["mpnet", "deberta-v2", "electra", "llama", "nomic_bert"]
+CLASSIFIERS = ["mpnet", "deberta-v2", "electra", "llama", "nomic_bert", "qwen3"]
 
 
 @pytest.fixture(autouse=True)

@@ -40,6 +40,7 @@ from tests.support.encoders import (
     WIDTH,
     assert_close,
     embed,
+    float32,
     load,
     reference_vectors,
     save_family,
@@ -66,12 +67,10 @@ def tokenizer() -> Tokenizer:
         *["embedding-gemma", "qwen3-bidirectional", "camembert", "convbert"],
     ],
 )
-def test_vectors_of_each_family_match_sentence_transformers(
-    family, tokenizer, tmp_path, float32_target
-) -> None:
+def test_vectors_of_each_family_match_sentence_transformers(family, tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / family, family, tokenizer)
     with capture_logs() as logs:
-        model = load(folder, float32_target)
+        model = load(folder)
     layout = FAMILIES[family][-1]
     refused = {log["used_instead"] for log in logs if log["event"] == "path_refused"}
     assert refused == {layout} - {"own", "packed", "padded"}
@@ -82,18 +81,16 @@ def test_vectors_of_each_family_match_sentence_transformers(
     assert model.max_length == 200
 
 
-def test_window_wider_than_every_text_of_the_trial(tokenizer, tmp_path, float32_target) -> None:
+def test_window_wider_than_every_text_of_the_trial(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "mistral", "mistral", tokenizer)
     change(folder / "sentence_bert_config.json", max_seq_length=3000)
-    model = load(folder, float32_target)
+    model = load(folder)
     text = " ".join(corpus(80))
     assert 1200 < len(model.tokenize([text])[0].ids) < 3000
     assert_close(embed(model, [text, "music"]), reference_vectors(folder, [text, "music"]))
 
 
-def test_longrope_positions_are_those_of_each_text_alone(
-    tokenizer, tmp_path, float32_target
-) -> None:
+def test_longrope_positions_are_those_of_each_text_alone(tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "modernbert", "modernbert", tokenizer)
     long = {
         "rope_type": "longrope", "rope_theta": 10_000.0, "original_max_position_embeddings": 100,
@@ -101,7 +98,7 @@ def test_longrope_positions_are_those_of_each_text_alone(
     }  # fmt: skip
     by_layer = {"full_attention": long, "sliding_attention": {"rope_type": "default"} | THETA}
     change(folder / "config.json", rope_parameters=by_layer)
-    model = load(folder, float32_target)
+    model = load(folder)
     assert model.info.paths["batch"] == "one_length"
     texts = [" ".join(corpus(9)), *TEXTS]
     lengths = [len(text.ids) for text in model.tokenize(texts)]
@@ -116,7 +113,7 @@ def t5(tokenizer: Tokenizer, tmp_path_factory) -> Path:
     return folder
 
 
-def test_padded_groups_fit_the_memory_of_attention(t5: Path, float32_target, monkeypatch) -> None:
+def test_padded_groups_fit_the_memory_of_attention(t5: Path, monkeypatch) -> None:
     rows = []
     forward = T5EncoderModel.forward
 
@@ -124,7 +121,7 @@ def test_padded_groups_fit_the_memory_of_attention(t5: Path, float32_target, mon
         rows.append(tuple(input_ids.shape))
         return forward(self, input_ids, attention_mask)
 
-    model = load(t5, float32_target)
+    model = load(t5)
     monkeypatch.setattr(T5EncoderModel, "forward", counted)
     # 49 bytes for each pair: three times the scores of four heads in float32, and a byte of mask.
     monkeypatch.setattr(transformers_module, "_GROUP_BYTES", 49 * 2 * 120**2)
@@ -180,7 +177,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_options_left_to_transformers_match_it(option, tokenizer, tmp_path, float32_target) -> None:
+def test_options_left_to_transformers_match_it(option, tokenizer, tmp_path) -> None:
     family, options = OPTIONS[option]
     options = (GROUPED | {"head_dim": 16} if family == "qwen3" else SIZES) | options
     name = {"qwen3": "Qwen3", "bert": "Bert"}[family]
@@ -188,21 +185,19 @@ def test_options_left_to_transformers_match_it(option, tokenizer, tmp_path, floa
     config = getattr(transformers, f"{name}Config")(**options)
     kind = getattr(transformers, f"{name}Model")
     folder = save_with_tokenizer(tmp_path, kind(config), tokenizer)
-    model = load(folder, float32_target)
+    model = load(folder)
     assert ("batch" in model.info.paths) == (option != "swish")
     alone = np.concatenate([embed(model, [text]) for text in TEXTS])
     assert_close(alone, mean_states(kind.from_pretrained(folder), model))
     assert_close(embed(model, TEXTS), alone)
 
 
-def test_direction_that_transformers_does_not_compute_is_refused(
-    tokenizer, tmp_path, float32_target
-) -> None:
+def test_direction_that_transformers_does_not_compute_is_refused(tokenizer, tmp_path) -> None:
     sizes = {"vocab_size": 700, "hidden_size": WIDTH, "num_hidden_layers": 2, "state_size": 8}
     folder = save_with_tokenizer(tmp_path, MambaModel(MambaConfig(**sizes)), tokenizer)
     change(folder / "config.json", use_bidirectional_attention=True)
     with pytest.raises(StartupError, match="of type mamba, attends in both directions by its"):
-        load(folder, float32_target)
+        load(folder)
 
 
 def save_with_tokenizer(folder: Path, module: Any, tokenizer: Tokenizer) -> Path:
@@ -220,9 +215,7 @@ def mean_states(module: Any, model: DenseEmbedder) -> np.ndarray:
         return np.stack([module(ids).last_hidden_state[0].mean(0).numpy() for ids in tokens])
 
 
-def test_encoder_is_served_if_the_decoder_needs_another_text(
-    tokenizer, tmp_path, float32_target
-) -> None:
+def test_encoder_is_served_if_the_decoder_needs_another_text(tokenizer, tmp_path) -> None:
     """The encoder alone is needed, but also the table that it shares with the decoder."""
     torch.manual_seed(4)
     config = M2M100Config(
@@ -233,15 +226,15 @@ def test_encoder_is_served_if_the_decoder_needs_another_text(
     encoder = M2M100Model.from_pretrained(folder).get_encoder()
     with changed_weights(folder) as weights:
         del weights["decoder.layers.0.fc1.bias"]
-    model = load(folder, float32_target)
+    model = load(folder)
     assert_close(embed(model, TEXTS), mean_states(encoder, model))
     with changed_weights(folder) as weights:
         del weights["shared.weight"]
     with pytest.raises(StartupError, match=r"lacks the tensor \w+\.embed_tokens\.weight"):
-        load(folder, float32_target)
+        load(folder)
 
 
-def test_random_model_is_refused(tokenizer, tmp_path, float32_target) -> None:
+def test_random_model_is_refused(tokenizer, tmp_path) -> None:
     """Reformer draws new hashes at each forward unless it has a seed."""
     config = ReformerConfig(
         vocab_size=700, hidden_size=WIDTH, attention_head_size=16, num_attention_heads=4,
@@ -253,11 +246,11 @@ def test_random_model_is_refused(tokenizer, tmp_path, float32_target) -> None:
     with pytest.raises(
         StartupError, match="of type reformer, computes different vectors for the same"
     ):
-        load(save_modules(tmp_path), float32_target)
+        load(save_modules(tmp_path))
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_checkpoint_code_is_never_run(known, tokenizer, tmp_path, float32_target) -> None:
+def test_checkpoint_code_is_never_run(known, tokenizer, tmp_path) -> None:
     folder = save_family(tmp_path / "code", "gte", tokenizer)
     ran = tmp_path / "ran"
     for name in ("configuration_evil.py", "modeling_evil.py"):
@@ -267,19 +260,19 @@ def test_checkpoint_code_is_never_run(known, tokenizer, tmp_path, float32_target
     if known:
         plain = save_family(tmp_path / "plain", "gte", tokenizer)
         with capture_logs() as logs:
-            model = load(folder, float32_target)
+            model = load(folder)
         assert_close(embed(model, TEXTS), reference_vectors(plain, TEXTS))
         ignored = [line for line in logs if line["event"] == "checkpoint_code_ignored"]
         assert [(line["model"], line["log_level"]) for line in ignored] == [("code", "warning")]
     else:
         with pytest.raises(StartupError, match="needs code of its own .* is never run"):
-            load(folder, float32_target)
+            load(folder)
     assert not ran.exists()
 
 
-def test_named_attention_is_refused_for_a_family_with_its_own(t5: Path, float32_target) -> None:
+def test_named_attention_is_refused_for_a_family_with_its_own(t5: Path) -> None:
     with pytest.raises(StartupError, match="has its own attention"):
-        load(t5, replace(float32_target, attention_named=True))
+        load(t5, replace(float32(), attention_named=True))
 
 
 def lose_a_tensor(folder: Path) -> None:
@@ -312,7 +305,7 @@ def store_bytes(folder: Path) -> None:
     ],
 )
 def test_unusable_checkpoint_is_refused_in_one_sentence(
-    damage, message, tokenizer, tmp_path, float32_target
+    damage, message, tokenizer, tmp_path
 ) -> None:
     folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
     if callable(damage):
@@ -320,7 +313,7 @@ def test_unusable_checkpoint_is_refused_in_one_sentence(
     else:
         change(folder / "config.json", **damage)
     with pytest.raises(StartupError, match=message) as caught:
-        load(folder, float32_target)
+        load(folder)
     assert "\n" not in str(caught.value)
 
 

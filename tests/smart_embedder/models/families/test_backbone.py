@@ -28,7 +28,7 @@ from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.models.heads.pooling import first, last
 from smart_embedder.requests import Outputs
 from smart_embedder.tokens import TokenIds
-from tests.support.encoders import save_family, word_tokenizer
+from tests.support.encoders import float32, save_family, word_tokenizer
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 
 EVERY = Outputs(dense=True, sparse=True, colbert=True)
@@ -110,16 +110,14 @@ def test_with_fewer_layers_keeps_the_first_and_returns_the_factor(
 
 
 @pytest.fixture(scope="module", params=["encoder", "decoder", "modernbert"])
-def model(
-    request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target, tmp_path_factory
-) -> EmbeddingModel:
+def model(request, embedder: M3Embedder, tiny_qwen: Path, tmp_path_factory) -> EmbeddingModel:
     if request.param == "encoder":
         return embedder
     folder = tiny_qwen
     if request.param != "decoder":
         folder = tmp_path_factory.mktemp("backbone") / request.param
         save_family(folder, request.param, word_tokenizer())
-    return DenseEmbedder("tiny", folder, 32_768, float32_target)
+    return DenseEmbedder("tiny", folder, 32_768, float32())
 
 
 def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:

@@ -18,9 +18,8 @@ from sentence_transformers import CrossEncoder
 
 from smart_embedder.errors import StartupError
 from smart_embedder.interface import DownloadStatus
-from smart_embedder.kernels.target import Target
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.loader import load_embedder, load_reranker, locate_model
+from smart_embedder.models.loader import load_embedder, locate_model
 from smart_embedder.requests import Outputs
 from smart_embedder.settings import EngineSettings
 from tests.support.checkpoints import save_qwen
@@ -28,7 +27,9 @@ from tests.support.encoders import (
     TEXTS,
     assert_close,
     embed,
+    float32,
     load,
+    load_scorer,
     reference,
     reference_vectors,
     save_family,
@@ -66,14 +67,12 @@ BY_PATTERN = {"use_rslora": True, "rank_pattern": {".*0.*": 2}, "alpha_pattern":
         ("qwen3-bidirectional", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
     ],
 )
-def test_lora_adapter_equals_sentence_transformers(
-    family, options, float32_target: Target, tmp_path: Path
-) -> None:
+def test_lora_adapter_equals_sentence_transformers(family, options, tmp_path: Path) -> None:
     base = save_family(tmp_path / "base", family, word_tokenizer())
     folder = save_adapter(reference(base), tmp_path / "lora", **options)
-    ours = load(located(folder), float32_target)
+    ours = load(located(folder))
     assert_close(embed(ours, TEXTS), reference_vectors(folder, TEXTS))
-    without = load(base, float32_target)
+    without = load(base)
     assert np.abs(embed(ours, TEXTS) - embed(without, TEXTS)).max() > 1e-2
     assert ours.spaces["dense"] != without.spaces["dense"]
 
@@ -95,25 +94,23 @@ def lora(saved: Path, tmp_path: Path) -> Path:
     return copytree(saved, tmp_path / "lora")
 
 
-def test_adapter_of_qwen3_embedding_follows_its_modules(
-    float32_target: Target, tmp_path: Path
-) -> None:
+def test_adapter_of_qwen3_embedding_follows_its_modules(tmp_path: Path) -> None:
     """The published model leaves scaling to requests, a model that was trained further does not."""
     base = save_qwen(tmp_path / "base")
     prompts = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
     pooling = {"pooling_mode": "lasttoken"}
     save_modules(base, pooling, [("Normalize", {}, None)], prompts={"prompts": prompts})
-    assert not load(base, float32_target).normalizes
+    assert not load(base).normalizes
     folder = save_adapter(reference(base), tmp_path / "lora", target_modules=["q_proj"])
-    ours = load(located(folder), float32_target)
+    ours = load(located(folder))
     assert ours.normalizes
     assert_close(embed(ours, TEXTS), reference_vectors(folder, TEXTS))
 
 
 def test_base_model_of_an_adapter_is_found_by_its_hub_id(
-    base: Path, lora: Path, float32_target: Target, tmp_path: Path
+    base: Path, lora: Path, tmp_path: Path
 ) -> None:
-    expected = embed(load(located(lora), float32_target), TEXTS)
+    expected = embed(load(located(lora)), TEXTS)
     cached = tmp_path / "hub" / "models--org--base"
     copytree(base, cached / "snapshots" / ("a" * 40))
     (cached / "refs").mkdir()
@@ -121,7 +118,7 @@ def test_base_model_of_an_adapter_is_found_by_its_hub_id(
     change(lora / "adapter_config.json", base_model_name_or_path="org/base", revision="tuned")
     settings = EngineSettings(hf_home=tmp_path, hf_hub_offline=True)
     found = locate_model(str(lora), None, settings, DownloadStatus())
-    assert_close(embed(load(found, float32_target), TEXTS), expected)
+    assert_close(embed(load(found), TEXTS), expected)
 
 
 def test_temporary_folder_that_cannot_be_written_is_named(
@@ -132,7 +129,7 @@ def test_temporary_folder_that_cannot_be_written_is_named(
         located(lora)
 
 
-def test_classifier_saved_with_an_adapter_is_read(float32_target: Target, tmp_path: Path) -> None:
+def test_classifier_saved_with_an_adapter_is_read(tmp_path: Path) -> None:
     base = save_model(tmp_path / "base", transformers.BertForSequenceClassification, num_labels=1)
     model = CrossEncoder(str(base), device="cpu")
     folder = save_adapter(
@@ -141,7 +138,7 @@ def test_classifier_saved_with_an_adapter_is_read(float32_target: Target, tmp_pa
     with changed_tensors(folder) as tensors:
         (name,) = (name for name in tensors if name.endswith("classifier.weight"))
         tensors[name] += 1
-    ours = load_reranker("m", located(folder), 64, float32_target, max_qwen_pairs=4)
+    ours = load_scorer(located(folder), 64)
     pairs = ours.tokenize_pairs("hybrid search", TEXTS, None)
     scores = ours.forward([pair.ids for pair in pairs], Outputs())
     theirs = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
@@ -215,12 +212,10 @@ def of_an_adapter(folder: Path) -> None:
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "no adapter_model.safet"),
     ],
 )
-def test_adapters_of_other_forms_are_refused(
-    spoil, message, lora: Path, float32_target: Target
-) -> None:
+def test_adapters_of_other_forms_are_refused(spoil, message, lora: Path) -> None:
     if callable(spoil):
         spoil(lora)
     else:
         change(lora / "adapter_config.json", **spoil)
     with pytest.raises(StartupError, match=message):
-        load_embedder("m", located(lora), 64, float32_target)
+        load_embedder("m", located(lora), 64, float32())

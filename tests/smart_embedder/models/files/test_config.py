@@ -230,6 +230,7 @@ OWN_CODE, OUTSIDE = "code of a checkpoint is never run", "names a folder outside
                 {"text": {"max_length": 9}},
                 {"chat_template": {"truncation": False}},
                 {"chat_template": {"a": ["b"]}},
+                {"chat_template": 5},
             )
         ),
     ],

@@ -23,6 +23,7 @@ from smart_embedder.vector_space import VectorSpace
 from tests.support.checkpoints import changed_json, changed_weights
 from tests.support.encoders import (
     dense,
+    float32,
     save_family,
     save_modules,
     save_tokenizer,
@@ -49,12 +50,12 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def unchanged(encoder: Path, float32_target: Target) -> Spaces:
-    return spaces(encoder, float32_target)
+def unchanged(encoder: Path) -> Spaces:
+    return spaces(encoder)
 
 
-def spaces(folder: Path, target: Target, max_length: int = 8192, **options: Any) -> Spaces:
-    return {**load_embedder("model", folder, max_length, target, **options).spaces}
+def spaces(folder: Path) -> Spaces:
+    return {**load_embedder("model", folder, 8192, float32()).spaces}
 
 
 def differences(before: Spaces, after: Spaces) -> dict[str, str]:
@@ -138,17 +139,17 @@ M3_MISTAKES: dict[str, tuple[Change, dict[str, str]]] = {
 
 
 @pytest.fixture(scope="module")
-def unchanged_m3(tiny_m3: Path, float32_target: Target) -> Spaces:
-    return spaces(tiny_m3, float32_target)
+def unchanged_m3(tiny_m3: Path) -> Spaces:
+    return spaces(tiny_m3)
 
 
 @pytest.mark.parametrize("mistake", M3_MISTAKES)
 def test_vector_space_of_bge_m3_differs_in_the_changed_part(
-    mistake: str, tiny_m3: Path, unchanged_m3: Spaces, tmp_path: Path, float32_target: Target
+    mistake: str, tiny_m3: Path, unchanged_m3: Spaces, tmp_path: Path
 ) -> None:
     change, expected = M3_MISTAKES[mistake]
     change(copy := shutil.copytree(tiny_m3, tmp_path / "copy"))
-    assert differences(unchanged_m3, spaces(copy, float32_target)) == expected
+    assert differences(unchanged_m3, spaces(copy)) == expected
 
 
 def leave_out_normalize(folder: Path) -> None:
@@ -181,21 +182,21 @@ DENSE_MISTAKES: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("mistake", DENSE_MISTAKES)
 def test_vector_space_of_an_encoder_differs_in_the_changed_part(
-    mistake: str, encoder: Path, unchanged: Spaces, tmp_path: Path, float32_target: Target
+    mistake: str, encoder: Path, unchanged: Spaces, tmp_path: Path
 ) -> None:
     change, expected = DENSE_MISTAKES[mistake]
     change(copy := shutil.copytree(encoder, tmp_path / "copy"))
-    assert differences(unchanged, spaces(copy, float32_target)) == {"dense": expected}
+    assert differences(unchanged, spaces(copy)) == {"dense": expected}
 
 
 def test_vector_space_covers_rotary_base_and_reranker_head(
-    tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path, float32_target: Target
+    tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(tiny_qwen, tmp_path / "copy")
     change_json("config.json", rope_parameters={"rope_theta": 5e5, "rope_type": "default"})(copy)
-    before, after = spaces(tiny_qwen, float32_target), spaces(copy, float32_target)
+    before, after = spaces(tiny_qwen), spaces(copy)
     assert differences(before, after) == {"dense": "weights"}
-    load = partial(load_reranker, max_length=512, target=float32_target, max_qwen_pairs=4)
+    load = partial(load_reranker, max_length=512, target=float32(), max_qwen_pairs=4)
     of_decoder = load("model-reranker", tiny_qwen).spaces
     assert of_decoder.keys() == {"score"}
     assert of_decoder != load("model-reranker", copy).spaces
@@ -241,18 +242,16 @@ HARMLESS: dict[str, Change] = {
 @pytest.mark.parametrize("encoder", ["bert", "modernbert"], indirect=True)
 @pytest.mark.parametrize("change", HARMLESS)
 def test_vector_space_ignores_changes_without_effect(
-    change: str, encoder: Path, unchanged: Spaces, tmp_path: Path, float32_target: Target
+    change: str, encoder: Path, unchanged: Spaces, tmp_path: Path
 ) -> None:
     HARMLESS[change](copy := shutil.copytree(encoder, tmp_path / "copy"))
-    assert differences(unchanged, spaces(copy, float32_target)) == {}
+    assert differences(unchanged, spaces(copy)) == {}
 
 
 @pytest.mark.parametrize("encoder", ["bert", "modernbert"], indirect=True)
-def test_vector_space_is_the_same_for_every_backend(
-    encoder: Path, unchanged: Spaces, float32_target: Target
-) -> None:
+def test_vector_space_is_the_same_for_every_backend(encoder: Path, unchanged: Spaces) -> None:
     by_pytorch = Target(CPU, torch.float32, torch_backend())
-    native = load_embedder("model", encoder, 512, float32_target)
+    native = load_embedder("model", encoder, 512, float32())
     other = load_embedder("model", encoder, 512, by_pytorch)
     assert native.spaces == other.spaces == unchanged
     assert (native.reproducible, other.reproducible) == (encoder.name == "bert", False)
@@ -279,14 +278,14 @@ def test_tensor_digest_is_stable_between_versions() -> None:
 
 
 def test_vector_space_is_the_same_with_absolute_module_paths(
-    encoder: Path, unchanged: Spaces, float32_target: Target, monkeypatch, tmp_path: Path
+    encoder: Path, unchanged: Spaces, monkeypatch, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(encoder, tmp_path / "copy")
     with changed_json(copy / "modules.json") as modules:
         for module in modules[1:]:
             module["path"] = str(copy / module["path"])
     monkeypatch.chdir(tmp_path)
-    assert differences(unchanged, spaces(Path("copy"), float32_target)) == {}
+    assert differences(unchanged, spaces(Path("copy"))) == {}
 
 
 @pytest.mark.parametrize(
@@ -299,10 +298,10 @@ def test_vector_space_is_the_same_with_absolute_module_paths(
     ],
 )
 def test_reproducible_is_false_for_shapes_without_native_kernels(
-    sizes: dict[str, int], reproducible: bool, tmp_path: Path, float32_target: Target
+    sizes: dict[str, int], reproducible: bool, tmp_path: Path
 ) -> None:
     config = BertConfig(vocab_size=700, num_hidden_layers=2, max_position_embeddings=64, **sizes)
     BertModel(config).save_pretrained(tmp_path)
     save_tokenizer(tmp_path, word_tokenizer())
-    model = load_embedder("model", tmp_path, 64, float32_target)
+    model = load_embedder("model", tmp_path, 64, float32())
     assert model.reproducible == reproducible

@@ -12,13 +12,19 @@ from structlog.testing import capture_logs
 from transformers import AutoConfig
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.target import Target
 from smart_embedder.models.files.config import read_config
 from smart_embedder.models.files.record import record_reading
 from smart_embedder.models.files.weights import Weights
-from smart_embedder.models.loader import load_embedder, load_reranker
+from smart_embedder.models.loader import load_embedder
 from tests.support.checkpoints import changed_json, changed_weights, save_qwen
-from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
+from tests.support.encoders import (
+    dense,
+    float32,
+    load_scorer,
+    save_family,
+    save_modules,
+    word_tokenizer,
+)
 
 
 @pytest.fixture(scope="module", params=["bert", "modernbert"])
@@ -43,7 +49,7 @@ WITHOUT_EFFECT = [
     ],
 )
 def test_tensor_that_is_not_computed_stops_the_start(
-    encoder: Path, tmp_path: Path, float32_target: Target, name, shape, message
+    encoder: Path, tmp_path: Path, name, shape, message
 ) -> None:
     folder = shutil.copytree(encoder, tmp_path / "copy")
     with changed_weights(folder) as tensors:
@@ -51,11 +57,11 @@ def test_tensor_that_is_not_computed_stops_the_start(
         if name is not None:
             tensors[name] = torch.zeros(shape)
     with nullcontext() if name is None else pytest.raises(StartupError, match=message):
-        load_embedder("model", folder, 64, float32_target)
+        load_embedder("model", folder, 64, float32())
 
 
 def test_tensors_of_heads_are_accounted_for(
-    encoder: Path, tiny_m3: Path, tiny_reranker: Path, tmp_path: Path, float32_target: Target
+    encoder: Path, tiny_m3: Path, tiny_reranker: Path, tmp_path: Path
 ) -> None:
     projected = shutil.copytree(encoder, tmp_path / "projected")
     save_modules(projected, further=[dense(32, "Tanh")])
@@ -68,11 +74,11 @@ def test_tensors_of_heads_are_accounted_for(
     with changed_weights(reranker) as tensors:
         tensors["second.out_proj.weight"] = torch.ones(1, 3)
     with pytest.raises(StartupError, match=r"2_Dense has the tensor scale \(3\), "):
-        load_embedder("model", projected, 64, float32_target)
+        load_embedder("model", projected, 64, float32())
     with pytest.raises(StartupError, match=r"m3 has the tensor second\.weight \(1 x 3\), "):
-        load_embedder("model", m3, 64, float32_target)
+        load_embedder("model", m3, 64, float32())
     with pytest.raises(StartupError, match=r"has the tensor second\.out_proj\.weight \(1 x 3\), "):
-        load_reranker("model", reranker, 64, float32_target, max_qwen_pairs=4)
+        load_scorer(reranker, 64)
 
 
 def test_first_unread_tensor_is_named_and_the_others_are_counted(tmp_path: Path) -> None:
@@ -90,18 +96,18 @@ def test_first_unread_tensor_is_named_and_the_others_are_counted(tmp_path: Path)
     record.require_all_read()
 
 
-def logged_fields(folder: Path, target: Target, **changes: Any) -> list[str]:
+def logged_fields(folder: Path, **changes: Any) -> list[str]:
     with changed_json(folder / "config.json") as config:
         config.update(changes)
     with capture_logs() as logs:
-        load_embedder("model", folder, 64, target)
+        load_embedder("model", folder, 64, float32())
     found = [log["fields"] for log in logs if log["event"] == "config_fields_not_read"]
     return found[0] if found else []
 
 
 @pytest.mark.parametrize("family", ["bert", "camembert", "qwen3"])
 def test_every_field_of_our_own_families_is_read_or_has_no_effect(
-    family: str, tmp_path: Path, float32_target: Target
+    family: str, tmp_path: Path
 ) -> None:
     """The fields are all of transformers' configuration, with its defaults."""
     folder = tmp_path / "model"
@@ -111,23 +117,21 @@ def test_every_field_of_our_own_families_is_read_or_has_no_effect(
         save_family(folder, family, word_tokenizer())
     config = AutoConfig.from_pretrained(folder).to_dict()
     assert len(config) > 30
-    assert logged_fields(folder, float32_target, **config) == []
+    assert logged_fields(folder, **config) == []
     older = {"rope_theta": 1e6, "rope_scaling": None} if family == "qwen3" else {}
-    assert logged_fields(folder, float32_target, torch_dtype="bfloat16", **older) == []
-    found = logged_fields(folder, float32_target, own_scale=2, another=None)
+    assert logged_fields(folder, torch_dtype="bfloat16", **older) == []
+    found = logged_fields(folder, own_scale=2, another=None)
     assert found == ["another", "own_scale"]
 
 
 @pytest.mark.parametrize("family", ["modernbert", "t5"])
-def test_field_that_transformers_does_not_read_is_logged(
-    family: str, tmp_path: Path, float32_target: Target
-) -> None:
+def test_field_that_transformers_does_not_read_is_logged(family: str, tmp_path: Path) -> None:
     """Some fields of T5 are known to the model's code, but not to the configuration's class."""
     folder = save_family(tmp_path / "model", family, word_tokenizer())
     config = AutoConfig.from_pretrained(folder).to_dict()
     published = {"layer_norm_eps": 1e-5, "position_embedding_type": "absolute", "n_positions": 512}
-    assert logged_fields(folder, float32_target, **config | published) == []
-    assert logged_fields(folder, float32_target, own_scale=2, another=None) == ["own_scale"]
+    assert logged_fields(folder, **config | published) == []
+    assert logged_fields(folder, own_scale=2, another=None) == ["own_scale"]
 
 
 def test_fields_are_recorded_however_they_are_read(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ INVALID = "has an invalid shape or offset for its tensor {}"
     ("content", "reason"),
     [
         ((100_000_001).to_bytes(8, "little"), "model.safetensors is not a safetensors file"),
+        ((100_000_000).to_bytes(8, "little"), "model.safetensors is cut short"),
         (bytes(7), "model.safetensors is cut short"),
         (
             safetensors_file(4, '{"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 4]}}'),

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from smart_embedder.kernels.target import Target
 from smart_embedder.models.loader import load_embedder
+from tests.support.encoders import float32
 
 
 @pytest.fixture(scope="session")
-def load(float32_target: Target) -> Callable[[Path], Any]:
+def load() -> Callable[[Path], Any]:
     """Load the embedder in a folder."""
-    return lambda folder: load_embedder("tiny", folder, 8192, float32_target)
+    return lambda folder: load_embedder("tiny", folder, 8192, float32())

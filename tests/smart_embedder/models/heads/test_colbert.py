@@ -358,6 +358,7 @@ def test_colbert_configurations_of_three_packages_are_read(
             (MASKED, {"sentence_bert_config": {"query_expansion": value}}, "no usable query_exp")
             for value in ("fixed", FIXED | {"token": 5})
         ),
+        (MASKED, {"config_sentence_transformers": {"prompts": [1]}}, "no usable prompts"),
         ([], {"metadata": {"query_maxlen": 0}}, "no usable query_maxlen: 0"),
     ],
 )

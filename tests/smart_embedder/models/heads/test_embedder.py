@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.target import Target, choose_backend
+from smart_embedder.kernels.target import choose_backend
 from smart_embedder.models.heads.embedder import collect_sparse_vectors, compute_dense_vectors
 from smart_embedder.models.heads.m3 import M3Embedder
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import Outputs
 from smart_embedder.results import TextEmbedding
+from tests.support.encoders import float32
 from tests.support.packed_attention import pack_lengths
 from tests.support.texts import varied_texts
 
@@ -75,12 +76,12 @@ def test_each_text_has_exactly_the_requested_kinds(embedder: M3Embedder) -> None
 
 @pytest.mark.parametrize("head", ["sparse_linear.pt", "colbert_linear.pt"])
 def test_bge_m3_without_one_of_its_heads_is_refused(
-    head: str, tiny_m3: Path, tmp_path: Path, float32_target: Target
+    head: str, tiny_m3: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "m3")
     (folder / head).unlink()
     with pytest.raises(StartupError, match=f"the head {head} is missing"):
-        load_embedder("m3", folder, 8192, float32_target)
+        load_embedder("m3", folder, 8192, float32())
 
 
 CPU = torch.device("cpu")

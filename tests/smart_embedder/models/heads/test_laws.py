@@ -11,13 +11,12 @@ import torch
 from transformers import BertForSequenceClassification, BertModel, XLMRobertaForMaskedLM
 
 from smart_embedder.errors import InferenceError
-from smart_embedder.kernels.target import Target
-from smart_embedder.models.loader import load_embedder, load_reranker
+from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import Outputs
 from smart_embedder.results import TextEmbedding
 from smart_embedder.tokens import TokenIds
 from tests.support.checkpoints import changed_weights
-from tests.support.encoders import save_family, word_tokenizer
+from tests.support.encoders import float32, load_scorer, save_family, word_tokenizer
 from tests.support.wordpiece import ROBERTA, save_colbert, save_model, save_splade
 
 KINDS = ("dense", "sparse", "colbert")
@@ -44,16 +43,15 @@ def folder(request, tiny_reranker: Path, tmp_path_factory) -> Path:
     return save(tmp_path_factory.mktemp("laws") / request.param.partition(",")[0], tiny_reranker)
 
 
-def load(folder: Path, target: Target) -> Any:
-    if "SequenceClassification" in (config := (folder / "config.json").read_text()):
-        kind = "entailment" if "entailment" in config else None
-        return load_reranker("m", folder, 512, target, max_qwen_pairs=16, kind=kind)
-    return load_embedder("m", folder, 512, target)
+def load(folder: Path) -> Any:
+    if "SequenceClassification" in (folder / "config.json").read_text():
+        return load_scorer(folder, 512, "entailment")
+    return load_embedder("m", folder, 512, float32())
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path, float32_target: Target) -> Any:
-    return load(folder, float32_target)
+def model(folder: Path) -> Any:
+    return load(folder)
 
 
 def ids_of(model: Any, texts: list[str]) -> list[TokenIds]:
@@ -79,9 +77,7 @@ def assert_same(actual: Any, expected: Any) -> None:
         np.testing.assert_allclose(array, known[kind], rtol=0, atol=1e-5)
 
 
-def test_nan_fails_only_its_own_text(
-    folder: Path, model: Any, float32_target: Target, tmp_path: Path
-) -> None:
+def test_nan_fails_only_its_own_text(folder: Path, model: Any, tmp_path: Path) -> None:
     """The embedding of a token of `music` is NaN."""
     texts = ["hybrid search", "music", "search", "vector search history " * 30, "search music"]
     ids = ids_of(model, texts)
@@ -94,7 +90,7 @@ def test_nan_fails_only_its_own_text(
     with changed_weights(copy) as weights:
         (name,) = [name for name in weights if name.endswith(tables)]
         weights[name][max(music - first - longest)] = torch.nan
-    poisoned = load(copy, float32_target)
+    poisoned = load(copy)
     requests = [Outputs()]
     if (kinds := getattr(model, "kinds", None)) is not None:
         requests = [kinds, *(Outputs(**{kind: True}) for kind in KINDS if getattr(kinds, kind))]

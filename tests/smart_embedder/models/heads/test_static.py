@@ -14,12 +14,11 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.target import Target
 from smart_embedder.models.files.config import NO_OVERRIDES, SentenceOverrides
 from smart_embedder.models.heads.static import StaticEmbedder
 from smart_embedder.models.loader import load_embedder
 from smart_embedder.requests import TruncationOptions
-from tests.support.encoders import TEXTS, assert_close, embed, word_tokenizer
+from tests.support.encoders import TEXTS, assert_close, embed, float32, word_tokenizer
 from tests.support.wordpiece import change
 
 UNKNOWN = "vector ☃ hybrid"
@@ -31,8 +30,8 @@ def tokenizer() -> Tokenizer:
     return word_tokenizer()
 
 
-def load(folder: Path, target: Target, overrides: SentenceOverrides = NO_OVERRIDES) -> Any:
-    model = load_embedder(folder.name, folder, 8192, target, overrides)
+def load(folder: Path, overrides: SentenceOverrides = NO_OVERRIDES) -> Any:
+    model = load_embedder(folder.name, folder, 8192, float32(), overrides)
     assert isinstance(model, StaticEmbedder)
     return model
 
@@ -66,14 +65,14 @@ def by_formula(folder: Path, tokenizer: Tokenizer, texts: list[str], limit: int)
 
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_static_embedding_equals_sentence_transformers(
-    tmp_path: Path, tokenizer: Tokenizer, float32_target: Target, normalizes: bool
+    tmp_path: Path, tokenizer: Tokenizer, normalizes: bool
 ) -> None:
     module = StaticEmbedding(tokenizer, embedding_dim=24)
     torch.nn.init.normal_(module.embedding.weight)
     reference = SentenceTransformer(modules=[module, *[Normalize()] * normalizes], device="cpu")
     folder = tmp_path / "model"
     reference.save(str(folder))
-    model = load(folder, float32_target)
+    model = load(folder)
     found = embed(model, SAMPLES)
     assert_close(found, reference.encode(SAMPLES))
     assert_close(found[1], np.zeros(24))  # The empty text.
@@ -84,12 +83,12 @@ def test_static_embedding_equals_sentence_transformers(
 
 @pytest.mark.parametrize("normalize", [None, True])
 def test_model2vec_folder_leaves_out_unknown_tokens(
-    tmp_path: Path, tokenizer: Tokenizer, float32_target: Target, normalize: bool | None
+    tmp_path: Path, tokenizer: Tokenizer, normalize: bool | None
 ) -> None:
     folder = tmp_path / "model"
     save_model2vec(folder, tokenizer, **({} if normalize is None else {"normalize": normalize}))
     with capture_logs() as logs:
-        model = load(folder, float32_target)
+        model = load(folder)
     assert logs == []
     expected = by_formula(folder, tokenizer, SAMPLES, 512)
     if normalize:
@@ -102,11 +101,11 @@ def test_model2vec_folder_leaves_out_unknown_tokens(
 
 @pytest.mark.parametrize(("max_length", "limit"), [(4, 4), (None, 8192)])
 def test_model2vec_limit_of_tokens_is_followed(
-    tmp_path: Path, tokenizer: Tokenizer, float32_target: Target, max_length, limit
+    tmp_path: Path, tokenizer: Tokenizer, max_length, limit
 ) -> None:
     folder = tmp_path / "model"
     save_model2vec(folder, tokenizer, max_length=max_length)
-    model = load(folder, float32_target)
+    model = load(folder)
     assert model.max_length == limit
     assert_close(embed(model, SAMPLES), by_formula(folder, tokenizer, SAMPLES, limit))
     (cut,) = model.tokenize(["search hybrid ☃ vector"], "", TruncationOptions(max_tokens=2))
@@ -114,13 +113,13 @@ def test_model2vec_limit_of_tokens_is_followed(
 
 
 def test_settings_of_static_embeddings_are_followed_or_refused(
-    tmp_path: Path, tokenizer: Tokenizer, float32_target: Target
+    tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     save_model2vec(tmp_path / "model", tokenizer)
-    scaled = load(tmp_path / "model", float32_target, SentenceOverrides(normalize=True))
+    scaled = load(tmp_path / "model", SentenceOverrides(normalize=True))
     assert_close(np.linalg.norm(embed(scaled, ["vector"])), 1)
     with pytest.raises(StartupError, match="POOLING=cls has no effect on model, whose vectors are"):
-        load(tmp_path / "model", float32_target, SentenceOverrides(pooling="cls"))
+        load(tmp_path / "model", SentenceOverrides(pooling="cls"))
 
 
 @pytest.mark.parametrize(
@@ -142,21 +141,19 @@ def test_settings_of_static_embeddings_are_followed_or_refused(
     ],
 )
 def test_unusable_tables_are_refused(
-    tmp_path: Path, tokenizer: Tokenizer, float32_target: Target, changes, message
+    tmp_path: Path, tokenizer: Tokenizer, changes, message
 ) -> None:
     tensors = save_model2vec(tmp_path / "model", tokenizer)
     save_file(tensors | changes, tmp_path / "model" / "model.safetensors")
     with pytest.raises(StartupError, match=message):
-        load(tmp_path / "model", float32_target)
+        load(tmp_path / "model")
 
 
-def test_mapping_is_part_of_the_vector_space(
-    tmp_path: Path, tokenizer: Tokenizer, float32_target: Target
-) -> None:
+def test_mapping_is_part_of_the_vector_space(tmp_path: Path, tokenizer: Tokenizer) -> None:
     tensors = save_model2vec(tmp_path / "model", tokenizer)
-    before = load(tmp_path / "model", float32_target).spaces
+    before = load(tmp_path / "model").spaces
     tensors["mapping"][7] = (tensors["mapping"][7] + 1) % 50
     save_file(tensors, tmp_path / "model" / "model.safetensors")
-    assert load(tmp_path / "model", float32_target).spaces != before
+    assert load(tmp_path / "model").spaces != before
     change(tmp_path / "model" / "config.json", normalize=True)
-    assert load(tmp_path / "model", float32_target).normalizes
+    assert load(tmp_path / "model").normalizes

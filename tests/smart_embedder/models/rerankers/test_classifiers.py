@@ -14,11 +14,10 @@ from transformers import (
 )
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.target import Target
-from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder
 from smart_embedder.requests import Outputs
 from tests.support.checkpoints import changed_weights, spread_weights
+from tests.support.encoders import float32, load_scorer
 from tests.support.wordpiece import change, save_wordpiece_tokenizer
 
 LIMIT = 96
@@ -92,10 +91,8 @@ def logits_of(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_classifier_logits_equal_transformers_for_each_pair_alone(
-    folders, model_type: str, float32_target: Target
-) -> None:
-    model = load_reranker(model_type, folders[model_type], LIMIT, float32_target, max_qwen_pairs=4)
+def test_classifier_logits_equal_transformers_for_each_pair_alone(folders, model_type: str) -> None:
+    model = load_scorer(folders[model_type], LIMIT)
     assert isinstance(model, CrossEncoder)
     expected = logits_of(folders[model_type])[:, 0].numpy()
     np.testing.assert_allclose(scores_of(model), expected, rtol=0, atol=1e-5)
@@ -104,12 +101,10 @@ def test_classifier_logits_equal_transformers_for_each_pair_alone(
 
 
 @pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification"])
-def test_score_of_a_label_is_its_log_odds_or_its_own_logit(
-    problem: str, tmp_path: Path, float32_target: Target
-) -> None:
+def test_score_of_a_label_is_its_log_odds_or_its_own_logit(problem: str, tmp_path: Path) -> None:
     labels = {"id2label": {0: "off", 1: "on", 2: "so so"}, "problem_type": problem}
     folder = save_classifier(tmp_path / "gte", "gte", **labels, num_labels=3)
-    ours = torch.tensor(scores_of(CrossEncoder("m", folder, LIMIT, float32_target, "on")))
+    ours = torch.tensor(scores_of(CrossEncoder("m", folder, LIMIT, float32(), "on")))
     logits = logits_of(folder)
     chances = logits.sigmoid() if problem.startswith("multi") else logits.softmax(1)
     torch.testing.assert_close(ours.sigmoid(), chances[:, 1], rtol=0, atol=1e-6)
@@ -145,9 +140,9 @@ def without_a_head(folder: Path) -> None:
     ],
 )
 def test_classifier_that_is_not_whole_is_refused(
-    folders, model_type, spoil, message, float32_target, tmp_path: Path
+    folders, model_type, spoil, message, tmp_path: Path
 ) -> None:
     folder = copytree(folders[model_type], tmp_path / "copy")
     spoil(folder)
     with pytest.raises(StartupError, match=message):
-        load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)
+        load_scorer(folder, LIMIT)

@@ -11,8 +11,6 @@ from sentence_transformers import CrossEncoder as Reference
 from transformers import BertForSequenceClassification
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.target import Target
-from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder
 from smart_embedder.requests import Outputs
 from tests.support.checkpoints import (
@@ -20,6 +18,7 @@ from tests.support.checkpoints import (
     changed_weights,
     save_byte_level_tokenizer,
 )
+from tests.support.encoders import float32, load_scorer
 from tests.support.texts import ODD_TEXTS
 from tests.support.wordpiece import (
     MODERNBERT,
@@ -33,8 +32,8 @@ BGE_LIMIT = 64
 
 
 @pytest.fixture(scope="module")
-def ours(tiny_reranker: Path, float32_target: Target) -> CrossEncoder:
-    return CrossEncoder("tiny", tiny_reranker, BGE_LIMIT, float32_target)
+def ours(tiny_reranker: Path) -> CrossEncoder:
+    return CrossEncoder("tiny", tiny_reranker, BGE_LIMIT, float32())
 
 
 def test_pair_token_ids_have_the_layout_of_the_model(ours) -> None:
@@ -125,9 +124,9 @@ def scores_of(model: CrossEncoder, passages: list[str]) -> list[float]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cross_encoder_scores_equal_sentence_transformers(folders, family, float32_target) -> None:
+def test_cross_encoder_scores_equal_sentence_transformers(folders, family) -> None:
     kind, ranking = RANKING.get(family, (None, 0))
-    ours = CrossEncoder("tiny", folders[family], LIMIT, float32_target, kind)
+    ours = CrossEncoder("tiny", folders[family], LIMIT, float32(), kind)
     theirs = Reference(str(folders[family]), device="cpu", activation_fn=torch.nn.Identity())
     scores, expected = scores_of(ours, PASSAGES), theirs.predict([(QUERY, p) for p in PASSAGES])
     if len(ours.labels) == 1:
@@ -145,23 +144,19 @@ def test_cross_encoder_scores_equal_sentence_transformers(folders, family, float
         ("bert", "entailment", "kind=entailment has no effect on m, which has one label"),
     ],
 )
-def test_kind_must_name_one_of_several_labels(
-    folders, family, kind, message, float32_target
-) -> None:
+def test_kind_must_name_one_of_several_labels(folders, family, kind, message) -> None:
     with pytest.raises(StartupError, match=message):
-        CrossEncoder("m", folders[family], LIMIT, float32_target, kind)
+        CrossEncoder("m", folders[family], LIMIT, float32(), kind)
 
 
-def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(
-    float32_target, tmp_path: Path
-) -> None:
+def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(tmp_path: Path) -> None:
     folder = save_model(tmp_path, BertForSequenceClassification, num_labels=1)
     keep_capital_letters(folder)
     plain = Reference(str(folder), device="cpu")
     plain.save_pretrained(str(folder))
     change(folder / "tokenizer_config.json", model_max_length=40)
     change(folder / "sentence_bert_config.json", do_lower_case=True)
-    ours = CrossEncoder("tiny", folder, LIMIT, float32_target)
+    ours = CrossEncoder("tiny", folder, LIMIT, float32())
     theirs = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
     assert ours.max_length == theirs.max_seq_length == 40
     passages = [*PASSAGES, "Memory, RANK!"]
@@ -169,9 +164,9 @@ def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(
     np.testing.assert_allclose(scores_of(ours, passages), expected, rtol=0, atol=1e-5)
 
 
-def test_pair_without_a_token_is_scored(folders, float32_target) -> None:
+def test_pair_without_a_token_is_scored(folders) -> None:
     folder = folders["qwen3, texts that end in padding"]
-    model = load_reranker("q", folder, LIMIT, float32_target, max_qwen_pairs=16, kind="LABEL_1")
+    model = load_scorer(folder, LIMIT, "LABEL_1")
     assert isinstance(model, CrossEncoder)
     (pair,) = model.tokenize_pairs("", [""], None)
     assert pair.ids.tolist() == [0]
@@ -186,13 +181,13 @@ CHAT = (
 
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_classifier_with_a_chat_template_equals_sentence_transformers(
-    is_saved: bool, folders, float32_target, tmp_path: Path
+    is_saved: bool, folders, tmp_path: Path
 ) -> None:
     folder = copytree(folders["qwen3"], tmp_path / "copy")
     (folder / "chat_template.jinja").write_text(CHAT)
     if is_saved:
         Reference(str(folder), device="cpu").save_pretrained(str(folder))
-    model = load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)
+    model = load_scorer(folder, LIMIT)
     reference = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
     passages = ["vector", " memory.\n", "", "unknown жизнь!"]
     for instruction in (None, "Find it"):
@@ -238,7 +233,7 @@ def with_a_prompt(folder: Path) -> None:
     ],
 )
 def test_unsupported_cross_encoders_are_refused(
-    folders, family, spoil, message, float32_target, tmp_path: Path
+    folders, family, spoil, message, tmp_path: Path
 ) -> None:
     folder = copytree(folders[family], tmp_path / "copy")
     if callable(spoil):
@@ -246,4 +241,4 @@ def test_unsupported_cross_encoders_are_refused(
     else:
         change(folder / "config.json", **spoil)
     with pytest.raises(StartupError, match=message):
-        load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=16)
+        load_scorer(folder, LIMIT)

@@ -15,9 +15,7 @@ from tokenizers import Encoding, Tokenizer
 from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.target import Target
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.llm import PREFIX, SUFFIX, QwenReranker, QwenTemplate
 from smart_embedder.models.rerankers.templates import TemplateReranker
 from smart_embedder.models.tokenizer import TextTokenizer
@@ -26,6 +24,7 @@ from smart_embedder.results import sigmoid
 from smart_embedder.tokens import TokenizedPair
 from tests.smart_embedder.models.rerankers.test_templates import save_scores
 from tests.support.checkpoints import changed_json, corpus, save_qwen
+from tests.support.encoders import float32, load_scorer
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change
 from tests.support.words import GAPS, WORDS, qwen_words
@@ -42,8 +41,8 @@ PUBLISHED = (
 
 
 @pytest.fixture(scope="module")
-def reranker(tiny_qwen: Path, float32_target: Target) -> QwenReranker:
-    return QwenReranker("tiny", tiny_qwen, LIMIT, 16, float32_target)
+def reranker(tiny_qwen: Path) -> QwenReranker:
+    return QwenReranker("tiny", tiny_qwen, LIMIT, 16, float32())
 
 
 @pytest.mark.parametrize("instruction", [None, "Find the recipe"])
@@ -59,36 +58,32 @@ def test_qwen3_reranker_scores_equal_transformers(
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
-def test_lm_head_in_the_file_counts_even_if_tied(
-    tiny_qwen: Path, float32_target, tmp_path: Path
-) -> None:
+def test_lm_head_in_the_file_counts_even_if_tied(tiny_qwen: Path, tmp_path: Path) -> None:
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
     weights = load_file(copy / "model.safetensors")
     torch.manual_seed(0)
     weights["lm_head.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    reranker, passages = QwenReranker("tiny", copy, LIMIT, 16, float32_target), varied_texts(9)
+    reranker, passages = QwenReranker("tiny", copy, LIMIT, 16, float32()), varied_texts(9)
     pairs = reranker.tokenize_pairs("search", passages, None)
     ours = sigmoid(reranker.forward([pair.ids for pair in pairs], Outputs()))
     expected = qwen.QwenReranker(copy, LIMIT).scores("search", passages, DEFAULT_INSTRUCTION)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
 
-def largest_allocation(folder: Path, target: Target) -> int:
+def largest_allocation(folder: Path) -> int:
     """Return the bytes of the largest allocation in a forward of 64 pairs."""
-    reranker = QwenReranker("wide", folder, 4096, 64, target, kind="qwen3-reranker")
+    reranker = QwenReranker("wide", folder, 4096, 64, float32(), kind="qwen3-reranker")
     ids = [pair.ids for pair in reranker.tokenize_pairs("search", corpus(64), None)]
     with torch.profiler.profile(profile_memory=True) as profile:
         reranker.forward(ids, Outputs())
     return max(event.self_cpu_memory_usage for event in profile.events())
 
 
-def test_qwen3_reranker_memory_does_not_grow_with_the_vocabulary(
-    tmp_path: Path, float32_target: Target
-) -> None:
+def test_qwen3_reranker_memory_does_not_grow_with_the_vocabulary(tmp_path: Path) -> None:
     small = save_qwen(tmp_path / "small", vocabulary=1000, layers=1)
     whole = save_qwen(tmp_path / "whole", vocabulary=30_000, layers=1)
-    assert largest_allocation(whole, float32_target) == largest_allocation(small, float32_target)
+    assert largest_allocation(whole) == largest_allocation(small)
 
 
 def without_a_head(folder: Path) -> None:
@@ -124,12 +119,12 @@ def with_another_task(folder: Path) -> None:
     ],
 )
 def test_folders_without_a_qwen3_reranker_are_refused(
-    spoil, message, tiny_qwen: Path, float32_target, tmp_path: Path
+    spoil, message, tiny_qwen: Path, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
     spoil(copy)
     with pytest.raises(StartupError, match=message):
-        QwenReranker("tiny", copy, LIMIT, 16, float32_target)
+        QwenReranker("tiny", copy, LIMIT, 16, float32())
 
 
 def with_scores_of_sentence_transformers(folder: Path) -> None:
@@ -145,27 +140,27 @@ def with_another_template(folder: Path) -> None:
     "change_folder", [with_scores_of_sentence_transformers, with_another_template]
 )
 def test_language_model_of_another_template_is_refused_unless_kind_names_one(
-    change_folder, tiny_qwen: Path, float32_target, tmp_path: Path
+    change_folder, tiny_qwen: Path, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path / "Qwen3-Reranker-0.6B")
     change_folder(copy)
     with pytest.raises(StartupError, match="set its kind to one of qwen3-reranker, bge-r"):
-        QwenReranker(copy.name, copy, LIMIT, 16, float32_target)
+        QwenReranker(copy.name, copy, LIMIT, 16, float32())
     with pytest.raises(StartupError, match="kind=another-kind is unknown for Qwen3-Reranker-0.6B"):
-        QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="another-kind")
-    QwenReranker(copy.name, copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
+        QwenReranker(copy.name, copy, LIMIT, 16, float32(), kind="another-kind")
+    QwenReranker(copy.name, copy, LIMIT, 16, float32(), kind="qwen3-reranker")
 
 
 @pytest.mark.parametrize("answers", [("yes", "no"), (7, 9)])
 def test_qwen3_reranker_of_sentence_transformers_is_known_by_its_template(
-    answers: tuple, tiny_qwen: Path, float32_target, tmp_path: Path
+    answers: tuple, tiny_qwen: Path, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path / "any name")
     if answers == ("yes", "no"):
         vocabulary = Tokenizer.from_file(str(copy / "tokenizer.json"))
         answers = tuple(map(vocabulary.token_to_id, answers))
     save_scores(copy, answers, PUBLISHED)
-    model = load_reranker(copy.name, copy, LIMIT, float32_target, max_qwen_pairs=16)
+    model = load_scorer(copy, LIMIT)
     assert isinstance(model, QwenReranker)
     passages = varied_texts(9)
     reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
@@ -182,29 +177,27 @@ def test_qwen3_reranker_of_sentence_transformers_is_known_by_its_template(
     [(PUBLISHED.replace("<Query>", "<Question>"), None), (PUBLISHED, "find the recipe")],
 )
 def test_qwen3_with_other_prompts_is_read_by_its_own_template(
-    template: str, default: str | None, tiny_qwen: Path, float32_target, tmp_path: Path
+    template: str, default: str | None, tiny_qwen: Path, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path / "Qwen3-Reranker-0.6B")
     prompts = {"prompts": {"task": default or ""}, "default_prompt_name": default and "task"}
     save_scores(copy, (7, 9), template, **prompts)
-    model = load_reranker(copy.name, copy, LIMIT, float32_target, max_qwen_pairs=16)
+    model = load_scorer(copy, LIMIT)
     assert isinstance(model, TemplateReranker)
     (scores,) = copy.glob("*LogitScore")
     change(scores / "config.json", true_token_id=None)
     with pytest.raises(StartupError, match="has no usable true_token_id: None"):
-        load_reranker(copy.name, copy, LIMIT, float32_target, max_qwen_pairs=16)
+        load_scorer(copy, LIMIT)
 
 
-def test_reranker_with_another_module_is_refused(
-    tiny_qwen: Path, float32_target, tmp_path: Path
-) -> None:
+def test_reranker_with_another_module_is_refused(tiny_qwen: Path, tmp_path: Path) -> None:
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
     with_scores_of_sentence_transformers(copy)
     kind = "sentence_transformers.base.modules.dense.Dense"
     with changed_json(copy / "modules.json") as modules:
         modules.append(modules[-1] | {"type": kind})
     with pytest.raises(StartupError, match="names the module Dense"):
-        QwenReranker("tiny", copy, LIMIT, 16, float32_target, kind="qwen3-reranker")
+        QwenReranker("tiny", copy, LIMIT, 16, float32(), kind="qwen3-reranker")
 
 
 PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "search"]), max_size=8)

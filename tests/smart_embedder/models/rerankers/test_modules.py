@@ -13,11 +13,10 @@ from torch import nn
 from transformers import BertModel, ModernBertModel
 
 from smart_embedder.errors import StartupError
-from smart_embedder.kernels.target import Target
-from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder
 from smart_embedder.requests import Outputs
 from tests.support.checkpoints import changed_json
+from tests.support.encoders import load_scorer
 from tests.support.wordpiece import MODERNBERT, change, save_model
 
 QUERY = "hybrid search"
@@ -52,10 +51,10 @@ def scores_of(model: CrossEncoder) -> list[float]:
 
 @pytest.mark.parametrize(("pooling", "like_ettin"), [("cls", True), ("mean", False)])
 def test_modular_cross_encoder_scores_equal_sentence_transformers(
-    pooling: str, like_ettin: bool, tmp_path: Path, float32_target: Target
+    pooling: str, like_ettin: bool, tmp_path: Path
 ) -> None:
     folder = save_modular(tmp_path, pooling, like_ettin=like_ettin)
-    model = load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=4)
+    model = load_scorer(folder, LIMIT)
     assert isinstance(model, CrossEncoder)
     reference = Reference(str(folder), device="cpu", activation_fn=nn.Identity())
     expected = reference.predict([(QUERY, passage) for passage in PASSAGES])
@@ -63,13 +62,11 @@ def test_modular_cross_encoder_scores_equal_sentence_transformers(
     assert np.ptp(expected) > 1e-3
 
 
-def test_modular_cross_encoder_with_several_scores_needs_a_kind(
-    tmp_path: Path, float32_target: Target
-) -> None:
+def test_modular_cross_encoder_with_several_scores_needs_a_kind(tmp_path: Path) -> None:
     folder = save_modular(tmp_path, "cls", labels=2)
-    with pytest.raises(StartupError, match="m has the labels LABEL_0, LABEL_1, and nothing says"):
-        load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=4)
-    model = load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=4, kind="LABEL_1")
+    with pytest.raises(StartupError, match="modular has the labels LABEL_0, LABEL_1, and "):
+        load_scorer(folder, LIMIT)
+    model = load_scorer(folder, LIMIT, "LABEL_1")
     assert isinstance(model, CrossEncoder)
     reference = Reference(str(folder), device="cpu", activation_fn=nn.Identity())
     logits = torch.tensor(reference.predict([(QUERY, passage) for passage in PASSAGES]))
@@ -100,9 +97,9 @@ def with_scores_of_another_name(folder: Path) -> None:
     ],
 )
 def test_modules_that_compute_no_scores_are_refused(
-    ettin: Path, spoil, message: str, tmp_path: Path, float32_target: Target
+    ettin: Path, spoil, message: str, tmp_path: Path
 ) -> None:
     folder = copytree(ettin, tmp_path / "copy")
     spoil(folder)
     with pytest.raises(StartupError, match=message):
-        load_reranker("m", folder, LIMIT, float32_target, max_qwen_pairs=4)
+        load_scorer(folder, LIMIT)

@@ -24,8 +24,6 @@ from transformers import (
 )
 
 from smart_embedder.errors import InvalidRequestError, StartupError
-from smart_embedder.kernels.target import Target
-from smart_embedder.models.loader import load_reranker
 from smart_embedder.models.rerankers.templates import (
     PASSAGE,
     PLAIN_HEADS,
@@ -36,6 +34,7 @@ from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs, TruncationOptions
 from smart_embedder.tokens import TokenSpans
 from tests.support.checkpoints import changed_json, save_byte_level_tokenizer, spread_weights
+from tests.support.encoders import load_scorer
 from tests.support.wordpiece import change
 
 QUERY = "hybrid search?"
@@ -72,10 +71,8 @@ def save_weights(folder: Path, config: Any) -> None:
     spread_weights(folder)
 
 
-def load(
-    folder: Path, target: Target, max_length: int = 1024, kind: str | None = None
-) -> TemplateReranker:
-    model = load_reranker("m", folder, max_length, target, max_qwen_pairs=4, kind=kind)
+def load(folder: Path, max_length: int = 1024, kind: str | None = None) -> TemplateReranker:
+    model = load_scorer(folder, max_length, kind)
     assert isinstance(model, TemplateReranker)
     return model
 
@@ -120,28 +117,28 @@ def reference_scores(kind: str, folder: Path, instruction: str | None) -> list[f
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_template_scores_equal_the_reference(kind: str, folders, float32_target: Target) -> None:
-    model = load(folders[kind], float32_target, kind=kind)
+def test_template_scores_equal_the_reference(kind: str, folders) -> None:
+    model = load(folders[kind], kind=kind)
     for instruction in (None, "Find the recipe")[: 1 + model.reads_instruction]:
         expected = reference_scores(kind, folders[kind], instruction)
         np.testing.assert_allclose(scores_of(model, instruction), expected, rtol=0, atol=1e-5)
         assert np.ptp(expected) > 1e-3
 
 
-def test_long_instruction_is_refused(folders, float32_target: Target) -> None:
-    model = load(folders["mxbai-rerank-v2"], float32_target, kind="mxbai-rerank-v2")
+def test_long_instruction_is_refused(folders) -> None:
+    model = load(folders["mxbai-rerank-v2"], kind="mxbai-rerank-v2")
     with pytest.raises(InvalidRequestError, match=r"the instruction has more than the \d+ tokens"):
         model.tokenize_pairs(QUERY, PASSAGES, "find a recipe " * 400)
 
 
-def test_template_of_another_architecture_is_refused(folders, float32_target: Target) -> None:
+def test_template_of_another_architecture_is_refused(folders) -> None:
     with pytest.raises(StartupError, match="and kind=mxbai-rerank-v2 is for a "):
-        load(folders["zerank-2"], float32_target, kind="mxbai-rerank-v2")
+        load(folders["zerank-2"], kind="mxbai-rerank-v2")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_passage_is_cut_and_the_template_never(kind: str, folders, float32_target: Target) -> None:
-    model = load(folders[kind], float32_target, 400, kind)
+def test_passage_is_cut_and_the_template_never(kind: str, folders) -> None:
+    model = load(folders[kind], 400, kind)
     long, short = model.tokenize_pairs(QUERY, ["vector " * 999, "vector"], None)
     assert len(long.ids) == model.max_length == 400
     (end,) = model._tokenizer.encode_plain([TEMPLATES[kind].parts[-1].rpartition(PASSAGE)[2]], 999)
@@ -187,13 +184,13 @@ def save_scores(
 
 @pytest.mark.parametrize(("answers", "default"), [((7, 9), None), ((11, None), "task")])
 def test_logit_score_with_a_chat_template_equals_sentence_transformers(
-    answers, default, folders, float32_target: Target, tmp_path: Path
+    answers, default, folders, tmp_path: Path
 ) -> None:
     prompts = {"prompts": {"task": TASK}, "default_prompt_name": default}
     copy = copytree(folders["ctxl-rerank-v2"], tmp_path / "copy")
     save_scores(copy, answers, **prompts)
     with capture_logs() as logs:
-        model = load(copy, float32_target)
+        model = load(copy)
     assert logs == []
     reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
     for instruction in (None, TASK, "Find it?"):
@@ -216,11 +213,9 @@ def copy(scored: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["ctxl-rerank-v2", "zerank-2", None])
-def test_long_query_is_cut_and_tokenized_once(
-    kind: str | None, folders, scored: Path, float32_target: Target
-) -> None:
+def test_long_query_is_cut_and_tokenized_once(kind: str | None, folders, scored: Path) -> None:
     """Beside each passage of a template that is tokenized as a whole, only what is kept is."""
-    model = load(scored if kind is None else folders[kind], float32_target, 400, kind)
+    model = load(scored if kind is None else folders[kind], 400, kind)
     query = " ".join(map(str, range(2000)))
     counted, spans = [], TextTokenizer.spans
 
@@ -252,11 +247,11 @@ def test_long_query_is_cut_and_tokenized_once(
     ],
 )
 def test_chat_template_that_does_not_repeat_the_texts_is_refused(
-    template, message, copy: Path, float32_target: Target
+    template, message, copy: Path
 ) -> None:
     (copy / "chat_template.jinja").write_text(template)
     with pytest.raises(StartupError, match=message):
-        load(copy, float32_target)
+        load(copy)
 
 
 def with_another_feature(folder: Path) -> None:
@@ -285,17 +280,15 @@ def with_a_softcap(folder: Path) -> None:
         (with_a_softcap, "whose logits are not supported"),
     ],
 )
-def test_language_model_of_another_form_is_refused(
-    spoil, message: str, copy: Path, float32_target: Target
-) -> None:
+def test_language_model_of_another_form_is_refused(spoil, message: str, copy: Path) -> None:
     spoil(copy)
     with pytest.raises(StartupError, match=message):
-        load(copy, float32_target)
+        load(copy)
 
 
 @pytest.mark.parametrize("model_type", sorted(PLAIN_HEADS))
 def test_logits_of_each_listed_type_equal_sentence_transformers(
-    model_type: str, copy: Path, float32_target: Target
+    model_type: str, copy: Path
 ) -> None:
     known = AutoConfig.from_pretrained(copy)
     config = AutoConfig.for_model(
@@ -304,7 +297,7 @@ def test_logits_of_each_listed_type_equal_sentence_transformers(
         pad_token_id=0, bos_token_id=None, eos_token_id=2, tie_word_embeddings=model_type > "m",
     )  # fmt: skip
     save_weights(copy, config)
-    model = load(copy, float32_target)
+    model = load(copy)
     reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
     expected = reference.predict([(QUERY, passage) for passage in PASSAGES], batch_size=1)
     np.testing.assert_allclose(scores_of(model), expected, rtol=0, atol=1e-5)

@@ -334,7 +334,7 @@ def test_cut_before_the_tokenizer_changes_no_kept_token(
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_cut_before_the_tokenizer_is_always_reported(tokenizer: Tokenizer, side: Side) -> None:
     """Even if fewer tokens than the limit remain, and if a grapheme is cut."""
-    texts = [f"search{end * 5000}search" for end in (" ", "\U0001f468\u200d\U0001f469", "a")]
+    texts = [f"search{end * 5000}search" for end in (" ", "\u0301", "\u200d", "a")]
     ours, options = TextTokenizer(tokenizer, 50), TruncationOptions(side=side)
     for prompt in ("", "query: "):
         for plain in ours.encode_plain(texts, 50, side, prompt):
