@@ -11,7 +11,7 @@ usage: smart-embedder ingest SOURCE --collection NAME [options]
        smart-embedder check COLLECTION [options]
 
 Each command lists its options with --help."""
-_MODULES = {"ingest": "ingest.command", "search": "search", "check": "ingest.check"}
+_MODULES = {"ingest": "ingest.command", "search": "search", "check": "check"}
 _EXTRA = '"smart-embedder-client[qdrant]"'
 
 

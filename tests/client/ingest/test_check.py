@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from smart_embedder_client import Client
-from smart_embedder_client.ingest.check import main
+from smart_embedder_client.check import main
 
 from tests.client.ingest.conftest import Runs
 from tests.support.server import RunningServer
@@ -59,8 +59,8 @@ def test_exit_status_2_if_ids_cannot_be_compared(
     edge_runs.run(kinds=frozenset({"sparse"}))
     # The kinds that the collection does not have are not compared.
     assert check(server.url) == f"sparse: the same space, {read_spaces(server)['sparse']}\n"
-    monkeypatch.setattr("smart_embedder_client.ingest.check._PATIENCE", 0.1)
+    monkeypatch.setattr("smart_embedder_client.calls._FIRST_PAUSE", 0.001)
     assert "no connection to" in check(closed_port, status=2)
     origin = edge_runs.query_store(lambda store: store.origin())
     edge_runs.query_store(lambda store: store.set_origin(replace(origin, vector_space={})))
-    assert "does not say in which space its vectors are" in check(server.url, status=2)
+    assert "that says in which space its vectors are" in check(server.url, status=2)

@@ -8,6 +8,7 @@ import pytest
 from qdrant_client import QdrantClient
 from smart_embedder_client import SmartEmbedderError
 from smart_embedder_client.ingest.errors import IngestError
+from smart_embedder_client.ingest.journal import Journal
 from smart_embedder_client.qdrant.store import QdrantBusyError, QdrantError, QdrantFullError, Target
 
 from tests.client.ingest.conftest import Runs, is_stored_once
@@ -81,6 +82,8 @@ def test_qdrant_errors_are_alike_over_http_and_grpc(
     assert source == "pump.txt"
     assert f"answers {refuses}: the vector is odd" in reason
     assert is_stored_once(runs, qdrant, report.points - 1)
+    with Journal(runs.journal) as journal:
+        assert journal.points == report.points - 1
     # Only the refused point is sent again.
     assert runs.run().refused == report.refused
     qdrant.fail(status=429, times=1)
