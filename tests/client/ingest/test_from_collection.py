@@ -96,7 +96,12 @@ def test_copy_may_have_another_datatype_and_fewer_kinds_but_no_other_vector_spac
 ) -> None:
     points = edge_runs.run().points
     new = make_new_runs(edge_runs, server.url)
+    origin = edge_runs.query_store(lambda store: store.origin())
+    renamed = replace(origin, models=["before"] * 3)
+    edge_runs.query_store(lambda store: store.set_origin(renamed))
     copy_collection(edge_runs, new, datatype="float16", kinds=frozenset({"dense"}))
+    # The ids of the points were made from these names.
+    assert new.query_store(lambda store: store.origin()).models == ["before"] * 3
     layout = new.query_store(lambda store: store.layout())
     assert (layout.kinds, layout.datatype) == ({"dense"}, "float16")
     assert len(new.ids()) == points

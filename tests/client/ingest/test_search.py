@@ -178,14 +178,6 @@ def test_rows_with_fields_named_like_anchors_are_shown() -> None:
     assert (found.location, found.headings) == ("a.jsonl", [])
 
 
-def test_printed_text_equals_the_json(search) -> None:
-    lines = search("--limit", "2").splitlines()
-    assert len(lines) == 4
-    assert lines[0].startswith(" 1. ")
-    assert lines[1].startswith("    texts.jsonl: dense ")
-    assert lines[1].endswith(" #1")
-
-
 def test_control_characters_do_not_reach_the_terminal() -> None:
     """C0, C1 and direction marks are removed; JSON escapes them, including C1."""
     evil = "a\x1b[2J\u009b31m\x07\r\n\u202eb\x7f"

@@ -191,8 +191,7 @@ async def ingest(
     """Load a source into a collection; the same call resumes an interrupted run.
 
     Raises:
-        IngestError, QdrantError, SmartEmbedderError: The run stopped;
-            the message is one sentence.
+        IngestError, QdrantError, SmartEmbedderError: The run stopped; the message is one sentence.
     """
     use_threads(options)
     path = journal or default_journal(target, options.dataset)
