@@ -33,10 +33,6 @@ class Tally:
         return sum(self.statuses[status] for status in REFUSALS)
 
     @property
-    def failed(self) -> int:
-        return self.statuses.total() - self.answered - self.refused
-
-    @property
     def lost(self) -> int:
         return self.sent - self.left - self.statuses.total()
 
@@ -61,13 +57,11 @@ class Tally:
         self.codes[problem["code"]] += 1
         assert response.status_code != 503 or int(response.headers["retry-after"]) >= 1
 
-    async def post(
-        self, client: httpx2.AsyncClient, path: str, body: dict[str, Any], **headers: str
-    ) -> int:
+    async def post(self, client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> int:
         """Send one request and count its outcome; returns 0 without a response."""
         self.sent += 1
         try:
-            response = await client.post(path, json=body, headers=headers)
+            response = await client.post(path, json=body)
         except httpx2.TransportError as error:
             self.codes[type(error).__name__] += 1
             return 0
