@@ -338,9 +338,6 @@ def test_formats_are_compared_by_the_vectors_of_the_service(
             way = "up" if was > place else "down"
             assert moved == ("same" if was == place else f"{way} {abs(was - place)}, was {was}")
         shared = {name for name, _ in first} & {name for name, _ in second}
-        gone = [int(moved.removeprefix("then ")) for name, moved in first if name not in shared]
-        assert gone
-        assert min(gone) > 10
         still = sum(moved == "same" for _, moved in second)
         told = f"{len(shared)} are in both rankings, {still} at the same place."
         expect(page.locator("#compare-summary")).to_contain_text(told)
