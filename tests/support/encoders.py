@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -206,6 +206,23 @@ def load_scorer(folder: Path, max_length: int, kind: str | None = None) -> Any:
     return load_reranker(folder.name, folder, max_length, float32(), max_qwen_pairs=16, kind=kind)
 
 
+def score(
+    model: Any, query: str, passages: list[str], instruction: str | None = None
+) -> np.ndarray:
+    """Score the passages in one batch."""
+    pairs = model.tokenize_pairs(query, passages, instruction)
+    return np.array(model.forward([pair.ids for pair in pairs], Outputs()), np.float32)
+
+
+def reference_scores(
+    folder: Path, query: str, passages: list[str], instruction: str | None = None
+) -> Any:
+    """Score the passages with sentence-transformers, one by one: raw logits."""
+    model = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    pairs = [(query, passage) for passage in passages]
+    return model.predict(pairs, prompt=instruction, batch_size=1)
+
+
 def embed(model: DenseEmbedder, texts: list[str], prompt: str = "") -> np.ndarray:
     """Embed the texts in one batch."""
     tokenized = model.tokenize(texts, prompt)
@@ -215,4 +232,4 @@ def embed(model: DenseEmbedder, texts: list[str], prompt: str = "") -> np.ndarra
 
 def assert_close(ours: Any, theirs: Any) -> None:
     """Compare float32 numbers up to rounding errors."""
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)

@@ -25,7 +25,6 @@ from transformers import (
 
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.interface import MemoryUsage
-from smart_embedder.kernels.attention import PackedAttention
 from smart_embedder.models.families import auto_model as transformers_module
 from smart_embedder.models.families.auto_model import attend_packed
 from smart_embedder.models.heads.dense import DenseEmbedder
@@ -48,7 +47,6 @@ from tests.support.encoders import (
     save_tokenizer,
     word_tokenizer,
 )
-from tests.support.packed_attention import pack_lengths
 from tests.support.wordpiece import change
 
 DENSE = Outputs(dense=True)
@@ -170,6 +168,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "bias": ("qwen3", {"attention_bias": True}),
+    "activation": ("qwen3", {"hidden_act": "mish"}),
     "swish": ("qwen3", {"hidden_act": "swish"}),
     "quick gelu": ("bert", {"hidden_act": "quick_gelu"}),
     "decoder": ("bert", {"is_decoder": True}),
@@ -315,40 +314,6 @@ def test_unusable_checkpoint_is_refused_in_one_sentence(
     with pytest.raises(StartupError, match=message) as caught:
         load(folder)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("module", "options", "expected"),
-    [
-        ({}, {}, (0.5, True, None)),
-        (
-            {"is_causal": True, "config": SimpleNamespace(is_causal=False)},
-            {"sliding_window": 7},
-            (0.5, False, 7),
-        ),
-        (
-            {"is_causal": False},
-            {"scaling": 3.0, "is_causal": True, "softcap": None},
-            (3.0, True, None),
-        ),
-    ],
-)
-def test_attend_packed_takes_a_familys_options(module, options, expected) -> None:
-    states = torch.arange(3 * 2 * 5 * 4.0).view(3, 1, 2, 5, 4)
-    calls = []
-
-    def attend(states, _, *, scale, causal, window=None):
-        calls.append((scale, causal, window))
-        query, key, value = states
-        return query + 2 * key + 3 * value
-
-    packed = PackedAttention(attend, pack_lengths([5]))
-    attended, weights = attend_packed(
-        SimpleNamespace(**module), *states, None, packed_attention=packed, **options
-    )
-    assert calls == [expected]
-    assert weights is None
-    assert torch.equal(attended[0], states[0, 0] + 2 * states[1, 0] + 3 * states[2, 0])
 
 
 @pytest.mark.parametrize("name", ["position_bias", "softcap", "s_aux", "cache"])

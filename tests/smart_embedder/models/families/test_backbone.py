@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from smart_embedder.devices.thread import DeviceThread
-from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import torch_backend
 from smart_embedder.kernels.packed_batch import End, PositionScheme, select_tokens
 from smart_embedder.kernels.target import Target, choose_backend
@@ -43,15 +42,9 @@ class FakeTransformer:
 
     shares_prefixes = capturable = False
     rounds_up, window = True, None
-    fill = 0.0
 
     def __call__(self, packed, rows=None):
-        return torch.full((packed.tokens if rows is None else len(rows), 4), self.fill)
-
-    def without_unattended(self):
-        changed = FakeTransformer()
-        changed.fill = 1.0
-        return changed
+        return torch.zeros(packed.tokens if rows is None else len(rows), 4)
 
 
 def backbone_of(device: str = "cpu", dtype: torch.dtype = torch.float32, **options) -> Backbone:
@@ -79,19 +72,6 @@ def test_wire_dtype_is_as_exact_as_the_model() -> None:
     assert backbone_of("cpu", torch.bfloat16).wire_dtype is torch.float32
     assert backbone_of("cuda", torch.float32).wire_dtype is torch.float32
     assert backbone_of("cuda", torch.bfloat16).wire_dtype is torch.float16
-
-
-@pytest.mark.parametrize(("window", "fits"), [(None, True), (32, True), (31, False)])
-def test_unattended_tokens_need_a_query_within_the_window(window, fits: bool) -> None:
-    backbone = backbone_of(window=window)
-    if fits:
-        packed = backbone.pack([np.ones(3, np.int64)])
-        assert not backbone.forward(packed).any()
-        backbone.exclude_unattended(32)
-        assert backbone.forward(packed).all()
-    else:
-        with pytest.raises(StartupError, match="padded to 32 tokens, .* attention window of 31"):
-            backbone.exclude_unattended(32)
 
 
 def test_graphs_need_a_gpu_and_a_capturable_transformer() -> None:

@@ -15,9 +15,8 @@ from transformers import (
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder
-from smart_embedder.requests import Outputs
 from tests.support.checkpoints import changed_weights, spread_weights
-from tests.support.encoders import float32, load_scorer
+from tests.support.encoders import load_scorer, score
 from tests.support.wordpiece import change, save_wordpiece_tokenizer
 
 LIMIT = 96
@@ -73,11 +72,6 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     return {name: save_classifier(root / name, name) for name in TYPES}
 
 
-def scores_of(model: CrossEncoder) -> list[float]:
-    pairs = model.tokenize_pairs(QUERY, PASSAGES, None)
-    return model.forward([pair.ids for pair in pairs], Outputs())
-
-
 @torch.inference_mode()
 def logits_of(folder: Path) -> torch.Tensor:
     """Compute the logits of each pair alone, cut as `FlagReranker` cuts it."""
@@ -95,7 +89,7 @@ def test_classifier_logits_equal_transformers_for_each_pair_alone(folders, model
     model = load_scorer(folders[model_type], LIMIT)
     assert isinstance(model, CrossEncoder)
     expected = logits_of(folders[model_type])[:, 0].numpy()
-    np.testing.assert_allclose(scores_of(model), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(score(model, QUERY, PASSAGES), expected, rtol=0, atol=1e-5)
     assert np.ptp(expected) > 1e-3
     assert model.info.paths["batch"] == TYPES[model_type][1]
 
@@ -104,7 +98,7 @@ def test_classifier_logits_equal_transformers_for_each_pair_alone(folders, model
 def test_score_of_a_label_is_its_log_odds_or_its_own_logit(problem: str, tmp_path: Path) -> None:
     labels = {"id2label": {0: "off", 1: "on", 2: "so so"}, "problem_type": problem}
     folder = save_classifier(tmp_path / "gte", "gte", **labels, num_labels=3)
-    ours = torch.tensor(scores_of(CrossEncoder("m", folder, LIMIT, float32(), "on")))
+    ours = torch.tensor(score(load_scorer(folder, LIMIT, "on"), QUERY, PASSAGES))
     logits = logits_of(folder)
     chances = logits.sigmoid() if problem.startswith("multi") else logits.softmax(1)
     torch.testing.assert_close(ours.sigmoid(), chances[:, 1], rtol=0, atol=1e-6)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from shutil import copytree
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,7 +17,7 @@ from tests.support.checkpoints import (
     changed_weights,
     save_byte_level_tokenizer,
 )
-from tests.support.encoders import float32, load_scorer
+from tests.support.encoders import assert_close, float32, load_scorer, reference_scores, score
 from tests.support.texts import ODD_TEXTS
 from tests.support.wordpiece import (
     MODERNBERT,
@@ -118,19 +117,14 @@ FAMILIES = ["bert, three labels", "xlm-roberta, four labels", "modernbert", "mod
 FAMILIES += ["distilbert", "bert, without segments", "qwen3", "qwen3, texts that end in padding"]
 
 
-def scores_of(model: CrossEncoder, passages: list[str]) -> list[float]:
-    pairs = model.tokenize_pairs(QUERY, passages, None)
-    return model.forward([pair.ids for pair in pairs], Outputs())
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cross_encoder_scores_equal_sentence_transformers(folders, family) -> None:
     kind, ranking = RANKING.get(family, (None, 0))
     ours = CrossEncoder("tiny", folders[family], LIMIT, float32(), kind)
-    theirs = Reference(str(folders[family]), device="cpu", activation_fn=torch.nn.Identity())
-    scores, expected = scores_of(ours, PASSAGES), theirs.predict([(QUERY, p) for p in PASSAGES])
+    scores = score(ours, QUERY, PASSAGES)
+    expected = reference_scores(folders[family], QUERY, PASSAGES)
     if len(ours.labels) == 1:
-        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5)
+        assert_close(scores, expected)
     else:
         chances = torch.tensor(expected).softmax(dim=1)[:, ranking]
         torch.testing.assert_close(torch.tensor(scores).sigmoid(), chances, rtol=0, atol=1e-6)
@@ -157,11 +151,9 @@ def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(tmp_pa
     change(folder / "tokenizer_config.json", model_max_length=40)
     change(folder / "sentence_bert_config.json", do_lower_case=True)
     ours = CrossEncoder("tiny", folder, LIMIT, float32())
-    theirs = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
-    assert ours.max_length == theirs.max_seq_length == 40
+    assert ours.max_length == 40
     passages = [*PASSAGES, "Memory, RANK!"]
-    expected = theirs.predict([(QUERY, passage) for passage in passages])
-    np.testing.assert_allclose(scores_of(ours, passages), expected, rtol=0, atol=1e-5)
+    assert_close(score(ours, QUERY, passages), reference_scores(folder, QUERY, passages))
 
 
 def test_pair_without_a_token_is_scored(folders) -> None:
@@ -188,14 +180,9 @@ def test_classifier_with_a_chat_template_equals_sentence_transformers(
     if is_saved:
         Reference(str(folder), device="cpu").save_pretrained(str(folder))
     model = load_scorer(folder, LIMIT)
-    reference = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
-    passages = ["vector", " memory.\n", "", "unknown жизнь!"]
     for instruction in (None, "Find it"):
-        pairs = model.tokenize_pairs("hybrid search? ", passages, instruction)
-        ours = model.forward([pair.ids for pair in pairs], Outputs())
-        texts = [("hybrid search? ", passage) for passage in passages]
-        expected = reference.predict(texts, prompt=instruction, batch_size=1)
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+        given = "hybrid search? ", ["vector", " memory.\n", "", "unknown жизнь!"], instruction
+        assert_close(score(model, *given), reference_scores(folder, *given))
 
 
 def without_a_head(folder: Path) -> None:

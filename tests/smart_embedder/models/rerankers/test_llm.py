@@ -24,7 +24,7 @@ from smart_embedder.results import sigmoid
 from smart_embedder.tokens import TokenizedPair
 from tests.smart_embedder.models.rerankers.test_templates import save_scores
 from tests.support.checkpoints import changed_json, corpus, save_qwen
-from tests.support.encoders import float32, load_scorer
+from tests.support.encoders import assert_close, float32, load_scorer, reference_scores, score
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change
 from tests.support.words import GAPS, WORDS, qwen_words
@@ -51,8 +51,7 @@ def test_qwen3_reranker_scores_equal_transformers(
     reranker: QwenReranker, tiny_qwen: Path, query: str, instruction: str | None
 ) -> None:
     passages = ["", *varied_texts(14)[4:], " ".join(["vector"] * 300)]
-    pairs = reranker.tokenize_pairs(query, passages, instruction)
-    ours = sigmoid(reranker.forward([pair.ids for pair in pairs], Outputs()))
+    ours = sigmoid(score(reranker, query, passages, instruction))
     theirs = qwen.QwenReranker(tiny_qwen, LIMIT)
     expected = theirs.scores(query, passages, instruction or DEFAULT_INSTRUCTION)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
@@ -65,8 +64,7 @@ def test_lm_head_in_the_file_counts_even_if_tied(tiny_qwen: Path, tmp_path: Path
     weights["lm_head.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     reranker, passages = QwenReranker("tiny", copy, LIMIT, 16, float32()), varied_texts(9)
-    pairs = reranker.tokenize_pairs("search", passages, None)
-    ours = sigmoid(reranker.forward([pair.ids for pair in pairs], Outputs()))
+    ours = sigmoid(score(reranker, "search", passages))
     expected = qwen.QwenReranker(copy, LIMIT).scores("search", passages, DEFAULT_INSTRUCTION)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
 
@@ -162,14 +160,9 @@ def test_qwen3_reranker_of_sentence_transformers_is_known_by_its_template(
     save_scores(copy, answers, PUBLISHED)
     model = load_scorer(copy, LIMIT)
     assert isinstance(model, QwenReranker)
-    passages = varied_texts(9)
-    reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
     for instruction in (None, "Find the recipe"):
-        pairs = model.tokenize_pairs("search", passages, instruction)
-        ours = model.forward([pair.ids for pair in pairs], Outputs())
-        texts = [("search", passage) for passage in passages]
-        expected = reference.predict(texts, prompt=instruction, batch_size=1)
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+        given = "search", varied_texts(9), instruction
+        assert_close(score(model, *given), reference_scores(copy, *given))
 
 
 @pytest.mark.parametrize(

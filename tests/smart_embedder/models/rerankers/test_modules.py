@@ -14,9 +14,8 @@ from transformers import BertModel, ModernBertModel
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.rerankers.cross_encoder import CrossEncoder
-from smart_embedder.requests import Outputs
 from tests.support.checkpoints import changed_json
-from tests.support.encoders import load_scorer
+from tests.support.encoders import assert_close, load_scorer, reference_scores, score
 from tests.support.wordpiece import MODERNBERT, change, save_model
 
 QUERY = "hybrid search"
@@ -44,11 +43,6 @@ def ettin(tmp_path_factory) -> Path:
     return save_modular(tmp_path_factory.mktemp("ettin"), "cls")
 
 
-def scores_of(model: CrossEncoder) -> list[float]:
-    pairs = model.tokenize_pairs(QUERY, PASSAGES, None)
-    return model.forward([pair.ids for pair in pairs], Outputs())
-
-
 @pytest.mark.parametrize(("pooling", "like_ettin"), [("cls", True), ("mean", False)])
 def test_modular_cross_encoder_scores_equal_sentence_transformers(
     pooling: str, like_ettin: bool, tmp_path: Path
@@ -56,9 +50,8 @@ def test_modular_cross_encoder_scores_equal_sentence_transformers(
     folder = save_modular(tmp_path, pooling, like_ettin=like_ettin)
     model = load_scorer(folder, LIMIT)
     assert isinstance(model, CrossEncoder)
-    reference = Reference(str(folder), device="cpu", activation_fn=nn.Identity())
-    expected = reference.predict([(QUERY, passage) for passage in PASSAGES])
-    np.testing.assert_allclose(scores_of(model), expected, rtol=0, atol=1e-5)
+    expected = reference_scores(folder, QUERY, PASSAGES)
+    assert_close(score(model, QUERY, PASSAGES), expected)
     assert np.ptp(expected) > 1e-3
 
 
@@ -68,9 +61,8 @@ def test_modular_cross_encoder_with_several_scores_needs_a_kind(tmp_path: Path) 
         load_scorer(folder, LIMIT)
     model = load_scorer(folder, LIMIT, "LABEL_1")
     assert isinstance(model, CrossEncoder)
-    reference = Reference(str(folder), device="cpu", activation_fn=nn.Identity())
-    logits = torch.tensor(reference.predict([(QUERY, passage) for passage in PASSAGES]))
-    chances = torch.tensor(scores_of(model)).sigmoid()
+    logits = torch.tensor(reference_scores(folder, QUERY, PASSAGES))
+    chances = torch.tensor(score(model, QUERY, PASSAGES)).sigmoid()
     torch.testing.assert_close(chances, logits.softmax(1)[:, 1], rtol=0, atol=1e-6)
 
 

@@ -31,10 +31,10 @@ from smart_embedder.models.rerankers.templates import (
     TemplateReranker,
 )
 from smart_embedder.models.tokenizer import TextTokenizer
-from smart_embedder.requests import Outputs, TruncationOptions
+from smart_embedder.requests import TruncationOptions
 from smart_embedder.tokens import TokenSpans
 from tests.support.checkpoints import changed_json, save_byte_level_tokenizer, spread_weights
-from tests.support.encoders import load_scorer
+from tests.support.encoders import assert_close, load_scorer, reference_scores, score
 from tests.support.wordpiece import change
 
 QUERY = "hybrid search?"
@@ -77,12 +77,7 @@ def load(folder: Path, max_length: int = 1024, kind: str | None = None) -> Templ
     return model
 
 
-def scores_of(model: TemplateReranker, instruction: str | None = None) -> Any:
-    pairs = model.tokenize_pairs(QUERY, PASSAGES, instruction)
-    return model.forward([pair.ids for pair in pairs], Outputs())
-
-
-def reference_scores(kind: str, folder: Path, instruction: str | None) -> list[float]:
+def published_scores(kind: str, folder: Path, instruction: str | None) -> list[float]:
     """Compute the scores as the program that the model was published with."""
     if kind == "bge-reranker-v2-gemma":
         reranker = FlagLLMReranker(str(folder), devices=["cpu"], max_length=1024, batch_size=1)
@@ -120,8 +115,8 @@ def reference_scores(kind: str, folder: Path, instruction: str | None) -> list[f
 def test_template_scores_equal_the_reference(kind: str, folders) -> None:
     model = load(folders[kind], kind=kind)
     for instruction in (None, "Find the recipe")[: 1 + model.reads_instruction]:
-        expected = reference_scores(kind, folders[kind], instruction)
-        np.testing.assert_allclose(scores_of(model, instruction), expected, rtol=0, atol=1e-5)
+        expected = published_scores(kind, folders[kind], instruction)
+        assert_close(score(model, QUERY, PASSAGES, instruction), expected)
         assert np.ptp(expected) > 1e-3
 
 
@@ -192,11 +187,9 @@ def test_logit_score_with_a_chat_template_equals_sentence_transformers(
     with capture_logs() as logs:
         model = load(copy)
     assert logs == []
-    reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
     for instruction in (None, TASK, "Find it?"):
-        texts = [(QUERY, passage) for passage in PASSAGES]
-        expected = reference.predict(texts, prompt=instruction, batch_size=1)
-        np.testing.assert_allclose(scores_of(model, instruction), expected, rtol=0, atol=1e-5)
+        expected = reference_scores(copy, QUERY, PASSAGES, instruction)
+        assert_close(score(model, QUERY, PASSAGES, instruction), expected)
         assert np.ptp(expected) > 1e-3
 
 
@@ -297,7 +290,5 @@ def test_logits_of_each_listed_type_equal_sentence_transformers(
         pad_token_id=0, bos_token_id=None, eos_token_id=2, tie_word_embeddings=model_type > "m",
     )  # fmt: skip
     save_weights(copy, config)
-    model = load(copy)
-    reference = CrossEncoder(str(copy), device="cpu", activation_fn=torch.nn.Identity())
-    expected = reference.predict([(QUERY, passage) for passage in PASSAGES], batch_size=1)
-    np.testing.assert_allclose(scores_of(model), expected, rtol=0, atol=1e-5)
+    expected = reference_scores(copy, QUERY, PASSAGES)
+    assert_close(score(load(copy), QUERY, PASSAGES), expected)
