@@ -41,8 +41,9 @@ async def test_pooling_of_texts_with_too_many_colbert_vectors(client: AsyncClien
     np.testing.assert_array_equal(short.colbert, full.colbert[0])
     np.testing.assert_array_equal(long.colbert, pooled.colbert[0])
     np.testing.assert_allclose(long.dense, full.dense[1], atol=1e-5)
-    (fitting,) = await embedder(client, max_vectors=len(full.colbert[0])).embed(texts[:1])
-    assert len(fitting.colbert) == len(full.colbert[0])
+    # A text with as many vectors as fit is not pooled.
+    await embedder(client, max_vectors=len(full.colbert[0]), report=report).embed(texts[:1])
+    assert report.pooled == 1
     # If needed, the pool factor is larger than requested.
     options: EmbedOptions = {**ALL, "colbert_pool_factor": 2}
     (found,) = await embedder(client, options, max_vectors=10).embed(["search " * 60])

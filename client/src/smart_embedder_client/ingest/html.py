@@ -300,7 +300,7 @@ class _Converter:
         self._path.append((level, title))
         self._writer.write(f"{'#' * level} {title}")
         self._writer.require_gap("\n\n")
-        self._anchor, self._id = self._id or self._anchor, None
+        self._anchor = self._id
 
     def _end_section(self) -> None:
         if text := self._writer.text.getvalue():
