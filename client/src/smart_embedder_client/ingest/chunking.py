@@ -36,8 +36,7 @@ class ServiceChunker:
         self._known: dict[str, int] = {}
         self._characters = 0
         self._stopped = False
-        self._capacity = tokens - SPECIAL_TOKENS
-        arguments = (self.count_tokens, self._capacity, overlap)
+        arguments = (self.count_tokens, tokens - SPECIAL_TOKENS, overlap)
         self._text = TextSplitter.from_callback(*arguments)
         self._markdown = MarkdownSplitter.from_callback(*arguments)
 
@@ -50,8 +49,6 @@ class ServiceChunker:
 
     def split(self, text: str, *, is_markdown: bool = False) -> list[str]:
         """Return the chunks in order, without white space around them."""
-        if self.count_tokens(text) <= self._capacity:
-            return [text.strip()]
         return (self._markdown if is_markdown else self._text).chunks(text)
 
     def stop(self) -> None:
