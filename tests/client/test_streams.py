@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from smart_embedder_client import Client, SmartEmbedderError, StreamedText
 from smart_embedder_client.sending import OPEN_PAGES
-from smart_embedder_client.streams import Pace
+from smart_embedder_client.streams import Pace, read_pages
 
 from tests.support.relay import Relay
 from tests.support.texts import varied_texts
@@ -153,3 +153,13 @@ def test_page_size_adapts_to_two_seconds_within_limits() -> None:
         for _ in range(20):
             pace.record(pace.size, seconds)
         assert pace.size == size
+
+
+async def test_pages_are_limited_in_bytes_and_texts() -> None:
+    pace = Pace(1_000, 100, 524_288)
+    for texts, limit in ((["x" * 100] * 25, 10), ([""] * 3_000, 1_024)):
+        pages = [page async for page in read_pages(texts, pace)]
+        assert [pair for page in pages for pair in page] == list(enumerate(texts))
+        # A page may also end because a second has passed.
+        assert len(texts) // limit <= len(pages)
+        assert max(map(len, pages)) <= limit

@@ -136,7 +136,7 @@ class Stream:
     ) -> AsyncGenerator[StreamedText]:
         """Yield the records of all texts."""
         pace = Pace(_FIRST_BYTES, _MIN_BYTES, _MAX_BYTES)
-        source, http = _read_pages(texts, pace), self.sender.http
+        source, http = read_pages(texts, pace), self.sender.http
         pages: deque[Any] = deque()
         last_end: float | None = None
         try:
@@ -197,7 +197,7 @@ def _copy_fields(embeddings: Embeddings, index: int) -> dict[str, Any]:
     return fields | {"vector_space": embeddings.vector_space, "warnings": warnings}
 
 
-async def _read_pages(
+async def read_pages(
     texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair], pace: Pace
 ) -> AsyncGenerator[list[tuple[Id, str]]]:
     """Yield pages of `pace.size` bytes, with an id for each text.
