@@ -10,6 +10,7 @@ import pytest
 from smart_embedder_client import cli
 from smart_embedder_client.ingest.command import main
 from smart_embedder_client.ingest.journal import Journal
+from smart_embedder_client.ingest.options import IngestOptions, Report
 from smart_embedder_client.qdrant import open_store
 
 from tests.client.ingest.conftest import Runs
@@ -123,6 +124,19 @@ def test_folder_or_journal_in_use_is_reported(
         assert main(edge_runs.arguments()) == 1
     assert "another run has it open.\n" in capsys.readouterr().err
     assert edge_runs.run().uploaded == 0
+
+
+def test_options_reach_the_run(edge_runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[IngestOptions] = []
+
+    async def take(options: IngestOptions, *_: object) -> Report:
+        given.append(options)
+        return Report(documents=1)
+
+    monkeypatch.setattr("smart_embedder_client.ingest.command.ingest", take)
+    more = ["--overlap", "0", "--no-index", "--kinds", "dense", "--patience", "60"]
+    assert main(edge_runs.arguments(*more)) == 0
+    assert given == [replace(edge_runs.options, overlap=0, index=False, kinds=frozenset({"dense"}))]
 
 
 @pytest.mark.parametrize(
