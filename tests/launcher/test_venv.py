@@ -17,7 +17,6 @@ from tests.launcher.checkout import (
     LIBRARY,
     QWEN,
     ROOT,
-    SERVICE_LOCK,
     WHEELS,
     Checkout,
     add_program,
@@ -47,17 +46,20 @@ def test_a_failed_build_of_the_kernels_only_costs_speed(started: Checkout) -> No
     assert read_app_output(failed)
 
 
-def test_a_second_start_waits_until_the_first_has_installed_what_changed(
+def test_a_killed_installation_is_repeated_and_a_second_start_waits_for_it(
     started: Checkout, tmp_path: Path
 ) -> None:
-    started.file(SERVICE_LOCK).write_text(write_wheel(started.file(WHEELS), "2.0"))
+    (site,) = started.file(".venv").glob("lib/*/site-packages")
+    # Pip writes INSTALLER last.
+    (site / "tiny-1.0.dist-info" / "INSTALLER").unlink()
+    (site / "tiny.py").unlink()
     started.file(LIBRARY).unlink()
     os.mkfifo(tmp_path / "go on")
     waits = {"BUILD_WAITS_FOR": str(tmp_path / "go on")}
     first = started.begin("local cpu", **waits)
     assert first.stdout
     shown = "".join(iter(first.stdout.readline, "Building the kernels ...\n"))
-    assert shown.count("Install") == 1, "only the package that changed"
+    assert shown.count("Install") == 1, "only the package that was not complete"
     # The Python of the environment is enough.
     second = started.begin("local cpu", PYTHON="")
     assert second.stdout
@@ -66,16 +68,18 @@ def test_a_second_start_waits_until_the_first_has_installed_what_changed(
     (tmp_path / "go on").write_text("")
     outputs = [process.communicate()[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0]
-    assert all('"tiny": "2.0"' in output for output in outputs)
+    assert all('"tiny": "1.0"' in output for output in outputs)
     assert not re.search("Install|Build", outputs[1]), "the second found everything there"
 
 
-def test_a_package_whose_installation_was_killed_is_installed_again(started: Checkout) -> None:
-    (site,) = started.file(".venv").glob("lib/*/site-packages")
-    # Pip writes INSTALLER last.
-    (site / "tiny-1.0.dist-info" / "INSTALLER").unlink()
-    (site / "tiny.py").unlink()
-    assert read_app_output(started.start("local cpu"))["tiny"] == "1.0"
+def test_a_package_of_another_version_is_missing(tmp_path: Path) -> None:
+    info = tmp_path / "lib" / "python3" / "site-packages" / "tiny-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "INSTALLER").touch()
+    for version in ("1.0", "2.0"):
+        lock = tmp_path / "a.lock"
+        lock.write_text(write_wheel(tmp_path / WHEELS, version))
+        assert local.lacks_packages(Venv(tmp_path), str(lock)) == (version == "2.0")
 
 
 def test_a_broken_environment_is_made_again_and_the_error_of_pip_names_the_log(
