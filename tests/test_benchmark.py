@@ -196,7 +196,6 @@ async def test_json_file_holds_the_figures_of_the_table(run, tmp_path: Path) -> 
         ("--sleep-between nan", "'nan' is not a number of seconds"),
         ("--timeout 0", "--timeout must be above 0"),
         ("--url localhost:8000", "'localhost:8000' is not an http:// or https:// address"),
-        ("--bogus", "unrecognized arguments: --bogus"),
     ],
 )
 async def test_bad_arguments_are_explained_with_exit_code_2(run, options, message: str) -> None:

@@ -126,9 +126,7 @@ def test_health_check_uses_the_address_of_the_service(host: str, listens_on: str
     ("words", "ran"),
     [
         ([], "-m app"),
-        (["--demo"], "-m app --demo"),
         (["--port", "1 2"], "-m app --port 1 2"),
-        (["python", "-m", "tools.smoke"], "-m tools.smoke"),
         (["python", "--version"], "--version"),
     ],
 )
