@@ -17,6 +17,8 @@ from smart_embedder.devices.executor import DeviceExecutor
 from smart_embedder.devices.forward_limits import CPU_SECONDS, GPU_SECONDS
 from smart_embedder.errors import InferenceTimeoutError
 from smart_embedder.interface import Model
+from smart_embedder.requests import Purpose
+from smart_embedder.scheduling.admission import ConcurrencyLimit
 from smart_embedder.scheduling.batcher import (
     BULK_WEIGHT,
     INTERACTIVE_WEIGHT,
@@ -24,6 +26,7 @@ from smart_embedder.scheduling.batcher import (
     LimitsOf,
 )
 from smart_embedder.scheduling.job import Job, JobState
+from smart_embedder.scheduling.queue import JobQueue
 from smart_embedder.settings import EngineSettings
 from smart_embedder.tokens import JoinedIds, TokenSequence, join
 from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
@@ -32,19 +35,24 @@ from tests.simulation.virtual_time import VirtualLoop
 LAWS: Final = {
     "once": "a job has one outcome, and a request ends once, within REQUEST_TIMEOUT",
     "own": "a request gets the results of its own texts and models, or its own error",
-    "class": "a job has the class of its request",
-    "share": "a class, client or job that waits gets its share, give or take two forwards",
+    "class share": "while both classes wait, bulk gets a fifth, give or take two forwards",
+    "share": "two clients that both wait get equal shares, give or take two forwards",
+    "job share": "two requests of a client get equal shares, give or take two forwards",
+    "turnover": "a waiting node gets its share of its group, however many others come and go",
     "work": "no device is idle while a request waits for it",
     "lost": "a sequence that was taken is on a device, or its request has an outcome",
     "order": "sequences are taken once, in order, and only of requests that wait",
     "budget": "no forward exceeds its limits of tokens, sequences or requests",
-    "halves": "a batch that ran out of memory is run in halves",
+    "halves": "a batch that ran out of memory is run in halves, and its token budget is halved",
     "leavers": "no forward, or half of one, begins for a request that has an outcome",
     "deadline": "a forward fails its requests at its time limit, neither earlier nor later",
     "failed device": "a failed device gets no forward, and no batch that crashed it is handed over",
+    "place": "a client's only request is refused for lack of permits only if none is free",
     "retry": "Retry-After is between 1 and 30 seconds",
+    "time": "clocks never fall while a job waits",
     "preemption": "preempting jobs are short, of no lower class, and no longer than the forward",
     "lease": "no leased model is unloaded, and no model is unloaded while a job needs it",
+    "memory": "models use no more memory than MODEL_MEMORY_THRESHOLD allows",
     "zero": "without requests nothing is held: permits, tasks, leases, clients",
     "again": "after a fault, once nothing goes wrong any more, every model serves",
     "drain": "requests accepted before SIGTERM are answered, and the drain ends in time",
@@ -54,11 +62,17 @@ LAWS: Final = {
 OWNER: "ContextVar[RequestBook | None]" = ContextVar("owner", default=None)
 # Times that differ by fewer virtual seconds are equal.
 _MOMENT = 1e-6
+# The tolerance of sums that are added in different orders.
+_ROUNDING = 1e-6
 _MAX_PREEMPTING_TOKENS = 256
 # Forwards that a node may be owed; 1.3 were seen.
-_MAX_OWED_FORWARDS = 2
+_MAX_OWED_FORWARDS = 3
+# Shares of jobs are compared only for clients with at most so many.
+_MAX_WATCHED_JOBS = 6
 # The length at which the engine predicts that a token takes twice as long.
 _DOUBLED_LENGTH = 2048
+# The faults of forwards that still give results.
+_RETURNS: Final = frozenset({None, "long", "overdue", "not_finite"})
 
 
 class LawBrokenError(AssertionError):
@@ -72,10 +86,14 @@ class LawBrokenError(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class RequestBook:
-    """A request: when it began, its class, and its jobs."""
+    """A request: its client and purpose, and whether it is the client's only one."""
 
+    number: int
+    client: str
+    purpose: Purpose
     began: float
     is_bulk: bool
+    is_only: bool = True
     ended: bool = False
     jobs: list["JobBook"] = field(default_factory=list)
 
@@ -104,6 +122,15 @@ class _Outcome(asyncio.Event):
         self._resolved()
 
 
+@dataclass(slots=True)
+class _Memory:
+    """The token budget of a model on a device, since a forward there ran out of memory."""
+
+    limit: int
+    failed: Forward  # Its end moves while others preempt it.
+    fitted: int = 0
+
+
 class Auditor:
     """Checks the laws of one engine, whose forwards have at most `most_tokens`."""
 
@@ -118,10 +145,13 @@ class Auditor:
         self._sequences: dict[int, tuple[JobBook, int]] = {}
         self._takes = 0
         self._quiets = 0
+        self._excess: dict[tuple[Hashable, Hashable], float] = {}
         self._owed: dict[Hashable, float] = {}
         self._failing: dict[FakeDevice, list[Forward]] = {}
+        self._memory: dict[tuple[FakeDevice, Model], _Memory] = {}
         self._leased: Counter[int] = Counter()
         self._preempting: dict[DeviceExecutor, list[Batch]] = {}
+        self._free: dict[ConcurrencyLimit, int] = {}
 
     # Watching the engine.
 
@@ -149,6 +179,9 @@ class Auditor:
         queue.put = watched_put  # type: ignore[method-assign]
         queue.take = watched_take  # type: ignore[method-assign]
         devices.remove = watched_remove  # type: ignore[method-assign]
+        for limit in (engine.embedding._waiting, engine.scoring._limit):
+            self._free[limit] = 0
+            limit._retry_after = self._watched_refusal(limit)
         self._loop.on_quiet = self._quiet
         self._loop.set_exception_handler(self._unhandled)
 
@@ -161,6 +194,19 @@ class Auditor:
         """Raise the broken law, which the engine may have caught."""
         if self._broken is not None:
             raise self._broken
+
+    def _watched_refusal(self, limit: ConcurrencyLimit) -> Callable[[], int]:
+        estimate_retry_after = limit._retry_after
+
+        def refused() -> int:
+            owner = OWNER.get()
+            # A permit may have become free after the time to wait for it was over.
+            free = min(limit._free, self._free[limit])
+            if owner and owner.is_only and not limit.held_by(owner.client) and free:
+                self.fail("place", f"{owner.client} is refused, and {free} places are free")
+            return estimate_retry_after()
+
+        return refused
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if self._broken is None:
@@ -179,9 +225,16 @@ class Auditor:
         if owner is not None:
             owner.jobs.append(book)
             if job.is_bulk != owner.is_bulk:
-                self.fail("class", f"bulk is {job.is_bulk}, not {owner.is_bulk}")
+                self.fail("class share", f"bulk is {job.is_bulk}, not {owner.is_bulk}")
         for index, sequence in enumerate(job.sequences):
             self._sequences[id(_ids(sequence))] = book, index
+        waiting = set[Hashable]()
+        for other in self._queue._jobs:
+            waiting.update(_keys(other))
+        begins = set(_keys(job)) - waiting
+        self._excess = {
+            pair: tokens for pair, tokens in self._excess.items() if not begins & {*pair}
+        }
         job._resolved = _Outcome(lambda: self._resolved(book))
 
     def _resolved(self, book: JobBook) -> None:
@@ -244,6 +297,7 @@ class Auditor:
         among: Iterable[Job] | None,
     ) -> Batch | None:
         queue = self._queue
+        root, before = queue._root, _clocks(queue)
         served = [job for job in queue._jobs if serves(job.model)]
         chosen = None if among is None else list(among)
         handed_over = len(queue._handed_over)
@@ -256,6 +310,10 @@ class Auditor:
             self._preempting[executor] = []
         else:
             self._check_preemption(batch, executor)
+        if queue._root is root and any(
+            now < then for now, then in zip(_clocks(queue), before, strict=True)
+        ):
+            self.fail("time", f"clocks fall from {before} to {_clocks(queue)}")
         # Batches that were not launched when their device failed are handed over too.
         if len(queue._handed_over) < handed_over and all(
             part.stop <= self._jobs[part.job].taken for part in batch.slices
@@ -316,11 +374,14 @@ class Auditor:
             self.fail("preemption", f"{tokens} tokens preempt a forward")
 
     def _check_shares(self, batch: Batch, served: list[Job], *, preempts: bool) -> None:
-        """Count the tokens of its share of the group that each waiting node did not get.
+        """Check that two nodes of a group share a device fairly while both wait for it.
 
-        Shares are by weight. Batches of devices for which a node does not wait, and preempting
-        batches, count only for the nodes whose tokens they hold.
+        At the beginning, one is ahead of the other by at most a forward, since leads are limited,
+        and at the end by at most its last forward. So the tokens that it was served, divided by its
+        weight, exceed those of the other by at most the sum. Preempting batches, and batches of
+        devices for which the other does not wait, count only for their own node.
         """
+        still = {key for job in self._queue._jobs for key in _keys(job)}
         gains: Counter[Hashable] = Counter()
         for part in batch.slices:
             gains.update(dict.fromkeys(_keys(part.job), part.tokens))
@@ -328,6 +389,27 @@ class Auditor:
         for job in served:
             for key in _keys(job):
                 groups.setdefault(_group(key), set()).add(key)
+        self._count_owed(gains, groups, still, preempts=preempts)
+        for key, tokens in gains.items():
+            gain, group = tokens / _weight(key), groups[_group(key)]
+            for pair in [pair for pair in self._excess if pair[0] == key]:
+                self._excess[pair] = max(0.0, self._excess[pair] - gain)
+            if isinstance(key, Job) and len(group) > _MAX_WATCHED_JOBS:
+                # Start again later, because the tokens are not counted now.
+                for pair in [pair for pair in self._excess if key in pair]:
+                    del self._excess[pair]
+            elif not preempts:  # Others that do not wait any more lose nothing.
+                self._count_excess(key, gain, (group & still) - {key})
+
+    def _count_owed(
+        self,
+        gains: Counter[Hashable],
+        groups: dict[Hashable, set[Hashable]],
+        still: set[Hashable],
+        *,
+        preempts: bool,
+    ) -> None:
+        """Count the tokens of its share of the group that each waiting node did not get."""
         for group in groups.values():
             tokens = 0 if preempts else sum(gains[key] for key in group)
             fair = tokens / sum(map(_weight, group))
@@ -335,10 +417,19 @@ class Auditor:
                 owed = self._owed.get(key, 0.0) + fair - gains[key] / _weight(key)
                 self._owed[key] = max(0.0, owed)
                 if owed > _MAX_OWED_FORWARDS * self.most_tokens:
-                    self.fail("share", f"{key} is owed {owed:.0f} weighted tokens")
-        still = {key for job in self._queue._jobs for key in _keys(job)}
+                    self.fail("turnover", f"{key} is owed {owed:.0f} weighted tokens")
         for key in [key for key in self._owed if key not in still]:
             del self._owed[key]
+
+    def _count_excess(self, key: Hashable, gain: float, others: set[Hashable]) -> None:
+        """Count the tokens that a node got while others of its group wait."""
+        bound = self.most_tokens * (1 + 1 / _weight(key))
+        for other in others:
+            excess = self._excess[other, key] = self._excess.get((other, key), 0.0) + gain
+            if excess > bound + _ROUNDING:
+                law = "share" if isinstance(key, tuple) else "class share"
+                law = "job share" if isinstance(key, Job) else law
+                self.fail(law, f"{excess:.0f} weighted tokens of {key} above {bound:.0f}")
 
     # Forwards.
 
@@ -348,6 +439,7 @@ class Auditor:
         # A forward that preempts, or is preempted, may fail before the other.
         if any(failed.ends < now - _MOMENT for failed in failing):
             self.fail("failed device", f"{device.name} has failed and gets a forward")
+        retried = False
         for ids in forward.sequences:
             book, index = self._sequences[id(ids)]
             if index >= book.taken:
@@ -356,10 +448,14 @@ class Auditor:
                 self.fail("leavers", "a forward begins for a request that has its outcome")
             last = book.forwards[index]
             if last is not None:
+                retried = True
                 self._check_retry(last, forward)
             book.forwards[index] = forward
+        self._note_memory(forward)
         if forward.fault in {"lasting", "crash"}:
             failing.append(forward)
+        if not retried and len(forward.sequences) > 1:
+            self._check_memory(forward)
 
     def _check_retry(self, last: Forward, forward: Forward) -> None:
         """A sequence is computed again only after a lack of memory or on another device."""
@@ -373,6 +469,39 @@ class Auditor:
             self.fail("failed device", "what crashed a device is given to another one")
         else:
             self.fail("order", f"a sequence is computed twice, after {last.fault}")
+
+    def _note_memory(self, forward: Forward) -> None:
+        key = forward.device, self._of_jobs(forward)
+        known = self._memory.get(key)
+        if forward.fault == "memory" and len(forward.sequences) > 1:
+            limit = max(1, forward.tokens // 2)
+            if known is not None:
+                limit = min(limit, known.limit + known.fitted)
+            self._memory[key] = _Memory(limit, forward)
+        elif known is not None and forward.fault in _RETURNS:
+            known.fitted += max(1, self.most_tokens // 100)
+        elif (
+            known is not None
+            and forward.fault == "thread_dies"
+            and forward.began <= known.failed.ends
+        ):  # The error of the preempted forward is lost with the thread.
+            del self._memory[key]
+
+    def _check_memory(self, forward: Forward) -> None:
+        known = self._memory.get((forward.device, self._of_jobs(forward)))
+        if (
+            known is not None
+            and forward.fault != "memory"
+            and not forward.device.on_gpu
+            and known.failed.ends < forward.began
+            and forward.tokens > known.limit + known.fitted
+        ):
+            self.fail(
+                "halves", f"{forward.tokens} tokens, though {known.limit} are left of the budget"
+            )
+
+    def _of_jobs(self, forward: Forward) -> Model:
+        return self._sequences[id(forward.sequences[0])][0].job.model
 
     # Leases.
 
@@ -396,6 +525,7 @@ class Auditor:
         queue = self._queue
         waits = queue._jobs or queue._handed_over
         rests = True
+        self._free = {limit: limit._free for limit in self._free}
         self._quiets += 1
         if self._quiets % 16 == 0:
             self._check_lost()
@@ -496,6 +626,10 @@ def _group(key: Hashable) -> Hashable:
 
 def _weight(key: Hashable) -> int:
     return (BULK_WEIGHT if key else INTERACTIVE_WEIGHT) if isinstance(key, bool) else 1
+
+
+def _clocks(queue: JobQueue) -> tuple[float, ...]:
+    return queue._root.clock, *(node.clock for node in queue._classes.values())
 
 
 def _ids(sequence: TokenSequence) -> Any:

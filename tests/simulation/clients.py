@@ -50,7 +50,9 @@ class World:
     request_timeout: float
     shutdown_timeout: float
     tally: dict[str, int] = field(default_factory=dict)
+    requests: int = 0
     draining_since: float | None = None
+    in_work: dict[str, set[RequestBook]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -128,8 +130,13 @@ class Client:
     ) -> str:
         """Send a request; returns the code of its error, or `success`, `timeout` or `left`."""
         world, loop = self.world, self.world.loop
+        world.requests += 1
         is_bulk = world.random.random() < self.bulk_share
-        book = RequestBook(loop.now, is_bulk)
+        book = RequestBook(world.requests, self.name, purpose, loop.now, is_bulk)
+        others = world.in_work.setdefault(self.name, set())
+        for concurrent in others | {book}:
+            concurrent.is_only &= not others
+        others.add(book)
         OWNER.set(book)
         task = loop.create_task(work(book))
         leaver = None
@@ -150,6 +157,7 @@ class Client:
             self._check_error(error, book)
         finally:
             book.ended = True
+            others.discard(book)
             if leaver is not None:
                 leaver.cancel()
         if loop.now > book.began + world.request_timeout + 1e-3:

@@ -35,6 +35,8 @@ from tests.simulation.virtual_time import Effect, Moments
 
 GIGABYTE = 10**9
 MOST_TOKENS = 4096
+# The next forward after one that ran out of memory is overdue so many times as often.
+_TIMES_OVERDUE_WITHOUT_MEMORY = 30
 _NOT_FINITE = "a number is not finite"
 
 
@@ -100,6 +102,7 @@ class FakeDevice:
     free_at: float = 0.0
     broken: str | None = None
     _outer: Forward | None = None
+    _ran_out: bool = False
 
     def compute(
         self, model: "FakeModel", sequences: list[TokenIds], outputs: Sequence[Outputs]
@@ -107,6 +110,7 @@ class FakeDevice:
         """Launch a forward; decide its seconds and its fault."""
         now, tokens = self.now(), sum(map(len, sequences))
         fault = self._fault(tokens)
+        self._ran_out = fault == "memory"
         seconds = self.fixed_seconds + tokens / self.tokens_per_second
         seconds *= 0.8 + 0.4 * self.random.random()
         if fault == "long":
@@ -154,6 +158,8 @@ class FakeDevice:
         draw = self.random.random()
         for name in self.chances.__slots__:
             chance: float = getattr(self.chances, name)
+            if name == "overdue" and self._ran_out:
+                chance *= _TIMES_OVERDUE_WITHOUT_MEMORY
             if draw < chance:
                 if name in {"lasting", "crash"}:
                     self.broken = "lasting" if name == "lasting" else "crash"
@@ -332,9 +338,11 @@ class FakeLoader:
         devices: list[FakeDevice],
         sizes: Mapping[str, int],
         budgets: Mapping[str, int],
+        placements: Mapping[str, list[FakeDevice]] | None = None,
     ) -> None:
         self.memory = memory
         self.budgets = budgets
+        self._placements = placements or {}
         self._devices = devices
         self._sizes = sizes
         self._numbers = {name: number for number, name in enumerate(sizes, start=3)}
@@ -367,9 +375,10 @@ class FakeLoader:
             raise StartupError("the files of the model are gone")
         kind = FakeEmbedder if entry.task == "embed" else FakeReranker
         copies = []
-        for device in self._devices:
+        devices = self._placements.get(entry.name, self._devices)
+        for device in devices:
             model = kind(entry.public_name, self._numbers[entry.name], device)
-            self.memory.models[model] = self._sizes[entry.name] // len(self._devices)
+            self.memory.models[model] = self._sizes[entry.name] // len(devices)
             copies.append(
                 PlacedModel(model, device.info(), self._measure(entry, device), device.free_memory)
             )

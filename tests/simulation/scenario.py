@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -46,6 +47,9 @@ _KINDS = (
     Outputs(dense=True, sparse=True, colbert=True),
 )
 _SHARE_OF_CONTESTS = 0.15
+_SHARE_OF_CROWDED_CONTESTS = 0.5
+_SHARE_OF_PINNED_MODELS = 0.1
+_SHARE_OF_SMALL_GPUS = 0.05
 _SHARE_OF_COMMON_MOMENTS = 0.3
 
 
@@ -72,6 +76,18 @@ class Scenario:
         self.random = Random(seed)
         # Clients with long requests compete for small forwards, and there are no faults.
         self.is_contest = Random(f"contest {seed}").random() < _SHARE_OF_CONTESTS
+        # Some clients of a contest send many short requests beside long ones.
+        self.is_crowded = Random(f"crowd {seed}").random() < _SHARE_OF_CROWDED_CONTESTS
+        # Two further models have a device each, and there are no faults.
+        self.has_pinned_models = (
+            not self.is_contest and Random(f"pinned {seed}").random() < _SHARE_OF_PINNED_MODELS
+        )
+        # Whether forwards on GPUs often run out of memory, and the next ones are often overdue.
+        self.has_small_gpus = (
+            not self.is_contest
+            and not self.has_pinned_models
+            and Random(f"small {seed}").random() < _SHARE_OF_SMALL_GPUS
+        )
         # Many events are at the same moment.
         self.moments = Moments(Random(f"moments {seed}").random() < _SHARE_OF_COMMON_MOMENTS)
         self.loop = VirtualLoop(self._seconds_on_a_thread)
@@ -82,6 +98,13 @@ class Scenario:
         if self.is_contest:
             self.chances.calm()
             self.budget, self.entries = self.random.choice([64, 64, MOST_TOKENS]), []
+        if self.has_pinned_models:
+            self.chances.calm()
+            self.budget = self.random.choice([64, 256])
+            self.entries = [ModelEntry(name=f"model-{number}", load="start") for number in range(2)]
+        if self.has_small_gpus:
+            self.chances = Chances(overdue=0.02)
+            self.budget = self.random.choice([256, 1024])
         self.request_timeout = self.random.choice([20.0, 60.0, 90.0])
         self.shutdown_timeout = self.random.choice([2.0, 10.0, 30.0])
         self.settings = self._settings()
@@ -188,10 +211,12 @@ class Scenario:
 
     def _devices(self) -> list[FakeDevice]:
         draw = self.random
-        on_gpu = draw.random() < 0.4
+        on_gpu = draw.random() < 0.4 or self.has_small_gpus
         speed = draw.choice([200.0, 1000.0, 5000.0, 20000.0])
         patience = self.settings.gpu_process_timeout or (15.0 if on_gpu else 30.0)
         capacity = draw.choice([10**9, 10**9, self.budget // 2, 2 * self.budget, 30])
+        if self.has_small_gpus:
+            capacity = self.budget // 2
         return [
             FakeDevice(
                 f"cuda:{number}" if on_gpu else f"cpu:{number}",
@@ -211,13 +236,21 @@ class Scenario:
         ]
 
     def _count_devices(self) -> int:
+        if self.has_pinned_models:
+            return 2
         return 1 if self.is_contest else self.random.choice([1, 2, 2, 3])
 
     def _loader(self) -> FakeLoader:
         sizes = {entry.name: self.random.randint(1, 5) * GIGABYTE for entry in self.entries}
         budgets = {entry.name: self.random.choice([64, self.budget]) for entry in self.entries}
         gigabytes = self.random.choice([4, 6, 10, 100]) if self.entries else 100
-        return FakeLoader(FakeMemory(gigabytes * GIGABYTE), self.devices, sizes, budgets)
+        placements = {}
+        if self.has_pinned_models:
+            gigabytes = 100
+            names = [entry.name for entry in self.entries]
+            placements = {name: [device] for name, device in zip(names, self.devices, strict=True)}
+        memory = FakeMemory(gigabytes * GIGABYTE)
+        return FakeLoader(memory, self.devices, sizes, budgets, placements)
 
     def _load_defaults(self, settings: EngineSettings) -> DefaultModels:
         return default_models(settings, self.devices, self.budget, self.loader)
@@ -225,6 +258,8 @@ class Scenario:
     def _texts(self) -> list[str]:
         draw = self.random
         longest = 30 if self.is_contest else draw.choice([60, 300, 3000, 6000])
+        if self.has_small_gpus:
+            longest = 60
         lengths = [
             min(longest, int(draw.paretovariate(0.8) * 5)) + draw.randint(3, 6)
             for _ in range(_TEXTS)
@@ -270,7 +305,13 @@ class Scenario:
         for number in range(draw.randint(2, 8)):
             bulk_share = draw.choice([0.0, 0.0, 0.0, 0.3, 1.0])
             client = Client(self.world, f"client-{number}", bulk_share)
-            running.append((self._bulk if self.is_contest else draw.choice(kinds))(client))
+            is_bulk = self.is_contest or self.has_small_gpus
+            kind = self._bulk if is_bulk else draw.choice(kinds)
+            if self.has_pinned_models:
+                kind, client = self._pinned, Client(self.world, f"client-{number}", bulk_share=0.0)
+            elif self.is_contest and self.is_crowded:
+                kind = draw.choice([self._bulk, self._crowd])
+            running.append(kind(client))
         return running
 
     def _some_texts(self, most: int) -> list[str]:
@@ -316,6 +357,37 @@ class Scenario:
             )
 
         await self._connections(1, 12, ask, 0.01, after_errors=4.0)
+
+    async def _crowd(self, client: Client) -> None:
+        """One connection with long requests, and many with short ones."""
+        shortest = sorted(self.world.texts, key=len)[: _TEXTS // 4]
+
+        def ask_long() -> Coroutine[Any, Any, str]:
+            return client.embed(self.random.choices(self.world.texts, k=64))
+
+        def ask_short() -> Coroutine[Any, Any, str]:
+            return client.embed([self.random.choice(shortest)])
+
+        await asyncio.gather(
+            self._connections(1, 1, ask_long, 0.01, after_errors=4.0),
+            self._connections(4, 16, ask_short, 0.001, after_errors=4.0),
+        )
+
+    async def _pinned(self, client: Client) -> None:
+        """Long requests for one model, or for both models in turn, but never for both at once."""
+        names = [entry.public_name for entry in self.entries]
+        period = self.random.choice([2.0, 10.0, 40.0])
+        for name in itertools.cycle(self.random.choice([names[1:], names])):
+            if self._is_over:
+                return
+            ends = self.loop.now + period
+
+            async def connection(name: str = name, ends: float = ends) -> None:
+                while not self._is_over and self.loop.now < ends:
+                    failed = await client.embed(self._some_texts(32), model=name) != "success"
+                    await self._think(4.0 if failed else 0.01)
+
+            await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 6))))
 
     async def _lonely(self, client: Client) -> None:
         """Single short requests with pauses."""

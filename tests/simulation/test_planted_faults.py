@@ -15,7 +15,7 @@ def test_a_fault_can_be_planted(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["lost-wake-up"])
+@pytest.mark.parametrize("name", ["lost-wake-up", "half-loses-one", "one-slice-too-many"])
 def test_a_planted_fault_is_found(name: str) -> None:
     found = look_for(name, steps=50_000)
     assert found.get("law") in LAWS, found

@@ -75,9 +75,9 @@ class RunningServer:
         # Reading the certificates that a client checks would take 30 ms of the processor.
         return httpx2.Client(base_url=self.url, timeout=LIMIT, verify=False, **options)
 
-    def async_client(self) -> httpx2.AsyncClient:
+    def async_client(self, connections: int = 100) -> httpx2.AsyncClient:
         """Make a client that waits forever for a connection."""
-        limits = httpx2.Limits(max_connections=100)
+        limits = httpx2.Limits(max_connections=connections)
         timeout = httpx2.Timeout(LIMIT, pool=None)
         return httpx2.AsyncClient(base_url=self.url, timeout=timeout, limits=limits, verify=False)
 

@@ -1,13 +1,14 @@
 """POST /rerank: all kinds of rerankers, warnings, and invalid input."""
 
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
 
 from tests.app.conftest import answered, serving
 from tests.smart_embedder.fakes import FakeModel, loaded
-from tests.support.checkpoints import corpus
+from tests.support.checkpoints import changed_weights, corpus
 from tests.support.in_process import served
 
 NO_WEIGHT = {"dense": 0, "sparse": 0, "colbert": 0}
@@ -53,6 +54,27 @@ def test_late_interaction_has_the_documented_fields(client, tiny_m3) -> None:
     weights = {"dense": 1, "sparse": 0, "colbert": 0}
     answer = post(client, query="hybrid search", passages=PASSAGES, weights=weights)
     assert all(item["score"] == item["parts"]["dense"] for item in answer["results"])
+
+
+def test_every_dialect_ranks_by_raw_logits_whose_sigmoids_are_equal(
+    tiny_m3: Path, tiny_reranker: Path, tmp_path: Path
+) -> None:
+    folder = copytree(tiny_reranker, tmp_path / "sure")
+    with changed_weights(folder) as weights:
+        weights["classifier.out_proj.bias"] += 60
+    documents = {"query": "hybrid search", "documents": PASSAGES}
+    texts = {"query": "hybrid search", "texts": PASSAGES}
+    with serving(embedding_model=str(tiny_m3), reranker_model=str(folder)) as client:
+        raw = post(client, query="hybrid search", passages=PASSAGES)["results"]
+        native = post(client, query="hybrid search", passages=PASSAGES, normalize=True)["results"]
+        cohere = answered(client, "/v2/rerank", **documents, top_n=5)["results"]
+        tei = answered(client, "/rerank", **texts)
+    order = [item["index"] for item in raw]
+    assert order != sorted(order)
+    assert {item["score"] for item in native} == {1.0}
+    assert [item["index"] for item in native] == order
+    assert [item["index"] for item in cohere] == order[:5]
+    assert [item["index"] for item in tei] == order
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,21 @@ def test_ranking_is_by_raw_scores_and_only_equal_ones_keep_their_order(raw: list
     assert rank(raw) == sorted(range(len(raw)), key=lambda index: -raw[index])
 
 
+def test_ranking_of_a_million_saturated_logits_has_no_inversion() -> None:
+    random = np.random.default_rng(0)
+    near = random.uniform(-40, 40, 250_000)
+    logits = np.concatenate(
+        (np.float32(near), np.nextafter(np.float32(near), np.float32(np.inf)), near,
+         np.nextafter(near, np.inf), [40.0])
+    )  # fmt: skip
+    ranking = rank(logits.tolist())
+    assert (np.diff(logits[ranking]) <= 0).all()
+    scores = np.array(sigmoid(logits.tolist()), np.float32)[ranking]
+    assert (np.diff(scores) <= 0).all()
+    # Many differ as logits alone.
+    assert (scores == 1).sum() > 100_000
+
+
 async def test_ranking_is_that_of_logits_whose_sigmoids_are_equal() -> None:
     reranker = FakeReranker()
     reranker.offset = 60.0

@@ -26,6 +26,7 @@ from transformers import (
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.interface import MemoryUsage
 from smart_embedder.models.families import auto_model as transformers_module
+from smart_embedder.models.families import module_parts
 from smart_embedder.models.families.auto_model import attend_packed
 from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.requests import EmbedRequest, Outputs
@@ -77,6 +78,27 @@ def test_vectors_of_each_family_match_sentence_transformers(family, tokenizer, t
     assert_close(alone, reference_vectors(folder, TEXTS))
     assert_close(embed(model, TEXTS), alone)
     assert model.max_length == 200
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_wrong_packed_attention_is_refused_and_padding_used(
+    error, tokenizer, tmp_path, monkeypatch
+) -> None:
+    def wrong(*arguments, **options):
+        if error:
+            raise RecursionError
+        attended, rest = attend(*arguments, **options)
+        return attended * 1.01, rest
+
+    attend = module_parts.attend_packed
+    monkeypatch.setattr(module_parts, "attend_packed", wrong)
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with capture_logs() as logs:
+        model = load(folder)
+    (warning,) = logs
+    assert (warning["event"], warning["path"]) == ("path_refused", "packed")
+    assert warning["used_instead"] == model.info.paths["batch"] == "padded"
+    assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
 
 
 def test_window_wider_than_every_text_of_the_trial(tokenizer, tmp_path) -> None:
