@@ -64,6 +64,7 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
         (DocumentsRequest, b'{"query": "a", "documents": ["b"], "top_n": 1.5}', "the field top_n is a number: send a whole number"),
         (EmbeddingRequest, {"sentences": ["a"], "return_dense": 1}, "the field return_dense is a number: send true or false"),
         (RerankBody, {"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send at least 0"),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": {"dense": 2e6}}, "the field weights.dense is out of range: send at most 1000000"),
         (RerankBody, {"query": "a", "passages": ["b"], "weights": {"sparce": 1}}, "there is no field sparce here: did you mean sparse? There are dense, sparse, colbert"),
         (RerankBody, {"query": "a", "weights": {"x": 1, "y": 1, "z": 1}, "pasages": ["b"]}, "the field passages is missing: rename pasages to passages"),
         (RerankBody, {"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),

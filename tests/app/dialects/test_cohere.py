@@ -101,6 +101,7 @@ def test_aliases_and_objects_are_read(full, body, native_body) -> None:
         ({"max_chunks_per_doc": 0}, "max_chunks_per_doc"),
         # vLLM's.
         ({"truncate_prompt_tokens": 299}, "truncate_prompt_tokens is below the 300 tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens is below the 300 tokens"),
         ({"max_tokens_per_query": 5}, "max_tokens_per_query"),
         ({"add_special_tokens": False}, "add_special_tokens"),
         ({"padding": "max_length"}, "padding"),
