@@ -33,6 +33,10 @@ class Tally:
         return sum(self.statuses[status] for status in REFUSALS)
 
     @property
+    def failed(self) -> int:
+        return self.statuses.total() - self.answered - self.refused
+
+    @property
     def lost(self) -> int:
         return self.sent - self.left - self.statuses.total()
 
@@ -57,11 +61,13 @@ class Tally:
         self.codes[problem["code"]] += 1
         assert response.status_code != 503 or int(response.headers["retry-after"]) >= 1
 
-    async def post(self, client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> int:
+    async def post(
+        self, client: httpx2.AsyncClient, path: str, body: dict[str, Any], **headers: str
+    ) -> int:
         """Send one request and count its outcome; returns 0 without a response."""
         self.sent += 1
         try:
-            response = await client.post(path, json=body)
+            response = await client.post(path, json=body, headers=headers)
         except httpx2.TransportError as error:
             self.codes[type(error).__name__] += 1
             return 0
