@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -21,7 +20,7 @@ from structlog.testing import capture_logs
 from smart_embedder.errors import StartupError
 from smart_embedder.hardware import cpu, device
 from smart_embedder.interface import MemoryUsage
-from tests.support.forked import run_forked
+from tests.support.script import run_script
 
 CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
 
@@ -277,11 +276,20 @@ def test_control_group_counts_if_its_limit_is_below_the_machines_memory(
     assert 0 < usage.own < psutil.Process().memory_info().rss + (1 << 28)
 
 
+GROWN = """
+import numpy as np
+from smart_embedder.hardware.device import measure_peak_growth
+
+print(measure_peak_growth(lambda: np.ones(1 << 26, np.uint8)), measure_peak_growth(lambda: None))
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports a peak")
 def test_peak_growth_includes_memory_freed_before_the_end() -> None:
-    """In a forked process, since other threads of this one may free memory meanwhile."""
-    calls = (lambda: np.ones(1 << 26, np.uint8)), (lambda: None)
-    grown, idle = run_forked(lambda: [*map(device.measure_peak_growth, calls)])
+    """In a new process, since a copy of this one takes memory that was freed before."""
+    done = run_script(GROWN)
+    assert not done.returncode, done.stderr
+    grown, idle = map(int, done.stdout.split())
     # The system first counts pages for each thread separately.
     assert 0.9 * (1 << 26) < grown < 1.3 * (1 << 26)
     assert idle < 0.3 * (1 << 26)
