@@ -13,7 +13,6 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.support.copied_process import offer_copies
 from tests.support.fast import left_out
-from tests.support.workers import offer_workers
 
 # Before anything imports huggingface_hub: no test may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -71,13 +70,6 @@ class LoadSharedServers(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadSharedServers:
     """Replace the scheduler of `--dist`."""
     return LoadSharedServers(config, log)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Start workers as copies of a process that has imported torch."""
-    if not config.getoption("fast"):
-        offer_workers(specs)
 
 
 def pytest_collection_finish() -> None:
