@@ -71,12 +71,27 @@ def save_model(name: str, folder: Path) -> Path:
         config.pad_token_id, config.bos_token_id, config.eos_token_id = 1, 0, 2
         torch.manual_seed(0)
         save_tokenizer(folder)
-        AutoModel.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+        model = AutoModel.from_config(config, dtype=torch.bfloat16)
+        _scale_attention(model)
+        model.save_pretrained(folder)
+        del model
         gc.collect()
         save_modules(folder, int(getattr(config, "embedding_dim", None) or config.hidden_size))
         if name == _BGE_M3:
             save_heads(folder, config.hidden_size)
     return folder
+
+
+@torch.no_grad()
+def _scale_attention(model: Any) -> None:
+    """Give attention without a scale scores with a variance of 1, as its trained norms do.
+
+    With the largest score alone in each softmax, the smallest rounding changes all vectors.
+    """
+    for part in model.modules():
+        if getattr(part, "scaling", None) == 1.0:
+            for norm in (part.q_norm, part.k_norm):
+                norm.weight.fill_(part.head_dim**-0.25)
 
 
 def main() -> None:
