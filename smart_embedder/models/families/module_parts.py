@@ -29,8 +29,9 @@ from smart_embedder.models.families.backbone import attend_by_heads, run_in_row_
 # Types whose texts are packed. On a CPU a batch takes two thirds of the time of a padded one, and a
 # short text alone takes two fifths.
 PACKED_TYPES = {
-    "distilbert", "electra", "eurobert", "gemma", "gemma3_text", "gte", "jina_embeddings_v3",
-    "llama", "ministral", "mistral", "modernbert", "nomic_bert", "phi3", "qwen2", "qwen3",
+    "distilbert", "electra", "embedding_gemma2_text", "eurobert", "gemma", "gemma3_text", "gte",
+    "jina_embeddings_v3", "llama", "ministral", "mistral", "modernbert", "nomic_bert", "phi3",
+    "qwen2", "qwen3",
 }  # fmt: skip
 # The names of an attention's layers: those that project its input, and the one for its output.
 _PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("Wqkv",), ("q_lin", "k_lin", "v_lin"))
