@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-# Transformers is the reference of the models, and makes the tiny checkpoints.
+# Transformers is the reference of the models, also in `tools.matrix`, and makes tiny checkpoints.
 _SLOW = {"subprocess", "multiprocessing", "playwright"}
-_SLOW |= {"FlagEmbedding", "sentence_transformers", "transformers"}
+_SLOW |= {"FlagEmbedding", "sentence_transformers", "transformers", "tools.matrix"}
 # Of all files only the imports are looked for: to parse them takes seconds.
 _IMPORT = re.compile(r"^ *(?:import ([\w.]+)|from ([\w.]+) import (\([^)]*\)|.*))", re.MULTILINE)
 
