@@ -1,7 +1,7 @@
 """The kernels in CUDA compile for every GPU and get their arguments; `test_backend` runs them."""
 
-import ctypes
-from contextlib import nullcontext
+import subprocess
+import sys
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +10,12 @@ import pytest
 import structlog
 import torch
 
+import smart_embedder
 from smart_embedder.devices.thread import run_guarded
 from smart_embedder.errors import DeviceFailedError, OutOfMemoryError
 from smart_embedder.kernels import cuda as cuda_kernels
-from tests.support.forked import run_forked
 from tests.support.nvidia_driver import install_driver
+from tests.support.waiting import LIMIT
 
 
 # The source has one form below 8.0, one below 8.9, and one from 8.9 on.
@@ -29,44 +30,53 @@ def test_cuda_kernels_compile_for_every_gpu(
     assert cuda_kernels.compile_cuda(capability, dtype).startswith(b"\x7fELF")
 
 
-def launch_by(library: Path) -> list[object]:
-    """Launch a kernel by a driver that is the fake; return the arguments that it received."""
-    seen = ctypes.CDLL(str(library))
-    ctypes.c_int.in_dll(seen, "arguments").value = 5
-    torch.cuda.device = lambda _: nullcontext()
-    torch.cuda.current_device = lambda: 1
-    torch.cuda.current_stream = lambda _: SimpleNamespace(synchronize=int)
-    torch._C._cuda_getCurrentRawStream = lambda index: 7 + index
-    torch.cuda.get_device_capability = lambda _: (9, 0)
-    states, torch.empty = torch.zeros(3), lambda *_, **__: None
-    # NVRTC would call functions that this driver lacks.
-    cuda_kernels.compile_cuda = lambda *_: b"\x7fELF, and so on"
-    kernels = cuda_kernels.CudaKernels(torch.device("cuda:0"), torch.float16)
-    arguments = states, None, 0.5, cuda_kernels.LongLong(2**40), -9
-    kernels.run("gate", 5, 64, *arguments)
-    received = [bytes(argument) for argument in (ctypes.c_ubyte * 8 * 16).in_dll(seen, "argument")]
-    kinds = ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_float, ctypes.c_longlong, ctypes.c_int
-    found = [kind.from_buffer_copy(bits).value for kind, bits in zip(kinds, received, strict=False)]
-    found[0] = found[0] == states.data_ptr()
-    found += [ctypes.c_uint.in_dll(seen, name).value for name in ("blocks", "threads")]
-    found += [ctypes.c_void_p.in_dll(seen, name).value for name in ("function", "stream")]
-    found.append(bytes((ctypes.c_ubyte * 4).in_dll(seen, "image")).decode())
-    # From a thread with another current device.
-    torch.cuda.current_device, torch.cuda.device = (
-        lambda: 0,
-        lambda index: nullcontext(found.append(index)),
-    )
-    kernels.run("gate", 5, 64, *arguments)
-    return found
+LAUNCH = """
+import ctypes, sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+import torch
+from smart_embedder.kernels import cuda
+from smart_embedder.kernels.cuda import NAMES, CudaKernels, LongLong
+
+seen = ctypes.CDLL(sys.argv[1])
+ctypes.c_int.in_dll(seen, "arguments").value = 5
+torch.cuda.device = lambda _: nullcontext()
+torch.cuda.current_device = lambda: 1
+torch.cuda.current_stream = lambda _: SimpleNamespace(synchronize=int)
+torch._C._cuda_getCurrentRawStream = lambda index: 7 + index
+torch.cuda.get_device_capability = lambda _: (9, 0)
+torch.empty = lambda *_, **__: None
+# NVRTC would call functions that this driver lacks.
+cuda.compile_cuda = lambda *_: bytes(b"\\x7fELF, and so on")
+kernels = CudaKernels(torch.device("cuda:0"), torch.float16)
+assert bytes((ctypes.c_ubyte * 4).in_dll(seen, "image")) == b"\\x7fELF"
+states = torch.zeros(3)
+kernels.run("gate", 5, 64, states, None, 0.5, LongLong(2**40), -9)
+received = [bytes(argument) for argument in (ctypes.c_ubyte * 8 * 16).in_dll(seen, "argument")]
+found = [ctypes.c_ulonglong.from_buffer_copy(received[0]).value == states.data_ptr()]
+kinds = ctypes.c_ulonglong, ctypes.c_float, ctypes.c_longlong, ctypes.c_int
+found += [kind.from_buffer_copy(argument).value for kind, argument in zip(kinds, received[1:])]
+found += [ctypes.c_uint.in_dll(seen, name).value for name in ("blocks", "threads")]
+assert ctypes.c_void_p.in_dll(seen, "function").value == 1 + NAMES.index("gate")
+print(found, ctypes.c_void_p.in_dll(seen, "stream").value)
+# From a thread with another current device.
+torch.cuda.current_device, torch.cuda.device = lambda: 0, lambda index: nullcontext(print(index))
+kernels.run("gate", 5, 64, states, None, 0.5, LongLong(2**40), -9)
+"""
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine's own driver is loaded")
 def test_cuda_driver_gets_the_declared_arguments(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
-    install_driver(tmp_path, 13000)
-    found = run_forked(lambda: launch_by(tmp_path / "libcuda.so.1"))
-    gate = 1 + cuda_kernels.NAMES.index("gate")
-    assert found == [True, 0, 0.5, 2**40, -9, 5, 64, gate, 8, "\x7fELF", 1]
+    found = install_driver(tmp_path, 13000)
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(tmp_path / "libcuda.so.1")],
+        env={"PYTHONPATH": str(Path(smart_embedder.__file__).parents[1]), **found},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.stdout == f"[True, 0, 0.5, {2**40}, -9, 5, 64] 8\n1\n", done.stderr
 
 
 class Status(IntEnum):
