@@ -50,6 +50,11 @@ def _read_spaces(parsed: argparse.Namespace) -> tuple[Spaces, Spaces]:
                 f"there is no collection {target.collection} that says in which space its vectors "
                 "are"
             )
+        if any(space.count("-") > 1 for space in stored.values()):
+            raise QdrantError(
+                f"the collection {target.collection} has long ids of an earlier version, which "
+                f"cannot be compared: {reembed_command(target.collection)} embeds its texts again"
+            )
         options = vector_options(stored, "float32", [])
         return stored, client.embed_documents(["space"], **options).vector_space
 

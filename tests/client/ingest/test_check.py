@@ -62,5 +62,15 @@ def test_exit_status_2_if_ids_cannot_be_compared(
     monkeypatch.setattr("smart_embedder_client.calls._FIRST_PAUSE", 0.001)
     assert "no connection to" in check(closed_port, status=2)
     origin = edge_runs.query_store(lambda store: store.origin())
-    edge_runs.query_store(lambda store: store.set_origin(replace(origin, vector_space={})))
+
+    def note(spaces: dict[str, str]) -> None:
+        edge_runs.query_store(lambda store: store.set_origin(replace(origin, vector_space=spaces)))
+
+    note({"sparse": "sparse-w-t-xlmr-250002"})
+    name = edge_runs.target.collection
+    assert check(server.url, status=2) == (
+        f"the collection {name} has long ids of an earlier version, which cannot be compared: "
+        f"smart-embedder ingest --from-collection {name} --collection NEW embeds its texts again\n"
+    )
+    note({})
     assert "that says in which space its vectors are" in check(server.url, status=2)
