@@ -124,7 +124,7 @@ def test_every_view_in_both_themes_on_a_phone_by_keyboard_and_as_in_the_docs(
 
 
 def compare_with_picture(page, server: RunningServer, view: str, name: str) -> Any:
-    """Compare the page with a picture of the docs, of which the areas are returned."""
+    """Compare the page with a picture of the docs, and return the areas of the picture."""
     if WRITES:
         page.reload()  # Without focus or hovering.
         wait_for_view(page, view)

@@ -104,7 +104,7 @@ def test_qdrant_that_does_not_store_metadata_is_refused(
     monkeypatch.setattr(
         "smart_embedder_client.qdrant.edge_store.EdgeStore.set_origin", lambda *_: None
     )
-    with pytest.raises(IngestError, match=r"stores no metadata of a collection, as 1.16 does"):
+    with pytest.raises(IngestError, match=r"does not store metadata of a collection: 1.16 does"):
         edge_runs.run()
 
 

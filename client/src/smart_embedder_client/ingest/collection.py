@@ -138,7 +138,7 @@ class Collection:
 
     async def _check_origin(self) -> "Collection":
         if await self.patience.call(self.store.origin) != self.origin:
-            raise IngestError("this Qdrant stores no metadata of a collection, as 1.16 does")
+            raise IngestError("this Qdrant does not store metadata of a collection: 1.16 does")
         return self
 
     async def existing(self, ids: list[str]) -> set[str]:

@@ -316,8 +316,8 @@ def _read_json(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     rows = _parse_json(content, "it")
     if not isinstance(rows, list):
         raise UnreadableError("is no array of JSON")
+    size = file.stat().st_size // max(len(rows), 1)
     for number, row in enumerate(rows, 1):
-        size = file.stat().st_size // len(rows)
         yield from _read_row(row, size, fields, source, f"element {number}")
 
 
