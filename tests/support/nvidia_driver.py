@@ -62,10 +62,9 @@ def install_driver(folder: Path, cuda: int, *, gpus: int = 1, init: int = 0) -> 
         pytest.skip("a fake of NVIDIA's driver needs a C compiler (cc)")
     definitions = [f"-DCUDA={cuda}", f"-DGPUS={gpus}", f"-DINIT={init}"]
     library = folder / "libcuda.so.1"
-    # By this name a process that has loaded the library finds it.
-    name = f"-Wl,-soname,{library.name}"
+    # Without a soname: NVRTC would take the library for the driver in a process that has loaded it.
     subprocess.run(
-        [compiler, "-shared", "-fPIC", *definitions, "-x", "c", "-", "-o", str(library), name],
+        [compiler, "-shared", "-fPIC", *definitions, "-x", "c", "-", "-o", str(library)],
         input=_SOURCE,
         text=True,
         check=True,
