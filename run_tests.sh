@@ -53,13 +53,15 @@ if [[ -z $fast ]]; then
 fi
 # Four processes on two cores: most tests wait for a server's process a part of their time. A file
 # stays in one of them, as does a folder whose files share servers (tests/conftest.py); chosen tests
-# run in this one, where a debugger works.
+# run in this one, where a debugger works. A crash ends the run, because pytest-xdist would wait
+# forever for the rest of a file whose process was replaced.
 processes=4
 (($#)) && processes=0
 [[ -z $fast ]] || { processes=2; set -- --fast "$@"; }
 status=0
 echo "== tests"
 python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile --no-loadscope-reorder \
+  --max-worker-restart=0 \
   "${coverage[@]}" "$@" || status=$?
 outcome() { echo "== $1"; wait "$2" || status=$?; cat "$told/$1"; }
 outcome mypy "$mypy"
