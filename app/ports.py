@@ -10,9 +10,13 @@ from ipaddress import ip_address
 
 from smart_embedder.errors import StartupError
 
+# Accepts connections over IPv4 as well, where the system can.
+BOTH_FAMILIES = "::"
+
 
 def require_port(host: str, port: int) -> None:
     """Raise `StartupError` if the port cannot be bound; uvicorn would only log it."""
+    only_ipv6 = host != BOTH_FAMILIES or not socket.has_dualstack_ipv6()
     try:
         for family, kind, number, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -21,7 +25,7 @@ def require_port(host: str, port: int) -> None:
                 if os.name == "posix":  # As asyncio does; on Windows it would take the port over.
                     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if probe.family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_ipv6)
                 probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -31,6 +35,16 @@ def require_port(host: str, port: int) -> None:
         raise StartupError(
             f"HOST={host} PORT={port} cannot be listened on: {error.strerror}"
         ) from error
+
+
+def listen_on_both_families(host: str, port: int) -> list[socket.socket] | None:
+    """Return a socket that accepts IPv4 and IPv6 if the host is `::`; else None.
+
+    asyncio would restrict the socket to IPv6.
+    """
+    if host != BOTH_FAMILIES or not socket.has_dualstack_ipv6():
+        return None
+    return [socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)]
 
 
 def is_loopback(host: str) -> bool:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from app.connection import bounded_connection
 from app.logs import configure_logs, print_beside_log
 from app.middleware.draining import Drain
-from app.ports import is_loopback, require_port
+from app.ports import is_loopback, listen_on_both_families, require_port
 from app.server import DrainingServer
 from app.settings import (
     REMOVED,
@@ -112,8 +112,8 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
     )
     server = DrainingServer(config, drain, settings.shutdown_timeout, settings.shutdown_delay)
     try:
-        server.run()
-    except SystemExit:
+        server.run(listen_on_both_families(settings.host, settings.port))
+    except (SystemExit, OSError):
         # Raises `StartupError` if another process has taken the port since the first check.
         require_port(settings.host, settings.port)
         raise

@@ -218,7 +218,7 @@ class Settings(EngineSettings, BaseSettings):
     )
 
     host: str = "127.0.0.1"
-    """address to listen on; `0.0.0.0` in the container"""
+    """address to listen on; `::` is IPv6 and IPv4; `0.0.0.0` in the container"""
     port: Port = 8000
     """port; 0 takes a free one and logs it"""
     ui: bool = True

@@ -1,10 +1,12 @@
 """Ports that can be listened on, and the errors for others."""
 
 import socket
+from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 
-from app.ports import is_loopback, require_port
+from app.ports import is_loopback, listen_on_both_families, require_port
 from smart_embedder.errors import StartupError
 
 
@@ -21,8 +23,7 @@ def test_a_free_port_can_be_checked_repeatedly(host: str) -> None:
         pass
 
 
-def test_a_port_in_use_is_reported_separately_for_ipv4_and_ipv6() -> None:
-    """asyncio listens on both of them."""
+def test_a_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         for host in ("127.0.0.1", "0.0.0.0"):
@@ -36,8 +37,22 @@ def test_a_port_in_use_is_reported_separately_for_ipv4_and_ipv6() -> None:
         port = other.getsockname()[1]
         with pytest.raises(StartupError, match="is in use"):
             require_port("::", port)
-    with socket.create_server(("0.0.0.0", port)):
-        require_port("::", port)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        require_port("::1", port)
+        with pytest.raises(StartupError, match="is in use"):
+            require_port("::", port)
+
+
+def test_the_ipv6_wildcard_accepts_ipv4_too(serve) -> None:
+    assert listen_on_both_families("0.0.0.0", 0) is None
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with serve(HOST="::") as server:
+        port = urlsplit(server.url).port
+        for address in ("127.0.0.1", "[::1]"):
+            answer = httpx2.get(f"http://{address}:{port}/health/live", trust_env=False)
+            assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])

@@ -200,7 +200,7 @@ def test_a_port_taken_after_its_check_is_reported_in_the_same_words(monkeypatch)
     """Another start may take the port in the meantime, and uvicorn does not explain it."""
 
     class Refused(StartedServer):
-        def run(self) -> None:
+        def run(self, _sockets) -> None:
             raise SystemExit(1)
 
     monkeypatch.setattr(process, "DrainingServer", Refused)
