@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the service and the job of docs/clusters.md on a real Ray cluster on this machine, parts of
-# which are killed:
+# Tests the job of docs/clusters.md and the example of Ray Serve on a real Ray cluster on this machine,
+# parts of which are killed:
 #   scripts/check_cluster.sh    any pytest arguments; all tests take about eight minutes
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

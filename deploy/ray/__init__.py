@@ -1,1 +1,1 @@
-"""The service, and a job that embeds files, on a Ray cluster; needs requirements/cluster.txt."""
+"""A job that embeds files on a Ray cluster, and an example; needs requirements/cluster.txt."""

@@ -123,7 +123,10 @@ def test_grafana_finds_its_dashboard_and_prometheus() -> None:
     board = json.loads((ROOT / "deploy/grafana/dashboards/smart-embedder.json").read_text())
     panels = board["panels"]
     targets = [target for panel in panels for target in panel["targets"]]
-    assert {item["datasource"]["uid"] for item in panels + targets} == {source["uid"]}
+    variable = board["templating"]["list"][0]
+    assert (variable["type"], variable["query"]) == ("datasource", source["type"])
+    uids = {item["datasource"]["uid"] for item in panels + targets}
+    assert uids == {f"${{{variable['name']}}}"}
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
     assert len(set(places)) == len({panel["id"] for panel in panels}) == len(panels)
 

@@ -1,6 +1,6 @@
 """A real Ray cluster on loopback, in the environment of scripts/check_cluster.sh.
 
-On it the service, as docs/clusters.md starts it.
+On it the example of Ray Serve.
 """
 
 import os
@@ -124,25 +124,19 @@ def ask(client: httpx2.Client, request: str = "one") -> int:
 
 @contextmanager
 def serving(cluster: RayCluster, model: Path) -> Iterator[str]:
-    """Start the service with smaller numbers, and yield its address."""
-    config = yaml.safe_load((REPOSITORY / "deploy" / "ray" / "service.yaml").read_text())
-    port = config["http_options"]["port"] = cluster.http_port
-    (application,) = config["applications"]
-    models = {"EMBEDDING_MODEL": str(model), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
-    limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
-    application["runtime_env"]["env_vars"] |= models | limits
-    (deployment,) = application["deployments"]
-    deployment["ray_actor_options"] = {"num_cpus": 1}
-    deployment["autoscaling_config"] |= {
-        "max_replicas": 3,
-        "target_ongoing_requests": 4,
-        "upscale_delay_s": 0.5,
-        "downscale_delay_s": 5,
-        "metrics_interval_s": 0.5,
-        "look_back_period_s": 2,
+    """Start the example on a CPU for each replica, and yield its address."""
+    port = cluster.http_port
+    settings = {"EMBEDDING_MODEL": str(model), "RERANKER_MODEL": "none", "DEVICE": "cpu"}
+    options = {"num_cpus": 1, "runtime_env": {"env_vars": {"LOG_FORMAT": "json"} | settings}}
+    application = {
+        "name": "smart-embedder",
+        "import_path": "deploy.ray.serve:app",
+        "deployments": [{"name": "SmartEmbedder", "ray_actor_options": options}],
     }
-    deployment |= {"health_check_period_s": 1, "health_check_timeout_s": 2}
-    deployment["graceful_shutdown_timeout_s"] = 15
+    config = {
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [application],
+    }
     file = cluster.folder / "service.yaml"
     file.write_text(yaml.safe_dump(config))
     process = cluster.start("serve", "run", "--address", cluster.address, str(file))

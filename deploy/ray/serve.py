@@ -1,7 +1,9 @@
-"""The service as a Ray Serve deployment: `serve run deploy/ray/service.yaml`.
+"""An example: the service on Ray Serve, from a checkout on every machine.
 
-Each replica is the whole app with one engine; Ray's proxy forwards requests to the replicas.
-Settings come from the environment of the replicas, which the YAML file can set.
+    serve run deploy.ray.serve:app
+
+Each replica is the whole app with one engine; Ray's proxy forwards requests to the replicas. Change
+the numbers and the settings below, or in the file that `serve build deploy.ray.serve:app` writes.
 """
 
 import asyncio
@@ -15,6 +17,9 @@ from app.main import create_app
 from app.run import load_settings_and_configure_logs, log_failure, log_ready
 from smart_embedder.core import EngineCore
 from smart_embedder.interface import LoadedModels
+
+# Any setting of the service. DTYPE is one number format for all machines.
+SETTINGS = {"LOG_FORMAT": "json", "DTYPE": "float32"}
 
 
 class ReadyOnceLoaded:
@@ -77,10 +82,11 @@ def build() -> ASGIApp:
 
 
 @serve.deployment(
+    ray_actor_options={"num_cpus": 2, "runtime_env": {"env_vars": SETTINGS}},
     # A high limit: requests wait in the replica's own queue, which is fair between clients.
     max_ongoing_requests=256,
     max_queued_requests=1024,
-    autoscaling_config={"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 16},
+    autoscaling_config={"min_replicas": 2, "max_replicas": 4, "target_ongoing_requests": 16},
     health_check_period_s=5,
     health_check_timeout_s=15,
     # Longer than REQUEST_TIMEOUT, so that a replica answers all accepted requests.
