@@ -55,19 +55,26 @@ def join(sequence: TokenSequence) -> TokenIds:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizedPair:
-    """A query tokenized with a passage, and the tokens of each before and after the cut.
+class TokenCount:
+    """The number of tokens of a text, a lower bound unless `exact`, and of those that are kept."""
 
-    Unless `query_exact` or `passage_exact`, the number before the cut is a lower bound.
-    """
+    total: int
+    kept: int
+    exact: bool = True
+
+    @property
+    def truncated(self) -> bool:
+        """True if tokens were cut."""
+        return self.total > self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPair:
+    """A query tokenized with a passage, and the tokens of each before and after the cut."""
 
     sequence: TokenSequence
-    query_tokens: int
-    query_kept: int
-    passage_tokens: int
-    passage_kept: int
-    query_exact: bool = True
-    passage_exact: bool = True
+    query: TokenCount
+    passage: TokenCount
 
     @property
     def ids(self) -> TokenIds:

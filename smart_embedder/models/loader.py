@@ -55,16 +55,7 @@ from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.models.heads.m3 import HEADS, M3Embedder
 from smart_embedder.models.heads.splade import SpladeEmbedder
 from smart_embedder.models.heads.static import StaticEmbedder, is_static
-from smart_embedder.models.rerankers.cross_encoder import CrossEncoder, is_classifier
-from smart_embedder.models.rerankers.llm import QwenReranker, has_published_prompts
-from smart_embedder.models.rerankers.templates import (
-    QWEN3_RERANKER,
-    TEMPLATES,
-    TemplateReranker,
-    find_template,
-    has_scores,
-    read_template,
-)
+from smart_embedder.models.rerankers.reranker import Reranker, make_reranker
 from smart_embedder.models.runner import DeviceModel
 from smart_embedder.models.warmup import apply_budget_setting, probe_budget
 from smart_embedder.settings import (
@@ -173,28 +164,14 @@ def load_reranker(
     *,
     max_qwen_pairs: int,
     kind: str | None = None,
-) -> CrossEncoder | QwenReranker | TemplateReranker:
+) -> Reranker:
     """Load a reranker; a language model has at most `max_qwen_pairs` pairs in a forward.
 
     `kind` is that of its entry in MODELS, or the setting RERANKER_KIND.
     """
     _warn_of_ignored_code(name, folder)
-    model: CrossEncoder | QwenReranker | TemplateReranker
     with record_reading(folder, config.transformer_folder(folder)) as record:
-        template = None
-        if kind in TEMPLATES:
-            template = find_template(name, folder, kind)
-        elif kind is None and has_scores(folder):
-            template = read_template(folder)
-            if is_qwen3(folder) and has_published_prompts(template):
-                template, kind = None, QWEN3_RERANKER
-        if template is not None:
-            model = TemplateReranker(name, folder, max_length, target, template)
-            model.max_batch_sequences = max_qwen_pairs
-        elif is_qwen3(folder) and not is_classifier(folder):
-            model = QwenReranker(name, folder, max_length, max_qwen_pairs, target, kind=kind)
-        else:
-            model = CrossEncoder(name, folder, max_length, target, kind)
+        model = make_reranker(name, folder, max_length, target, max_pairs=max_qwen_pairs, kind=kind)
     record.require_all_read()
     model.set_vector_spaces(record)
     return model

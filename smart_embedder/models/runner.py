@@ -4,29 +4,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Self, TypeVar
-
-import numpy as np
-import numpy.typing as npt
-import torch
-from torch import Tensor
+from typing import Generic, Self, TypeVar
 
 from smart_embedder.errors import InferenceError
-from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start_copies
 from smart_embedder.interface import ModelInfo
-from smart_embedder.kernels.packed_batch import End, PackedBatch
 from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.files.digest import encode_short
 from smart_embedder.models.files.record import ReadRecord
 from smart_embedder.models.tokenizer import TextTokenizer
-from smart_embedder.requests import CUT_AT_END, Outputs, TruncationOptions
-from smart_embedder.results import FloatArray
-from smart_embedder.tokens import TokenIds, TokenizedPair
+from smart_embedder.requests import Outputs
+from smart_embedder.tokens import TokenIds
 from smart_embedder.vector_space import NONE, RAW, UNIT, VectorSpace
 
 Result = TypeVar("Result")
-# Makes pairs of a query and each passage, of an instruction and options for the cut.
-FillPairs = Callable[[str, list[str], str | None, TruncationOptions], list[TokenizedPair]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,53 +131,3 @@ class DeviceModel(ABC, Generic[Result]):
     def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:
         """Compute the same kinds for every sequence, and wait for the results."""
         return self.launch(sequences, [outputs] * len(sequences))()
-
-
-class RerankingModel(DeviceModel[float]):
-    """Implements `DeviceModel.launch`: computes the logit of each pair.
-
-    `_fill` lays pairs out as the model reads them. `_end` is the token of a sequence whose state
-    the logits are computed from; None if several are.
-    """
-
-    temperature = 1.0
-    _fill: FillPairs
-    _end: End | None
-
-    def tokenize_pairs(
-        self,
-        query: str,
-        passages: list[str],
-        instruction: str | None,
-        truncation: TruncationOptions = CUT_AT_END,
-    ) -> list[TokenizedPair]:
-        """Implement `smart_embedder.interface.Reranker`."""
-        return self._fill(query, passages, instruction, truncation)
-
-    @abstractmethod
-    def _logits(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
-        """Compute `[N]` or `[N, labels]` float32, in packed order, from states `[T, hidden]`."""
-
-    def _relevance(self, logits: FloatArray) -> npt.NDArray[np.floating[Any]]:
-        """Compute the logit of relevance, `[N]`, of each row of logits in a wide format."""
-        return logits
-
-    @torch.inference_mode()
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[float | InferenceError]]:
-        """Implement `DeviceModel`: the logit of each sequence."""
-        del outputs
-        packed = self._backbone.pack(sequences)
-        logits = self._logits(*self._backbone.forward_of(packed, self._end))
-        copies = start_copies([DeviceRows.of(logits)], packed.tokens)
-
-        def collect() -> list[float | InferenceError]:
-            (rows,) = copies()
-            logits = self._relevance(rows.values).tolist()
-            return [
-                logits[row] if rows.finite[row] else not_finite_error()
-                for row in packed.unpack_order
-            ]
-
-        return collect

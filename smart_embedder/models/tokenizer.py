@@ -30,7 +30,7 @@ from smart_embedder.interrupts import stop_if_given_up
 from smart_embedder.models.files.chat_template import TextFrame
 from smart_embedder.models.tokenizer_files import read_tokenizer
 from smart_embedder.requests import CUT_AT_END, Side, TruncationOptions
-from smart_embedder.tokens import SpecialToken, TokenIds, TokenizedText, TokenSpans
+from smart_embedder.tokens import SpecialToken, TokenCount, TokenIds, TokenizedText, TokenSpans
 
 # Words in the cache of the tokenizers library, of up to 15 kB each. Its default is ten times as
 # many, which is hardly faster.
@@ -76,6 +76,11 @@ class TruncatedTokens:
     def kept(self) -> int:
         """The number of kept ids."""
         return len(self.ids)
+
+    @property
+    def count(self) -> TokenCount:
+        """The numbers of ids before and after the cut."""
+        return TokenCount(self.total, self.kept, self.exact)
 
     def add(self, ids: list[int]) -> None:
         """Add the next ids of the text."""

@@ -27,6 +27,11 @@ _SHOWN_IDS = 12
 # Classes that read tokenizer.json as it is, and the types of static embeddings, which name none.
 GENERIC = {"PreTrainedTokenizer", "TokenizersBackend", "model2vec", ""}
 _BERT_DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+# Classes of tokenizers that mark the two texts of a pair by default.
+_SEGMENT_TOKENIZERS = {
+    "BertTokenizer", "CanineTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer",
+    "ElectraTokenizer", "FNetTokenizer", "MobileBertTokenizer",
+}  # fmt: skip
 # Options for the tokens around texts, and these tokens if they are not named.
 _END_OPTIONS = ("add_bos_token", "add_eos_token")
 _ENDS = {"LlamaTokenizer": ("<s>", "</s>"), "GemmaTokenizer": ("<bos>", "<eos>")}
@@ -44,6 +49,17 @@ def find_class(folder: Path) -> str:
     config = read_optional(folder / "tokenizer_config.json")
     kind = config.get("tokenizer_class") or model.get("tokenizer_class") or model.get("model_type")
     return str(kind or "").removesuffix("Fast")
+
+
+def marks_segments(folder: Path) -> bool:
+    """Return whether the tokenizer of transformers marks which text a token belongs to."""
+    config = read_optional(folder / "tokenizer_config.json")
+    if isinstance(inputs := config.get("model_input_names"), list):
+        return "token_type_ids" in inputs
+    named = config.get("tokenizer_class") or read_optional(folder / "config.json").get(
+        "tokenizer_class"
+    )
+    return named is None or str(named).removesuffix("Fast") in _SEGMENT_TOKENIZERS
 
 
 def apply_other_files(tokenizer: Tokenizer, folder: Path) -> bool:

@@ -103,7 +103,7 @@ class ScoringPipeline:
         pairs, stage = await self._admission.tokenize(model, call, request.texts, request.client)
         truncations = pair_truncations(model, pairs, request.truncation.side)
         check_truncations(truncations, request.truncation)
-        tokens = pairs[0].query_kept + sum([pair.passage_kept for pair in pairs])
+        tokens = pairs[0].query.kept + sum([pair.passage.kept for pair in pairs])
         request.answer.reserve(TOKEN_ID_BYTES * tokens, *_memory_error_texts(tokens))
         sequences = [pair.sequence for pair in pairs]
         job = self._job_factory(request)(model, sequences, Outputs())

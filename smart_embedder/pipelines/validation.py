@@ -146,20 +146,21 @@ def pair_truncations(model: Reranker, pairs: list[TokenizedPair], side: Side) ->
 
     The query has one truncation: that of the pair in which the fewest of its tokens were kept.
     """
-    shortest = min(pairs, key=lambda pair: pair.query_kept)
-    truncations = []
-    if shortest.query_kept < shortest.query_tokens:
-        kept, original = shortest.query_kept, shortest.query_tokens
-        exact = shortest.query_exact
-        truncations.append(Truncation("query", 0, model.name, kept, original, exact=exact))
-    for index, pair in enumerate(pairs):
-        if pair.passage_kept < pair.passage_tokens:
-            kept, original = pair.passage_kept, pair.passage_tokens
-            exact = pair.passage_exact
-            truncations.append(
-                Truncation("passages", index, model.name, kept, original, side, exact)
-            )
-    return truncations
+    query = min((pair.query for pair in pairs), key=lambda query: query.kept)
+    texts = [("query", 0, query), *(("passages", i, pair.passage) for i, pair in enumerate(pairs))]
+    return [
+        Truncation(
+            field,
+            index,
+            model.name,
+            text.kept,
+            text.total,
+            "right" if field == "query" else side,
+            text.exact,
+        )
+        for field, index, text in texts
+        if text.truncated
+    ]
 
 
 def check_truncations(truncations: list[Truncation], options: TruncationOptions) -> None:

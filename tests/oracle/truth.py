@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.llm import PREFIX, SUFFIX
+from smart_embedder.models.rerankers.templates import PREFIX, SUFFIX
 from smart_embedder.vectors import MuveraSide, muvera_of, pool
 
 Numbers = np.ndarray

@@ -29,7 +29,7 @@ from smart_embedder.interrupts import stop_if_given_up
 from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOptions
 from smart_embedder.results import SparseVector, TextEmbedding
 from smart_embedder.settings import EngineSettings, ModelEntry
-from smart_embedder.tokens import JoinedIds, TokenIds, TokenizedPair, TokenizedText
+from smart_embedder.tokens import JoinedIds, TokenCount, TokenIds, TokenizedPair, TokenizedText
 from tests.simulation.plain import AcceleratorError, PlainEmbedder, PlainModel
 from tests.simulation.virtual_time import Effect, Moments
 
@@ -303,7 +303,7 @@ class FakeReranker(FakeModel):
 
     def _pair(self, query: str, first: TokenIds, passage: str) -> TokenizedPair:
         second = ids_of(passage, MOST_TOKENS - len(first))
-        counts = (len(query), len(first), len(passage), len(second))
+        counts = TokenCount(len(query), len(first)), TokenCount(len(passage), len(second))
         return TokenizedPair(PairIds(first, second), *counts)
 
     def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:

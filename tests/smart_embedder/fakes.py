@@ -20,7 +20,7 @@ from smart_embedder.interface import (
 )
 from smart_embedder.requests import CUT_AT_END, InputType, Outputs, TruncationOptions
 from smart_embedder.results import SparseVector, TextEmbedding
-from smart_embedder.tokens import TokenizedPair, TokenizedText
+from smart_embedder.tokens import TokenCount, TokenizedPair, TokenizedText
 from tests.simulation.plain import PlainEmbedder, PlainModel
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
@@ -141,7 +141,9 @@ class FakeReranker(HeldDevice):
     ) -> list[TokenizedPair]:
         return [
             TokenizedPair(
-                np.ones(1 + len(text), np.int64), len(query), len(query), len(text), len(text)
+                np.ones(1 + len(text), np.int64),
+                TokenCount(len(query), len(query)),
+                TokenCount(len(text), len(text)),
             )
             for text in passages
         ]

@@ -5,7 +5,7 @@ import pytest
 
 from smart_embedder.interface import Download, human_size
 from smart_embedder.results import SparseVector, TextEmbedding, copy_embeddings
-from smart_embedder.tokens import JoinedIds, TokenizedPair, join
+from smart_embedder.tokens import JoinedIds, TokenCount, TokenizedPair, join
 
 IDS = np.arange(5)
 
@@ -33,10 +33,8 @@ def test_joined_ids_are_read_as_one_sequence() -> None:
     assert len(joined) == 7
     assert join(joined).tolist() == [0, 1, 2, 3, 4, 0, 1]
     assert join(IDS) is IDS
-    pair = TokenizedPair(joined, 3, 3, 4, 4)
+    pair = TokenizedPair(joined, TokenCount(3, 3), TokenCount(4, 4))
     assert pair.ids.tolist() == join(joined).tolist()
-    assert pair.query_exact
-    assert pair.passage_exact
 
 
 @pytest.mark.parametrize(

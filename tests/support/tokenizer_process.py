@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.llm import QwenTemplate
+from smart_embedder.models.rerankers.pairs import QwenPairs
 from smart_embedder.models.tokenizer import TextTokenizer
 from tests.support.memory import reset_peak, status_bytes
 
@@ -25,7 +25,7 @@ def load(model: str, folder: str) -> Callable[[list[str]], object]:
     tokenizer = TextTokenizer.from_folder(Path(folder), 8192)
     call: Callable[[list[str]], object] = tokenizer.encode
     if model == "reranker":
-        template = QwenTemplate(tokenizer)
+        template = QwenPairs(tokenizer)
         call = lambda texts: template.fill(texts[0], texts[1:], DEFAULT_INSTRUCTION)  # noqa: E731
     call(["warm", "up"])
     return call

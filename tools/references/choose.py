@@ -12,6 +12,7 @@ from pathlib import Path
 from smart_embedder.models.families.registry import is_qwen3
 from smart_embedder.models.files.config import (
     has_modules,
+    is_classifier,
     read_config,
     read_modules,
     transformer_folder,
@@ -21,7 +22,6 @@ from smart_embedder.models.heads.dense import is_qwen3_embedding
 from smart_embedder.models.heads.m3 import HEADS
 from smart_embedder.models.heads.pooling import SentenceConfig
 from smart_embedder.models.loader import locate_models, read_overrides
-from smart_embedder.models.rerankers.cross_encoder import is_classifier
 from smart_embedder.pipelines.reranking import fuse, score
 from smart_embedder.requests import EmbeddingOptions, FusionWeights
 from smart_embedder.settings import LATE_INTERACTION, EngineSettings, ModelEntry

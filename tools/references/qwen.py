@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from smart_embedder.models.files.config import read_prompts
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION, QWEN_END
-from smart_embedder.models.rerankers.llm import PREFIX, SUFFIX
+from smart_embedder.models.rerankers.templates import PREFIX, SUFFIX
 from smart_embedder.requests import NO_OPTIONS, EmbeddingOptions
 from smart_embedder.results import FloatArray, TextEmbedding
 from tools.references.reference import BATCH, prompt_of

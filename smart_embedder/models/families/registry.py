@@ -76,6 +76,7 @@ def load_backbone(
     *,
     closing: str | None = None,
     weights: Weights | None = None,
+    calibrate: Callable[[TextTokenizer], list[TokenIds]] = encode_calibration,
     **classifier: bool,
 ) -> tuple[Backbone, TextTokenizer]:
     """Load the transformer in `folder`, of any family, and its tokenizer.
@@ -97,13 +98,11 @@ def load_backbone(
 
     if _is_decoder(folder) and not classifier:
         tokenizer = read_tokenizer(DecoderConfig.read(folder).positions)
-        backbone = load_decoder(
-            folder, target, weights or Weights.read(folder), encode_calibration(tokenizer)
-        )
-        return backbone, tokenizer
+        weights = weights or Weights.read(folder)
+        return load_decoder(folder, target, weights, calibrate(tokenizer)), tokenizer
     if is_encoder(read_transformer_config(folder)) and not classifier:
         tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
-        return load_encoder(folder, target, encode_calibration(tokenizer), weights), tokenizer
+        return load_encoder(folder, target, calibrate(tokenizer), weights), tokenizer
     if target.float8:
         raise StartupError(
             f"DTYPE=float8 is for models of BERT's kind and Qwen3, and the model in {folder} is "

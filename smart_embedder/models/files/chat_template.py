@@ -19,7 +19,7 @@ _DATE = "strftime_now"
 # Characters for private use, which no template has, in place of a text and a prompt.
 _TEXT, _PROMPT = "\ue000", "\ue001"
 # A text with spaces around it, which some templates remove.
-_EXAMPLE = " an Example: 0.\n"
+_EXAMPLE = "\n an Example: {}. \n\n"
 # The beginning of a message format whose contents are lists of typed parts, and not strings.
 STRUCTURED = "structured"
 # Signs in a template of that format, by which sentence-transformers knows it.
@@ -83,6 +83,34 @@ class ChatTemplate:
             ) from error
         return str(rendered)
 
+    def follow(self, *messages: tuple[str, str], may_strip: bool = False) -> tuple[str, bool]:
+        """Render messages, each a role and a marker, which stands for any text.
+
+        Returns also whether the template removes the spaces around texts, which it `may_strip`.
+        Raises `StartupError` if it changes texts otherwise, or does not have each once. That of a
+        system may be anywhere, and is never empty.
+        """
+        rendered, strips = self.render(*messages), False
+        repeats = all(rendered.count(marker) == 1 for role, marker in messages if role != "system")
+        for example in (_EXAMPLE, ""):
+            texts = [
+                (role, marker, (_EXAMPLE if role == "system" else example).format(number))
+                for number, (role, marker) in enumerate(messages)
+            ]
+            tried = self.render(*((role, text) for role, _, text in texts))
+            as_they_are, stripped = rendered, rendered
+            for _, marker, text in texts:
+                as_they_are = as_they_are.replace(marker, text)
+                stripped = stripped.replace(marker, text.strip())
+            strips = strips or tried != as_they_are
+            repeats = repeats and tried in {as_they_are, stripped}
+        if not repeats or (strips and not may_strip):
+            raise StartupError(
+                f"the chat template in {self.folder} does not repeat the text of each message "
+                f"once, as it is{' or without the spaces around it' if may_strip else ''}"
+            )
+        return rendered, strips
+
     def _make_content(self, text: str) -> str | list[dict[str, Any]]:
         return [{"type": "text", "text": text}] if self.is_structured else text
 
@@ -117,20 +145,16 @@ def read_text_frame(
         raise StartupError(
             f"{folder} reads texts as messages of a chat template, and has no template"
         )
-    before, *behind = template.render(("user", _TEXT)).split(_TEXT)
-    prompted = template.render(("system", _PROMPT), ("user", _TEXT))
-    before_prompt, *behind_prompted = prompted.split(_TEXT)
-    frame = TextFrame(before, before_prompt, "".join(behind))
-    is_followed = len(behind) == 1 and behind == behind_prompted
-    for text, prompt in ((_EXAMPLE, _EXAMPLE), ("", _EXAMPLE), (_EXAMPLE, ""), ("", "")):
-        messages = [("system", prompt)] * bool(prompt) + [("user", text)]
-        expected = frame.begin(prompt) + text + frame.behind
-        is_followed = is_followed and template.render(*messages) == expected
-    if not is_followed:
+    text, _ = template.follow(("user", _TEXT))
+    prompted, _ = template.follow(("system", _PROMPT), ("user", _TEXT))
+    before, behind = text.split(_TEXT)
+    before_prompt, behind_prompted = prompted.split(_TEXT)
+    if behind_prompted != behind:
         raise StartupError(
-            f"{folder} reads texts as messages of a chat template, which does not repeat each text "
-            "and prompt once, as it is"
+            f"the chat template in {folder} ends a text in another way behind a prompt, which is "
+            "not supported"
         )
+    frame = TextFrame(before, before_prompt, behind)
     has_processor = (folder / "processor_config.json").is_file()
     if has_processor and frame != TextFrame("", _PROMPT, ""):
         raise StartupError(

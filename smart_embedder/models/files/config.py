@@ -241,6 +241,17 @@ def read_transformer_config(folder: Path) -> dict[str, Any]:
     return read_optional(transformer_folder(folder) / "config.json")
 
 
+def read_architecture(folder: Path) -> str:
+    """Read the name of the class that the transformer was saved from; empty if there is none."""
+    named = read_transformer_config(folder).get("architectures") or [""]
+    return str(named[0])
+
+
+def is_classifier(folder: Path) -> bool:
+    """Return whether the architecture of the model is one for sequence classification."""
+    return read_architecture(folder).endswith("ForSequenceClassification")
+
+
 def require_known_modules(folder: Path, *kinds: str) -> None:
     """Raise `StartupError` for a module of another kind, which would be ignored."""
     for module in read_modules(folder):
@@ -249,6 +260,11 @@ def require_known_modules(folder: Path, *kinds: str) -> None:
                 f"{folder / 'modules.json'} names the module {module.kind}; supported: "
                 f"{', '.join(kinds)}"
             )
+
+
+def has_module(folder: Path, kind: str) -> bool:
+    """Return whether the model has a module of this class."""
+    return any(module.kind == kind for module in read_modules(folder))
 
 
 def has_modules(folder: Path) -> bool:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import structlog
-import torch
 from torch import Tensor
 
 from smart_embedder.errors import StartupError
@@ -34,11 +33,11 @@ from smart_embedder.models.heads.embedder import (
 )
 from smart_embedder.models.heads.pooling import (
     ENDS,
-    DimensionTruncation,
     SentenceConfig,
     VectorLayer,
     describe_layers,
     normalize,
+    place_steps,
     pool,
 )
 from smart_embedder.models.runner import OutputSpec
@@ -114,7 +113,7 @@ class DenseEmbedder(HeadsEmbedder):
     ) -> None:
         """Set the model of a configuration that says how states become vectors."""
         super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
-        width = self.dense_width = _place_steps(config, backbone)
+        width = self.dense_width = place_steps(config, backbone)
         self._dense_head = partial(compute_pooled_vectors, config.poolings, config.steps)
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
@@ -179,18 +178,6 @@ def _complete_config(
         "mean is taken; if the model was trained otherwise, set POOLING",
     )
     return replace(config, poolings=(_DEFAULT_POOLING,))
-
-
-def _place_steps(config: SentenceConfig, backbone: Backbone) -> int:
-    """Move the layers behind the pooling to the device, and return the width of the vectors."""
-    width = backbone.hidden_size * len(config.poolings)
-    for step in config.steps:
-        if isinstance(step, VectorLayer):
-            backbone.place_head(step, torch.float32)
-            width = step.require_width(width)
-        elif isinstance(step, DimensionTruncation):
-            width = min(width, step.width)
-    return width
 
 
 def _read_projection(

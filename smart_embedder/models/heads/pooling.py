@@ -18,6 +18,7 @@ from torch.nn import functional
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.native import RowLinear
 from smart_embedder.kernels.packed_batch import End, Indices, PackedBatch, to_device
+from smart_embedder.models.families.backbone import Backbone
 from smart_embedder.models.files.config import (
     POOLING_FOLDER,
     PPLX,
@@ -69,6 +70,15 @@ def first(hidden: Tensor, packed: PackedBatch) -> Tensor:
 def last(hidden: Tensor, packed: PackedBatch) -> Tensor:
     """Return `[N, hidden]`: the state of each sequence's last token, in packed order."""
     return hidden[packed.cu_seqlens[1:].long() - 1].float()
+
+
+def last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """Return `[N, hidden]`: the state of the last token that is not `padding`, as transformers."""
+    starts, stops = packed.cu_seqlens[:-1].long(), packed.cu_seqlens[1:].long()
+    positions = torch.arange(packed.tokens, device=packed.device)
+    if padding is not None:
+        positions = torch.where(packed.input_ids[0] != padding, positions, -1).cummax(0).values
+    return hidden[torch.maximum(positions[stops - 1], starts)]
 
 
 def mean(hidden: Tensor, packed: PackedBatch) -> Tensor:
@@ -235,8 +245,11 @@ class SentenceConfig:
     default_prompt: str = ""
 
     @classmethod
-    def read(cls, folder: Path) -> "SentenceConfig":
-        """Read the configuration; raises `StartupError` for unknown modules and invalid values."""
+    def read(cls, folder: Path, *, result: str = _TEXT_VECTOR) -> "SentenceConfig":
+        """Read the configuration of a model whose last module makes a `result`.
+
+        Raises `StartupError` for unknown modules and invalid values.
+        """
         modules, pooling = read_modules(folder), folder / POOLING_FOLDER
         require_known_modules(folder, "Transformer", _STATIC, "Pooling", *_STEPS)
         if not modules and (pooling / "config.json").is_file():
@@ -244,11 +257,12 @@ class SentenceConfig:
         _require_order(folder, [module.kind for module in modules])
         poolings: tuple[str, ...] = ()
         steps: list[Step] = []
+        last = next((module for module in reversed(modules) if module.kind != "Dropout"), None)
         for module in modules:
             if module.kind == "Pooling":
                 poolings = read_poolings(module.folder)
             elif module.kind in _STEPS:
-                require_vector(module.folder)
+                require_vector(module.folder, last=result if module is last else None)
                 match module.kind:
                     case "Normalize":
                         steps.append(normalize)
@@ -261,6 +275,18 @@ class SentenceConfig:
         if width is not None:
             steps.append(DimensionTruncation(width))
         return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
+
+
+def place_steps(config: SentenceConfig, backbone: Backbone) -> int:
+    """Move the layers behind the pooling to the device, and return the width of the vectors."""
+    width = backbone.hidden_size * len(config.poolings)
+    for step in config.steps:
+        if isinstance(step, VectorLayer):
+            backbone.place_head(step, torch.float32)
+            width = step.require_width(width)
+        elif isinstance(step, DimensionTruncation):
+            width = min(width, step.width)
+    return width
 
 
 def _require_pplx(folder: Path) -> None:

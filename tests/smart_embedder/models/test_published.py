@@ -181,7 +181,10 @@ def write(template: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (write("{{ messages[0].content | trim }}"), "does not repeat each text and prompt once"),
+        (
+            write("{{ messages[0].content | trim }}"),
+            "does not repeat the text of each message once, as it is",
+        ),
         (
             write("{% for message in messages %}{{ message.content }}vector{% endfor %}"),
             "with signs that are no tokens of their own",

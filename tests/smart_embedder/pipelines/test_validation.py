@@ -21,7 +21,7 @@ from smart_embedder.requests import (
 )
 from smart_embedder.results import Truncation
 from smart_embedder.settings import MAX_PROMPT_CHARACTERS
-from smart_embedder.tokens import TokenizedPair, TokenizedText
+from smart_embedder.tokens import TokenCount, TokenizedPair, TokenizedText
 from tests.smart_embedder.engines import engine_for
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeModel, FakeQwen, FakeReranker
 
@@ -41,16 +41,17 @@ def test_truncations_are_reported_with_index_and_side_and_once_for_a_query() -> 
     assert [truncation.truncated_tokens for truncation in found] == [6, 5]
     ids = np.zeros(1, np.int64)
     pairs = [
-        TokenizedPair(ids, 8, 5, 4, 4),
-        TokenizedPair(ids, 8, 2, 6, 3, query_exact=False, passage_exact=False),
-        TokenizedPair(ids, 8, 8, 2, 1),
+        TokenizedPair(ids, TokenCount(8, 5), TokenCount(4, 4)),
+        TokenizedPair(ids, TokenCount(8, 2, exact=False), TokenCount(6, 3, exact=False)),
+        TokenizedPair(ids, TokenCount(8, 8), TokenCount(2, 1)),
     ]
     assert pair_truncations(FakeReranker(), pairs, "left") == [
         Truncation("query", 0, "fake", 2, 8, exact=False),
         Truncation("passages", 1, "fake", 3, 6, "left", exact=False),
         Truncation("passages", 2, "fake", 1, 2, "left"),
     ]
-    assert pair_truncations(FakeReranker(), [TokenizedPair(ids, 8, 8, 4, 4)], "right") == []
+    whole = TokenizedPair(ids, TokenCount(8, 8), TokenCount(4, 4))
+    assert pair_truncations(FakeReranker(), [whole], "right") == []
 
 
 def test_a_truncation_error_explains_the_first_text_and_names_at_most_ten() -> None:
@@ -200,7 +201,10 @@ async def test_without_truncate_a_passage_that_is_too_long_is_refused() -> None:
 
         def tokenize_pairs(self, *arguments):
             pairs = super().tokenize_pairs(*arguments)
-            return [replace(pair, passage_kept=min(5, pair.passage_tokens)) for pair in pairs]
+            return [
+                replace(pair, passage=replace(pair.passage, kept=min(5, pair.passage.total)))
+                for pair in pairs
+            ]
 
     async with engine_for(FakeM3(), reranker=Truncating()) as engine:
         request = RerankRequest("q", ["abcde", "abcdef"], truncation=LEFT)

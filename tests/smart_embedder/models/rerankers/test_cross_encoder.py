@@ -10,14 +10,14 @@ from sentence_transformers import CrossEncoder as Reference
 from transformers import BertForSequenceClassification
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.rerankers.cross_encoder import CrossEncoder
+from smart_embedder.models.rerankers.reranker import Reranker
 from smart_embedder.requests import Outputs
 from tests.support.checkpoints import (
     changed_json,
     changed_weights,
     save_byte_level_tokenizer,
 )
-from tests.support.encoders import assert_close, float32, load_scorer, reference_scores, score
+from tests.support.encoders import assert_close, load_scorer, reference_scores, score
 from tests.support.texts import ODD_TEXTS
 from tests.support.wordpiece import (
     MODERNBERT,
@@ -31,8 +31,8 @@ BGE_LIMIT = 64
 
 
 @pytest.fixture(scope="module")
-def ours(tiny_reranker: Path) -> CrossEncoder:
-    return CrossEncoder("tiny", tiny_reranker, BGE_LIMIT, float32())
+def ours(tiny_reranker: Path) -> Reranker:
+    return load_scorer(tiny_reranker, BGE_LIMIT)
 
 
 def test_pair_token_ids_have_the_layout_of_the_model(ours) -> None:
@@ -57,11 +57,11 @@ def test_pair_token_ids_have_the_layout_of_the_model(ours) -> None:
     ],
 )
 def test_query_truncation_to_three_quarters_of_the_limit(
-    ours: CrossEncoder, query, query_kept, passage, passage_kept
+    ours: Reranker, query, query_kept, passage, passage_kept
 ) -> None:
     (pair,) = ours.tokenize_pairs("search " * query, ["vector " * passage], None)
-    assert (pair.query_tokens, pair.query_kept) == (query, query_kept)
-    assert (pair.passage_tokens, pair.passage_kept) == (passage, passage_kept)
+    assert (pair.query.total, pair.query.kept) == (query, query_kept)
+    assert (pair.passage.total, pair.passage.kept) == (passage, passage_kept)
     assert len(pair.ids) == query_kept + passage_kept + 4 <= BGE_LIMIT
 
 
@@ -120,7 +120,7 @@ FAMILIES += ["distilbert", "bert, without segments", "qwen3", "qwen3, texts that
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cross_encoder_scores_equal_sentence_transformers(folders, family) -> None:
     kind, ranking = RANKING.get(family, (None, 0))
-    ours = CrossEncoder("tiny", folders[family], LIMIT, float32(), kind)
+    ours = load_scorer(folders[family], LIMIT, kind)
     scores = score(ours, QUERY, PASSAGES)
     expected = reference_scores(folders[family], QUERY, PASSAGES)
     if len(ours.labels) == 1:
@@ -134,13 +134,13 @@ def test_cross_encoder_scores_equal_sentence_transformers(folders, family) -> No
     ("family", "kind", "message"),
     [
         ("bert, three labels", None, "labels contradiction, Entailment, neutral, and nothing says"),
-        ("bert, three labels", "entailment", "kind=entailment is no label of m: it has contradict"),
-        ("bert", "entailment", "kind=entailment has no effect on m, which has one label"),
+        ("bert, three labels", "entailment", "kind=entailment is no label of 1: it has contradict"),
+        ("bert", "entailment", "kind=entailment has no effect on 0, which has one label"),
     ],
 )
 def test_kind_must_name_one_of_several_labels(folders, family, kind, message) -> None:
     with pytest.raises(StartupError, match=message):
-        CrossEncoder("m", folders[family], LIMIT, float32(), kind)
+        load_scorer(folders[family], LIMIT, kind)
 
 
 def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(tmp_pa
     plain.save_pretrained(str(folder))
     change(folder / "tokenizer_config.json", model_max_length=40)
     change(folder / "sentence_bert_config.json", do_lower_case=True)
-    ours = CrossEncoder("tiny", folder, LIMIT, float32())
+    ours = load_scorer(folder, LIMIT)
     assert ours.max_length == 40
     passages = [*PASSAGES, "Memory, RANK!"]
     assert_close(score(ours, QUERY, passages), reference_scores(folder, QUERY, passages))
@@ -159,7 +159,6 @@ def test_cross_encoder_truncation_and_lower_case_follow_the_configuration(tmp_pa
 def test_pair_without_a_token_is_scored(folders) -> None:
     folder = folders["qwen3, texts that end in padding"]
     model = load_scorer(folder, LIMIT, "LABEL_1")
-    assert isinstance(model, CrossEncoder)
     (pair,) = model.tokenize_pairs("", [""], None)
     assert pair.ids.tolist() == [0]
     assert len(model.forward([pair.ids], Outputs())) == 1
@@ -213,7 +212,11 @@ def with_a_prompt(folder: Path) -> None:
             {"model_type": "bert-generation"},
             "type bert-generation, and transformers .* has no classifier of this type",
         ),
-        ("qwen3", lambda f: (f / "chat_template.jinja").touch(), "does not repeat the query"),
+        (
+            "qwen3",
+            lambda f: (f / "chat_template.jinja").touch(),
+            "does not repeat the text of each",
+        ),
         ("qwen3", without_a_head, "an embedding model and not a reranker: it has no classifi"),
         ("bert", with_a_module, "names the module Dense"),
         ("bert", with_a_prompt, "has the prompt 'search ' for every pair"),

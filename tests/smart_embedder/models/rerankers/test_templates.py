@@ -24,12 +24,10 @@ from transformers import (
 )
 
 from smart_embedder.errors import InvalidRequestError, StartupError
-from smart_embedder.models.rerankers.templates import (
-    PASSAGE,
-    PLAIN_HEADS,
-    TEMPLATES,
-    TemplateReranker,
-)
+from smart_embedder.models.rerankers.heads import PLAIN_HEADS
+from smart_embedder.models.rerankers.pairs import TemplatePairs
+from smart_embedder.models.rerankers.reranker import Reranker
+from smart_embedder.models.rerankers.templates import PASSAGE, TEMPLATES
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import TruncationOptions
 from smart_embedder.tokens import TokenSpans
@@ -71,9 +69,9 @@ def save_weights(folder: Path, config: Any) -> None:
     spread_weights(folder)
 
 
-def load(folder: Path, max_length: int = 1024, kind: str | None = None) -> TemplateReranker:
+def load(folder: Path, max_length: int = 1024, kind: str | None = None) -> Reranker:
     model = load_scorer(folder, max_length, kind)
-    assert isinstance(model, TemplateReranker)
+    assert isinstance(model._pairs, TemplatePairs)
     return model
 
 
@@ -139,8 +137,8 @@ def test_passage_is_cut_and_the_template_never(kind: str, folders) -> None:
     (end,) = model._tokenizer.encode_plain([TEMPLATES[kind].parts[-1].rpartition(PASSAGE)[2]], 999)
     end = end.ids[-3:]
     assert long.ids[-len(end) :].tolist() == short.ids[-len(end) :].tolist() == end.tolist()
-    assert short.passage_kept == short.passage_tokens == 1
-    assert long.passage_kept < long.passage_tokens
+    assert short.passage.kept == short.passage.total == 1
+    assert long.passage.kept < long.passage.total
     words = [*map(str, range(999))]
     (left,) = model.tokenize_pairs(QUERY, [" ".join(words)], None, TruncationOptions(side="left"))
     assert len(left.ids) == 400
@@ -222,19 +220,19 @@ def test_long_query_is_cut_and_tokenized_once(kind: str | None, folders, scored:
     assert sum(length > len(query) for length in counted) <= 1
     (first, *others) = pairs
     assert all(pair.ids.tolist() == first.ids.tolist() for pair in others)
-    assert first.query_kept < first.query_tokens
-    assert first.passage_kept == first.passage_tokens == 1
+    assert first.query.kept < first.query.total
+    assert first.passage.kept == first.passage.total == 1
     assert len(first.ids) <= 400
 
 
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ messages[0].content }}", "does not repeat the query and the document of a pair"),
-        (CHAT + "{{ messages[-1].content }}", "does not repeat the query and the document"),
+        ("{{ messages[0].content }}", "does not repeat the text of each message once"),
+        (CHAT + "{{ messages[-1].content }}", "does not repeat the text of each message"),
         (
             "{% for m in messages if m.content %}{{ m.role }}: {{ m.content }}{% endfor %}",
-            "does not repeat the query and the document",
+            "does not repeat the text of each message",
         ),
         (CHAT + "{{ strftime_now('%d') }}", "says the date"),
     ],

@@ -16,15 +16,16 @@ from transformers import Qwen3Config, Qwen3ForSequenceClassification, Qwen3Model
 
 from smart_embedder.errors import StartupError
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.rerankers.llm import PREFIX, SUFFIX, QwenReranker, QwenTemplate
-from smart_embedder.models.rerankers.templates import TemplateReranker
+from smart_embedder.models.rerankers.pairs import QwenPairs, TemplatePairs
+from smart_embedder.models.rerankers.reranker import Reranker
+from smart_embedder.models.rerankers.templates import PREFIX, SUFFIX
 from smart_embedder.models.tokenizer import TextTokenizer
 from smart_embedder.requests import Outputs, TruncationOptions
 from smart_embedder.results import sigmoid
 from smart_embedder.tokens import TokenizedPair
 from tests.smart_embedder.models.rerankers.test_templates import save_scores
 from tests.support.checkpoints import changed_json, corpus, save_qwen
-from tests.support.encoders import assert_close, float32, load_scorer, reference_scores, score
+from tests.support.encoders import assert_close, load_scorer, reference_scores, score
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import change
 from tests.support.words import GAPS, WORDS, qwen_words
@@ -41,14 +42,14 @@ PUBLISHED = (
 
 
 @pytest.fixture(scope="module")
-def reranker(tiny_qwen: Path) -> QwenReranker:
-    return QwenReranker("tiny", tiny_qwen, LIMIT, 16, float32())
+def reranker(tiny_qwen: Path) -> Reranker:
+    return load_scorer(tiny_qwen, LIMIT)
 
 
 @pytest.mark.parametrize("instruction", [None, "Find the recipe"])
 @pytest.mark.parametrize("query", ["検索 の言葉 " * 3, "search " * 200])
 def test_qwen3_reranker_scores_equal_transformers(
-    reranker: QwenReranker, tiny_qwen: Path, query: str, instruction: str | None
+    reranker: Reranker, tiny_qwen: Path, query: str, instruction: str | None
 ) -> None:
     passages = ["", *varied_texts(14)[4:], " ".join(["vector"] * 300)]
     ours = sigmoid(score(reranker, query, passages, instruction))
@@ -63,7 +64,7 @@ def test_lm_head_in_the_file_counts_even_if_tied(tiny_qwen: Path, tmp_path: Path
     torch.manual_seed(0)
     weights["lm_head.weight"] = torch.randn_like(weights["model.embed_tokens.weight"])
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    reranker, passages = QwenReranker("tiny", copy, LIMIT, 16, float32()), varied_texts(9)
+    reranker, passages = load_scorer(copy, LIMIT), varied_texts(9)
     ours = sigmoid(score(reranker, "search", passages))
     expected = qwen.QwenReranker(copy, LIMIT).scores("search", passages, DEFAULT_INSTRUCTION)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
@@ -71,7 +72,7 @@ def test_lm_head_in_the_file_counts_even_if_tied(tiny_qwen: Path, tmp_path: Path
 
 def largest_allocation(folder: Path) -> int:
     """Return the bytes of the largest allocation in a forward of 64 pairs."""
-    reranker = QwenReranker("wide", folder, 4096, 64, float32(), kind="qwen3-reranker")
+    reranker = load_scorer(folder, 4096, "qwen3-reranker")
     ids = [pair.ids for pair in reranker.tokenize_pairs("search", corpus(64), None)]
     with torch.profiler.profile(profile_memory=True) as profile:
         reranker.forward(ids, Outputs())
@@ -109,11 +110,10 @@ def with_another_task(folder: Path) -> None:
         (lambda folder: (folder / "1_Pooling").mkdir(), "an embedding model and not a reranker"),
         (
             lambda folder: change(folder / "config.json", architectures=["Qwen3ForTokenClassific"]),
-            "holds a Qwen3ForTokenClassific, which is no reranker",
+            "holds a Qwen3ForTokenClassific and not a reranker: it has no classification head",
         ),
-        (without_a_head, "it has no head of a language model"),
+        (without_a_head, "an embedding model and not a reranker: it has no classification head"),
         (as_a_classifier, "holds a classifier by its weights, and config.json names no arch"),
-        (with_another_task, "has the prompt 'find the recipe' for every pair"),
     ],
 )
 def test_folders_without_a_qwen3_reranker_are_refused(
@@ -122,7 +122,23 @@ def test_folders_without_a_qwen3_reranker_are_refused(
     copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
     spoil(copy)
     with pytest.raises(StartupError, match=message):
-        QwenReranker("tiny", copy, LIMIT, 16, float32())
+        load_scorer(copy, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (without_a_head, "it has no head of a language model"),
+        (with_another_task, "has the prompt 'find the recipe' for every pair"),
+    ],
+)
+def test_kind_does_not_make_a_qwen3_reranker(
+    spoil, message, tiny_qwen: Path, tmp_path: Path
+) -> None:
+    copy = copytree(tiny_qwen, tmp_path, dirs_exist_ok=True)
+    spoil(copy)
+    with pytest.raises(StartupError, match=message):
+        load_scorer(copy, LIMIT, "qwen3-reranker")
 
 
 def with_scores_of_sentence_transformers(folder: Path) -> None:
@@ -134,19 +150,28 @@ def with_another_template(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(PREFIX + "{{ messages[0].content }}", "utf-8")
 
 
+def with_unused_rows(folder: Path) -> None:
+    save_qwen(folder, vocabulary=1000)
+
+
 @pytest.mark.parametrize(
-    "change_folder", [with_scores_of_sentence_transformers, with_another_template]
+    ("change_folder", "message"),
+    [
+        (with_scores_of_sentence_transformers, "set its kind: qwen3-reranker, bge-reranker"),
+        (with_another_template, "set its kind: qwen3-reranker, bge-reranker"),
+        (with_unused_rows, "set its kind to one of qwen3-reranker, bge-reranker"),
+    ],
 )
 def test_language_model_of_another_template_is_refused_unless_kind_names_one(
-    change_folder, tiny_qwen: Path, tmp_path: Path
+    change_folder, message: str, tiny_qwen: Path, tmp_path: Path
 ) -> None:
     copy = copytree(tiny_qwen, tmp_path / "Qwen3-Reranker-0.6B")
     change_folder(copy)
-    with pytest.raises(StartupError, match="set its kind to one of qwen3-reranker, bge-r"):
-        QwenReranker(copy.name, copy, LIMIT, 16, float32())
+    with pytest.raises(StartupError, match=message):
+        load_scorer(copy, LIMIT)
     with pytest.raises(StartupError, match="kind=another-kind is unknown for Qwen3-Reranker-0.6B"):
-        QwenReranker(copy.name, copy, LIMIT, 16, float32(), kind="another-kind")
-    QwenReranker(copy.name, copy, LIMIT, 16, float32(), kind="qwen3-reranker")
+        load_scorer(copy, LIMIT, "another-kind")
+    load_scorer(copy, LIMIT, "qwen3-reranker")
 
 
 @pytest.mark.parametrize("answers", [("yes", "no"), (7, 9)])
@@ -159,7 +184,7 @@ def test_qwen3_reranker_of_sentence_transformers_is_known_by_its_template(
         answers = tuple(map(vocabulary.token_to_id, answers))
     save_scores(copy, answers, PUBLISHED)
     model = load_scorer(copy, LIMIT)
-    assert isinstance(model, QwenReranker)
+    assert isinstance(model._pairs, QwenPairs)
     for instruction in (None, "Find the recipe"):
         given = "search", varied_texts(9), instruction
         assert_close(score(model, *given), reference_scores(copy, *given))
@@ -176,7 +201,7 @@ def test_qwen3_with_other_prompts_is_read_by_its_own_template(
     prompts = {"prompts": {"task": default or ""}, "default_prompt_name": default and "task"}
     save_scores(copy, (7, 9), template, **prompts)
     model = load_scorer(copy, LIMIT)
-    assert isinstance(model, TemplateReranker)
+    assert isinstance(model._pairs, TemplatePairs)
     (scores,) = copy.glob("*LogitScore")
     change(scores / "config.json", true_token_id=None)
     with pytest.raises(StartupError, match="has no usable true_token_id: None"):
@@ -190,7 +215,7 @@ def test_reranker_with_another_module_is_refused(tiny_qwen: Path, tmp_path: Path
     with changed_json(copy / "modules.json") as modules:
         modules.append(modules[-1] | {"type": kind})
     with pytest.raises(StartupError, match="names the module Dense"):
-        QwenReranker("tiny", copy, LIMIT, 16, float32(), kind="qwen3-reranker")
+        load_scorer(copy, LIMIT, "qwen3-reranker")
 
 
 PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "search"]), max_size=8)
@@ -205,15 +230,15 @@ def tokenizer(tiny_qwen: Path) -> Tokenizer:
     return tokenizer
 
 
-def template_with(tokenizer: Tokenizer, room: int) -> QwenTemplate:
+def template_with(tokenizer: Tokenizer, room: int) -> QwenPairs:
     """Make a template whose limit leaves `room` tokens for the content."""
-    whole = QwenTemplate(TextTokenizer(tokenizer, 4096))
+    whole = QwenPairs(TextTokenizer(tokenizer, 4096))
     fixed = len(whole.prefix) + len(whole.suffix)
-    return QwenTemplate(TextTokenizer(tokenizer, fixed + room))
+    return QwenPairs(TextTokenizer(tokenizer, fixed + room))
 
 
 def assert_as_one_text(
-    template: QwenTemplate, pair: TokenizedPair, tokenizer: Tokenizer, room: int, *texts: str
+    template: QwenPairs, pair: TokenizedPair, tokenizer: Tokenizer, room: int, *texts: str
 ) -> None:
     """Compare ids and counts with those of the whole prompt, tokenized as one text."""
     instruction, query, passage = texts
@@ -227,16 +252,16 @@ def assert_as_one_text(
     after_query = min(first_passage, before)
     kept = min(len(whole.ids), room)
     assert pair.ids.tolist() == [*template.prefix, *whole.ids[:kept], *template.suffix]
-    if pair.query_exact:
-        assert pair.query_tokens == after_query - first_query
+    if pair.query.exact:
+        assert pair.query.total == after_query - first_query
     else:
-        assert pair.query_kept < pair.query_tokens
-    assert pair.query_kept == max(0, min(kept, after_query) - first_query)
-    if pair.passage_exact:
-        assert pair.passage_tokens == len(whole.ids) - first_passage
+        assert pair.query.kept < pair.query.total
+    assert pair.query.kept == max(0, min(kept, after_query) - first_query)
+    if pair.passage.exact:
+        assert pair.passage.total == len(whole.ids) - first_passage
     else:
-        assert pair.passage_kept < pair.passage_tokens
-    assert pair.passage_kept == max(0, kept - first_passage)
+        assert pair.passage.kept < pair.passage.total
+    assert pair.passage.kept == max(0, kept - first_passage)
 
 
 @given(st.sampled_from(["Find it", "x\n", " "]), TEXTS.filter(str.strip), TEXTS, st.integers(1, 90))
@@ -268,7 +293,7 @@ def test_passage_truncation_from_either_side(
     tokenizer: Tokenizer, passage: str, most: int | None, side
 ) -> None:
     texts = TextTokenizer(tokenizer, 4096)
-    template = QwenTemplate(texts)
+    template = QwenPairs(texts)
     cut = TruncationOptions(side=side, max_tokens=most)
     (pair,) = template.fill("search", [passage], "Find", cut)
     (head,) = template.fill("search", [""], "Find", TruncationOptions(max_tokens=0))
@@ -277,15 +302,15 @@ def test_passage_truncation_from_either_side(
     kept = whole[:count] if side == "right" else whole[len(whole) - count :]
     before = head.ids[: len(head.ids) - len(template.suffix)].tolist()
     assert pair.ids.tolist() == [*before, *kept, *template.suffix]
-    assert pair.query_kept == pair.query_tokens == head.query_tokens
+    assert pair.query.kept == pair.query.total == head.query.total
     if count == len(whole):
-        assert pair.passage_kept == pair.passage_tokens
+        assert pair.passage.kept == pair.passage.total
     elif side == "left":
-        assert pair.passage_kept == count
-    elif pair.passage_exact:
-        assert pair.passage_tokens - pair.passage_kept == len(whole) - count
+        assert pair.passage.kept == count
+    elif pair.passage.exact:
+        assert pair.passage.total - pair.passage.kept == len(whole) - count
     else:
-        assert pair.passage_kept < pair.passage_tokens
+        assert pair.passage.kept < pair.passage.total
 
 
 def test_max_length_leaves_a_token_beside_the_template(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,305 @@
+"""The parts of a reranker that compute: a transformer, and a head from its states to logits.
+
+The head is that of a classifier of a type that is computed here, of transformers' own class, of
+sentence-transformers' modules, or a row of a language model's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from smart_embedder.errors import StartupError
+from smart_embedder.kernels.backend import make_linear
+from smart_embedder.kernels.packed_batch import End, PackedBatch
+from smart_embedder.kernels.target import Target
+from smart_embedder.models.families.backbone import Backbone
+from smart_embedder.models.families.registry import load_backbone
+from smart_embedder.models.files.config import (
+    CLASSES,
+    LANGUAGE,
+    STATES,
+    TRANSFORMERS,
+    TextOptions,
+    has_module,
+    is_classifier,
+    read_architecture,
+    read_config,
+    read_number,
+    read_transformer_config,
+    require_known_modules,
+    transformer_folder,
+)
+from smart_embedder.models.files.weights import Weights
+from smart_embedder.models.heads.pooling import (
+    ENDS,
+    SentenceConfig,
+    VectorLayer,
+    first,
+    last,
+    last_before_padding,
+    mean,
+    place_steps,
+    pool,
+)
+from smart_embedder.models.rerankers.templates import (
+    KINDS,
+    LOGIT_SCORE,
+    TOKENS,
+    has_language_head,
+    has_scores,
+)
+from smart_embedder.models.tokenizer import TextTokenizer
+
+Pool = Callable[[Tensor, PackedBatch], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadNames:
+    """The names of a head's layers, and the activation after the dense layer.
+
+    `activation` is a module, or the name of the option in `config.json`. A head without a dense
+    layer has no bias. `reads` is the token that it reads, or `configured` by the configuration.
+    """
+
+    dense: str | None = None
+    activation: Callable[[], nn.Module] | str = nn.Identity
+    logits: str = "classifier"
+    norm: str | None = None
+    reads: Literal["first", "last", "configured"] = "first"
+
+
+_ROBERTA = _HeadNames("classifier.dense", nn.Tanh, "classifier.out_proj")
+_NAMES_BY_TYPE = {
+    "bert": _HeadNames("pooler.dense", nn.Tanh),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "distilbert": _HeadNames("pre_classifier", nn.ReLU),
+    "qwen3": _HeadNames(logits="score", reads="last"),
+    "modernbert": _HeadNames(
+        "head.dense", "classifier_activation", norm="head.norm", reads="configured"
+    ),
+}
+# The ends of architectures of which the body is left if they lack their head.
+_WITHOUT_HEAD = ("Model", "ForCausalLM", "ForSequenceClassification")
+_POOLINGS = {"cls": first, "mean": mean}
+# The head of a language model, and types whose logits are its products with the states, without
+# further steps. Some types share it with the embeddings unless their configuration says otherwise.
+_HEAD = "lm_head.weight"
+PLAIN_HEADS = {
+    "gemma", "gemma3_text", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3",
+    "phi3", "qwen2", "qwen3", "smollm3",
+}  # fmt: skip
+_TIED_BY_DEFAULT = {"gemma", "gemma3_text", "smollm3"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A transformer, and a head that computes logits `[N, labels]` of its states.
+
+    `pool` computes a vector of each sequence, whose name is in vector space ids, and `layers` its
+    logits. `end` is the token that `pool` reads; None if it reads several.
+    """
+
+    backbone: Backbone
+    tokenizer: TextTokenizer
+    pool: Pool
+    pooling: str
+    layers: nn.Module
+    end: End | None
+    labels: int
+
+
+def _load_body(
+    folder: Path, max_length: int, target: Target, task: tuple[str, str], **options: Any
+) -> tuple[Backbone, TextTokenizer]:
+    """Load the transformer of a model that was trained for the task; pairs are no messages."""
+    transformer = transformer_folder(folder)
+    texts = replace(TextOptions.read(transformer, task), message_format=None)
+    return load_backbone(transformer, target, max_length, texts, **options)
+
+
+def load_classifier(
+    folder: Path, max_length: int, target: Target, *, marks_segments: bool
+) -> Scorer:
+    """Load a cross-encoder; raises `StartupError` if the folder holds none."""
+    if has_module(folder, "Pooling"):
+        return _load_modules(folder, max_length, target)
+    require_known_modules(folder, *TRANSFORMERS)
+    if read_transformer_config(folder).get("model_type") in _NAMES_BY_TYPE:
+        return _load_own_head(folder, max_length, target)
+    if not is_classifier(folder):
+        raise _no_head_error(folder)
+    backbone, tokenizer = _load_body(
+        folder, max_length, target, CLASSES, classifies=True, marks_segments=marks_segments
+    )
+    # The state of each token is the logits of its sequence.
+    labels = backbone.hidden_size
+    return Scorer(backbone, tokenizer, first, "classifier", nn.Identity(), "first", labels)
+
+
+def _load_modules(folder: Path, max_length: int, target: Target) -> Scorer:
+    """Load a cross-encoder of sentence-transformers' modules: a pooling and layers behind it."""
+    config = SentenceConfig.read(folder, result="scores")
+    steps = [step for step in config.steps if isinstance(step, VectorLayer)]
+    if not steps:
+        raise StartupError(
+            f"{folder} holds an embedding model and not a reranker: no module of it computes scores"
+        )
+    if len(steps) < len(config.steps):
+        raise StartupError(
+            f"{folder / 'modules.json'} has other modules behind the pooling than Dense and "
+            "LayerNorm, which are supported for a reranker"
+        )
+    backbone, tokenizer = _load_body(folder, max_length, target, STATES)
+    labels = place_steps(config, backbone)
+
+    def pool_all(hidden: Tensor, packed: PackedBatch) -> Tensor:
+        return pool(hidden, packed, config.poolings, np.arange(len(packed.lengths)))
+
+    name = "+".join(config.poolings)
+    end, layers = ENDS.get(name), nn.Sequential(*steps)
+    return Scorer(backbone, tokenizer, pool_all, name, layers, end, labels)
+
+
+def _load_own_head(folder: Path, max_length: int, target: Target) -> Scorer:
+    """Load a classifier of a type whose head is computed here."""
+    weights, config = Weights.read(transformer_folder(folder)), read_transformer_config(folder)
+    names = _NAMES_BY_TYPE[config["model_type"]]
+    has_head = f"{names.logits}.weight" in weights
+    # Decoders that classify tokens have a head of the same name.
+    if not has_head or (names.reads == "last" and not is_classifier(folder)):
+        raise _no_head_error(folder, has_head=has_head)
+    backbone, tokenizer = _load_body(folder, max_length, target, CLASSES, weights=weights)
+    layers = _load_layers(config, names, weights, backbone.hidden_size)
+    pool_states: Pool = first
+    if names.reads == "last":
+        pool_states = partial(last_before_padding, config.get("pad_token_id"))
+    elif names.reads == "configured":  # transformers has refused other poolings.
+        pool_states = _POOLINGS[config.get("classifier_pooling", "cls")]
+
+    def pool_rounded(hidden: Tensor, packed: PackedBatch) -> Tensor:
+        return pool_states(hidden, packed).to(hidden.dtype)
+
+    return Scorer(
+        backbone,
+        tokenizer,
+        pool_rounded,
+        getattr(pool_states, "__name__", "last"),
+        backbone.place_head(nn.Sequential(*layers)),
+        "first" if pool_states is first else None,
+        weights.tensors[f"{names.logits}.weight"].shape[0],
+    )
+
+
+def _no_head_error(folder: Path, *, has_head: bool = False) -> StartupError:
+    """Return the error for a model that is no classifier; some have a head of another task."""
+    architecture = read_architecture(folder)
+    if has_head:
+        return StartupError(
+            f"{folder} holds a classifier by its weights, and config.json names "
+            f"{architecture or 'no architecture'}, which is no reranker"
+        )
+    is_language_model = architecture.endswith("ForCausalLM")
+    if is_language_model and has_language_head(folder, Weights.read(transformer_folder(folder))):
+        return StartupError(
+            f"{folder} holds a language model, and its files do not say with which template it was "
+            f"trained to rerank: set its kind to one of {KINDS}"
+        )
+    is_embedder = not architecture or architecture.endswith(_WITHOUT_HEAD)
+    found = "an embedding model" if is_embedder else f"a {architecture}"
+    return StartupError(f"{folder} holds {found} and not a reranker: it has no classification head")
+
+
+def _load_layers(
+    config: dict[str, Any], names: _HeadNames, weights: Weights, width: int
+) -> list[nn.Module]:
+    """Load the layers of the head, from one state of a sequence to its logits."""
+    layers: list[nn.Module] = []
+    if names.dense is not None:
+        # BERT's pooler has the prefix of the transformer's layers in the checkpoint.
+        prefixed = weights.with_prefix_of(f"{names.dense}.weight")
+        has_bias = f"{names.dense}.bias" in prefixed
+        layers.append(prefixed.linear(names.dense, width, width, bias=has_bias))
+        layers.append(_load_activation(weights.folder, config, names))
+        if names.norm is not None:
+            # The default of ModernBERT.
+            epsilon = read_number(weights.folder, config, "norm_eps", 1e-5)
+            layers.append(weights.norm(names.norm, width, epsilon))
+    logits = weights.tensors[f"{names.logits}.weight"].shape[0]
+    return [*layers, weights.linear(names.logits, width, logits, bias=names.dense is not None)]
+
+
+def _load_activation(folder: Path, config: dict[str, Any], names: _HeadNames) -> nn.Module:
+    if not isinstance(names.activation, str):
+        return names.activation()
+    # Imported only here: families with this option have loaded transformers already.
+    from transformers.activations import ACT2FN  # noqa: PLC0415
+
+    name = str(config.get(names.activation, "gelu"))
+    if name not in ACT2FN:
+        raise StartupError(
+            f"{folder} has the {names.activation} {name}, which transformers does not know"
+        )
+    return ACT2FN[name]  # type: ignore[no-any-return]
+
+
+def load_language_model(
+    name: str,
+    folder: Path,
+    max_length: int,
+    target: Target,
+    answers: Sequence[str | int],
+    **options: Any,
+) -> Scorer:
+    """Load a language model, whose logit is that of one answer, or the difference of two.
+
+    Only their rows of its head are read. Raises `StartupError` if its logits are not computed so.
+    """
+    require_known_modules(folder, "Transformer", LOGIT_SCORE)
+    weights, config = Weights.read(transformer_folder(folder)), read_transformer_config(folder)
+    model_type = config.get("model_type")
+    has_steps = "lm_head.bias" in weights or config.get("final_logit_softcapping") is not None
+    if model_type not in PLAIN_HEADS or has_steps:
+        raise StartupError(
+            f"{name} is a language model of type {model_type}, whose logits are not supported "
+            f"for a reranker; those of {', '.join(sorted(PLAIN_HEADS))} are"
+        )
+    if not has_language_head(folder, weights):
+        raise StartupError(
+            f"{folder} holds an embedding model and not a reranker: it has no head of a language "
+            "model"
+        )
+    task = LANGUAGE if has_scores(folder) else STATES
+    backbone, tokenizer = _load_body(folder, max_length, target, task, weights=weights, **options)
+    row, *second = (_read_row(weights, tokenizer, answer) for answer in answers)
+    row = row - second[0] if second else row
+    answer = backbone.place_head(make_linear(row[None], None), torch.float32)
+    return Scorer(backbone, tokenizer, last, "last", answer, "last", 1)
+
+
+def _read_row(weights: Weights, tokenizer: TextTokenizer, token: str | int) -> Tensor:
+    """Read the row of the language model's head for one token, in float32.
+
+    If the file has a head, it is used even if the configuration says that it is the embedding.
+    """
+    if isinstance(token, str):
+        ids = tokenizer.encode_plain([token], 2)[0].ids
+        if len(ids) != 1:
+            raise StartupError(f"the vocabulary in {weights.folder} has no token {token}")
+        token = int(ids[0])
+    config, tensors, name = read_config(weights.folder), weights, _HEAD
+    is_tied = config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
+    if _HEAD not in weights and is_tied:
+        tensors, name = weights.with_prefix_of(TOKENS), TOKENS
+    rows, width = tensors.shape(name, 2)
+    if token >= rows:
+        raise StartupError(f"the head of the model in {weights.folder} has no token {token}")
+    return tensors.row(name, token, rows, width).float()

@@ -1,0 +1,279 @@
+"""How a reranker reads a query with each passage: the tokens around them, and what is cut.
+
+Each class has `fill`, which makes a pair of the query with each passage. `described` is the layout
+for the id of a vector space.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from smart_embedder.errors import InvalidRequestError, StartupError
+from smart_embedder.kernels.packed_batch import SECOND_SEGMENT
+from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
+from smart_embedder.models.rerankers.templates import (
+    BEHIND_QUERY,
+    INSTRUCTION,
+    MARKERS,
+    PASSAGE,
+    PREFIX,
+    QUERY,
+    SUFFIX,
+    Template,
+)
+from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens, cut_text
+from smart_embedder.requests import CUT_AT_END, Side, TruncationOptions
+from smart_embedder.tokens import JoinedIds, TokenCount, TokenIds, TokenizedPair
+
+
+class TokenizerPairs:
+    """Pairs as in the tokenizer's own template, cut as by `FlagReranker` of FlagEmbedding.
+
+    With `marks`, the tokens have the segments of that template. With `drops_empty` only the query
+    is read if the passage is empty.
+    """
+
+    reads_instruction = False
+
+    def __init__(self, tokenizer: TextTokenizer, *, marks: bool, drops_empty: bool) -> None:
+        self._tokenizer, self._drops_empty = tokenizer, drops_empty
+        self._template = tokenizer.pair_template()
+        segments = tokenizer.pair_segments() if marks else [0] * 5
+        self._marks = [SECOND_SEGMENT * segment for segment in segments]
+        ids = [part.tolist() for part in self._template]
+        self.described = [*ids, any(self._marks), drops_empty]
+
+    def fill(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Cut the query to three quarters of the limit and each passage to the rest."""
+        del instruction
+        max_length, marks = self._tokenizer.max_length, self._marks
+        prefix, middle, suffix = self._template
+        (asked,) = self._tokenizer.encode_plain([query], max_length * 3 // 4)
+        limit = max_length - sum(map(len, self._template)) - asked.kept
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        head = np.concatenate((prefix | marks[0], asked.ids | marks[1]))
+        pairs: list[TokenizedPair] = []
+        for text in self._tokenizer.encode_plain(passages, max(0, limit), truncation.side):
+            between = middle if text.total or not self._drops_empty else NO_IDS
+            end = np.concatenate((between | marks[2], text.ids | marks[3], suffix | marks[4]))
+            if not len(head) + len(end):  # A forward needs at least one token.
+                end = np.zeros(1, np.int64)
+            pairs.append(TokenizedPair(JoinedIds(head, end), asked.count, text.count))
+        return pairs
+
+
+class QwenPairs:
+    """Pairs in the prompt of Qwen3-Reranker, of which the prefix and the suffix are never cut.
+
+    What is between them is cut from its end, as on the model card: first the passage, then the
+    query. Each text is tokenized alone: before it stands a space, where every word begins.
+    """
+
+    reads_instruction = True
+    described: object = (PREFIX, SUFFIX, DEFAULT_INSTRUCTION)
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        fixed = tokenizer.encode_plain([PREFIX, SUFFIX, " ", BEHIND_QUERY], len(PREFIX))
+        self.prefix, self.suffix, self._space, self._behind_query = (text.ids for text in fixed)
+        fixed_count = len(self.prefix) + len(self.suffix)
+        self._limit = tokenizer.max_length - fixed_count
+        if self._limit < 1:
+            raise StartupError(
+                f"a length limit of {tokenizer.max_length} tokens leaves no room beside the "
+                f"{fixed_count} tokens of the reranker's template"
+            )
+
+    def fill(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Make a pair of the query with each passage, cut to the limit."""
+        # Cut to one token less than the limit, into which the words around them fit.
+        texts = [instruction or DEFAULT_INSTRUCTION, query]
+        cut_instruction, cut_query = (cut_text(text, self._limit - 1) for text in texts)
+        exact = [cut_instruction, cut_query] == texts
+        around = [f"<Instruct>: {cut_instruction}\n<Query>:", f" {cut_query}{BEHIND_QUERY}"]
+        before, asked = self._tokenizer.encode_plain(around, self._limit)
+        content = np.concatenate((before.ids, asked.ids))[: self._limit]
+        head = np.concatenate((self.prefix, content))
+        # Find the query's own tokens among those before a passage.
+        tokens = before.total + asked.total
+        query_start = before.total + self._count_spaces(asked)
+        behind = self._behind_query
+        # The line break behind the query may be one token with the end of the query, and counts.
+        is_separate = asked.last[-len(behind) :] == behind.tolist()
+        query_stop = tokens - (len(behind) if is_separate else len(behind) - 1)
+        limit = max(0, self._limit - tokens)
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        pairs: list[TokenizedPair] = []
+        spaced = [f" {passage}" for passage in passages]
+        for passage in self._tokenizer.encode_plain(spaced, limit, truncation.side):
+            spaces = self._count_spaces(passage)
+            # A passage that is cut from the left loses the space of the template first.
+            is_cut_left = passage.side == "left" and passage.total > passage.kept
+            spaces_kept = 0 if is_cut_left else spaces
+            kept = min(self._limit, tokens + passage.total)
+            query_kept = max(0, min(kept, query_stop) - query_start)
+            passage_kept = max(0, passage.kept - spaces_kept)
+            pairs.append(
+                TokenizedPair(
+                    JoinedIds(head, np.concatenate((passage.ids, self.suffix))),
+                    TokenCount(query_stop - query_start + (not exact), query_kept, exact),
+                    TokenCount(passage.total - spaces, passage_kept, passage.exact),
+                )
+            )
+        return pairs
+
+    def _count_spaces(self, text: TruncatedTokens) -> int:
+        """Count the tokens of the template's space; 0 if it is part of the text's first token."""
+        space = self._space
+        return len(space) if text.first[: len(space)] == space.tolist() and len(space) else 0
+
+
+class _Part(NamedTuple):
+    """The tokens of a filled-in part, and the range of those of each text in it.
+
+    `stops` has the character behind each token, `starts` the first character of each text.
+    """
+
+    ids: TokenIds
+    stops: TokenIds = NO_IDS
+    starts: Mapping[str, int] = {}
+    ranges: Mapping[str, range] = {}
+
+    def count_characters(self, marker: str, tokens: int) -> int:
+        """Return how many characters of a text its first tokens have."""
+        last = self.ranges[marker].start + tokens - 1
+        return max(0, int(self.stops[last]) - self.starts[marker]) if tokens else 0
+
+    def cut(self, kept: Mapping[str, int], side: Side = "right") -> TokenIds:
+        """Return the ids with `kept` tokens of a text, and all others; cut passages on `side`."""
+        is_kept = np.ones(len(self.ids), bool)
+        for marker, found in self.ranges.items():
+            dropped = max(0, len(found) - kept.get(marker, len(found)))
+            if marker == PASSAGE and side == "left":
+                is_kept[found.start : found.start + dropped] = False
+            else:
+                is_kept[found.stop - dropped : found.stop] = False
+        return self.ids[is_kept]
+
+
+class TemplatePairs:
+    """Pairs in a template, which is never cut. Its parts are tokenized one by one, as a whole."""
+
+    def __init__(self, template: Template, tokenizer: TextTokenizer) -> None:
+        self._template, self._tokenizer = template, tokenizer
+        self.described: object = repr(template)
+        self.reads_instruction = bool(template.instructed)
+        special = tokenizer.special_tokens if template.has_special_tokens else ([], [])
+        self._begin, self._end = (
+            np.array([token.id for token in tokens], np.int64) for tokens in special
+        )
+        if self._tokenize_around({}, template.parts)[1] < 2:  # noqa: PLR2004 - one of each text
+            raise StartupError(
+                f"a length limit of {tokenizer.max_length} tokens leaves no room beside the "
+                "reranker's template"
+            )
+
+    def fill(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Make a pair of the query with each passage.
+
+        The query is cut to three quarters of the room that the template leaves, and each passage to
+        the rest.
+        """
+        template, limit = self._template, self._tokenizer.max_length
+        instruction = instruction or template.default_instruction
+        parts = template.instructed if instruction and template.instructed else template.parts
+        if template.strips:
+            query, instruction = query.strip(), instruction and instruction.strip()
+            passages = [passage.strip() for passage in passages]
+        texts = {QUERY: cut_text(query, limit), INSTRUCTION: instruction or ""}
+        around, room = self._tokenize_around(texts, parts)
+        index = next(index for index, part in enumerate(parts) if PASSAGE in part)
+        (asking,) = (part for part in around if QUERY in part.ranges)
+        asked = len(asking.ranges[QUERY])
+        told = sum(len(part.ranges.get(INSTRUCTION, ())) for part in around)
+        if told > (room + told) // 4:
+            raise InvalidRequestError(
+                f"the instruction has more than the {(room + told) // 4} tokens that it may have"
+            )
+        query_kept = min(asked, room * 3 // 4)
+        exact = len(texts[QUERY]) == len(query)
+        query_count = TokenCount(asked + (not exact), query_kept, exact)
+        if query_kept < asked:  # The rest is not tokenized again beside each passage.
+            texts[QUERY] = query[: asking.count_characters(QUERY, query_kept)]
+        kept = {QUERY: query_kept, PASSAGE: 0}
+        head = np.concatenate((self._begin, *(part.cut(kept) for part in around[:index])))
+        pairs: list[TokenizedPair] = []
+        for passage in passages:
+            cut_passage = cut_text(passage, limit, truncation.side)
+            filled = self._tokenize(parts[index], texts | {PASSAGE: cut_passage})
+            rest = [filled, *around[index + 1 :]]
+            kept[PASSAGE] = 0
+            fixed = len(head) + sum(len(part.cut(kept)) for part in rest) + len(self._end)
+            found = len(filled.ranges[PASSAGE])
+            kept[PASSAGE] = max(0, min(found, limit - fixed))
+            if truncation.max_tokens is not None:
+                kept[PASSAGE] = min(kept[PASSAGE], truncation.max_tokens)
+            end = [*(part.cut(kept, truncation.side) for part in rest), self._end]
+            exact = len(cut_passage) == len(passage)
+            passage_count = TokenCount(found + (not exact), kept[PASSAGE], exact)
+            pairs.append(
+                TokenizedPair(JoinedIds(head, np.concatenate(end)), query_count, passage_count)
+            )
+        return pairs
+
+    def _tokenize_around(
+        self, texts: Mapping[str, str], parts: Sequence[str]
+    ) -> tuple[list[_Part], int]:
+        """Tokenize parts without a passage; return the room for the query and a passage, too."""
+        filled = {QUERY: "", PASSAGE: "", INSTRUCTION: "", **texts}
+        around = [self._tokenize(part, filled) for part in parts]
+        fixed = sum(len(part.cut({QUERY: 0})) for part in around)
+        room = self._tokenizer.max_length - fixed - len(self._begin) - len(self._end)
+        return around, room
+
+    def _tokenize(self, part: str, texts: Mapping[str, str]) -> _Part:
+        """Tokenize a part with these texts.
+
+        A token that begins before a text is the text's, one that ends behind it is the part's.
+        A `<bos>` that the vocabulary lacks is left out.
+        """
+        if part == "<bos>" and self._tokenizer.token_id(part) is None:
+            return _Part(NO_IDS)
+        filled, text_starts = "", {}
+        for piece in MARKERS.split(part):
+            if piece in texts:
+                text_starts[piece] = len(filled)
+            filled += texts.get(piece, piece)
+        spans = list(self._tokenizer.spans(filled))
+        ids = np.concatenate([NO_IDS, *(span.ids for span in spans)])
+        stops = np.concatenate([NO_IDS, *(span.stops for span in spans)])
+        ranges = {}
+        for marker, start in text_starts.items():
+            ends = start, start + len(texts[marker])
+            first, behind = map(int, np.searchsorted(stops, ends, "right"))
+            ranges[marker] = range(first, max(first, behind))
+        return _Part(ids, stops, text_starts, ranges)
+
+
+Pairs = TokenizerPairs | QwenPairs | TemplatePairs
