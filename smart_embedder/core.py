@@ -14,6 +14,7 @@ from smart_embedder.interface import LoadedModels, Loader, ModelStatus
 from smart_embedder.metrics import EngineMetrics
 from smart_embedder.pipelines.cache import CachedPipeline
 from smart_embedder.pipelines.embedding import EmbeddingPipeline
+from smart_embedder.pipelines.extraction import ExtractionPipeline
 from smart_embedder.pipelines.reranking import ScoringPipeline
 from smart_embedder.requests import EmbedRequest, Purpose, RerankRequest
 from smart_embedder.results import EmbeddingResult, RerankResult
@@ -117,6 +118,7 @@ class EngineCore:
         if self.cache is not None:
             self.embedding = self.cache
         self.scoring = ScoringPipeline(admission, scored, settings.rerank_gpu_timeout)
+        self.extraction = ExtractionPipeline(admission, waiting)
         self._requests = ActiveRequests()
         self.is_ready = self.closing = self._aborted = False
         self._starting: asyncio.Task[None] | None = None

@@ -11,15 +11,19 @@ from typing import Any, Protocol, Self, cast, get_args
 
 from smart_embedder.requests import (
     CUT_AT_END,
+    Aggregation,
+    AnyRequest,
     EmbedRequest,
+    ExtractRequest,
     InputType,
     Outputs,
-    RerankRequest,
     TruncationOptions,
 )
+from smart_embedder.results import FloatArray, Span
 from smart_embedder.settings import EngineSettings, ModelEntry
 from smart_embedder.tokens import (
     SpecialToken,
+    TextWindows,
     TokenIds,
     TokenizedPair,
     TokenizedText,
@@ -138,6 +142,31 @@ class Reranker(Model, Protocol):
         """Tokenize the query with each passage; safe to call from several threads."""
 
 
+class Extractor(Model, Protocol):
+    """A model whose results are logits of the `labels` for each token: it finds spans of texts."""
+
+    labels: tuple[str, ...]
+
+    def names(self, aggregation: Aggregation) -> tuple[str, ...]:
+        """Return the labels that spans may have."""
+
+    def tokenize_windows(self, texts: list[str], check: Callable[[int], None]) -> list[TextWindows]:
+        """Tokenize whole texts, in windows of at most `max_length` tokens.
+
+        Calls `check` with the tokens of all texts so far, which raises an error if there are too
+        many. Safe to call from several threads.
+        """
+
+    def find_spans(
+        self,
+        text: str,
+        windows: TextWindows,
+        results: Sequence[FloatArray],
+        aggregation: Aggregation,
+    ) -> list[Span]:
+        """Find the spans of a text in the results of its windows; safe in several threads."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """A device that models run on, as in /health and /stats.
@@ -196,8 +225,8 @@ class ModelState(Enum):
 class ModelAbilities:
     """The abilities of a model, as in /v1/models and /info.
 
-    `kinds` are `dense`, `sparse` or `colbert`, or `scores` of a reranker. `input_types` are those
-    that change how it reads a text, and `max_length` is its token limit.
+    `kinds` are `dense`, `sparse` or `colbert`, `scores` of a reranker, or `spans`. `input_types`
+    are those that change how it reads a text, and `max_length` is its token limit.
     """
 
     kinds: tuple[str, ...]
@@ -206,9 +235,9 @@ class ModelAbilities:
 
     @classmethod
     def of(cls, model: Model, task: str) -> Self:
-        """Return the abilities of a model whose task is `embed` or `rerank`."""
+        """Return the abilities of a model with this task."""
         if task != "embed":
-            return cls(("scores",), (), model.max_length)
+            return cls(("scores" if task == "rerank" else "spans",), (), model.max_length)
         embedder = cast(Embedder, model)
         kinds = tuple(kind for kind in VECTORS if getattr(embedder.kinds, kind))
         types = tuple(kind for kind in get_args(InputType) if has_prompt_for(embedder, kind))
@@ -355,6 +384,7 @@ class LoadedModels:
 
     - `dense` is the separate model for dense vectors, if there is one.
     - With `late_interaction`, `embedder` reranks. Otherwise `reranker` does, if there is one.
+    - `extractor` is the model of MODELS that a request for spans names.
     - `max_batch_tokens` is the token budget of the embedders, `max_rerank_tokens` that of the
       reranker.
     - `devices` are the devices of the embedder.
@@ -370,18 +400,20 @@ class LoadedModels:
     max_rerank_tokens: int | None = None
     infos: tuple[ModelInfo, ...] = ()
     demo: str | None = None
+    extractor: Extractor | None = None
 
     @classmethod
     def of(
         cls,
         embedders: Sequence[ReadyModel],
         reranker: ReadyModel | None = None,
+        extractor: ReadyModel | None = None,
         *,
         late_interaction: bool = False,
     ) -> Self:
         """Combine models. Of two embedders, the second computes the dense vectors."""
         embedder, *dense = embedders
-        members = [*embedders, reranker] if reranker else embedders
+        members = [model for model in (*embedders, reranker, extractor) if model is not None]
         return cls(
             cast(Embedder, embedder.model),
             tuple(copy.device for copy in embedder.placed.models),
@@ -392,6 +424,7 @@ class LoadedModels:
             reranker.max_batch_tokens if reranker else None,
             tuple(ready.info for ready in members),
             embedder.placed.demo,
+            cast(Extractor, extractor.model) if extractor else None,
         )
 
     @property
@@ -415,8 +448,10 @@ class LoadedModels:
         dtypes = (info.dtype for info in self.infos if info.name == model.name)
         return next(dtypes, self.device.dtype)
 
-    def models_by_kind(self, request: EmbedRequest | RerankRequest) -> dict[str, Model]:
+    def models_by_kind(self, request: AnyRequest) -> dict[str, Model]:
         """Return the model that computes each kind of vectors, or the scores, of a response."""
+        if isinstance(request, ExtractRequest):
+            return {} if self.extractor is None else {SCORE: self.extractor}
         if not isinstance(request, EmbedRequest):
             if not self.late_interaction:
                 return {} if self.reranker is None else {SCORE: self.reranker}
@@ -427,7 +462,7 @@ class LoadedModels:
             if getattr(request.needed, kind)
         }
 
-    def space_ids(self, request: EmbedRequest | RerankRequest) -> dict[str, str]:
+    def space_ids(self, request: AnyRequest) -> dict[str, str]:
         """Return the id of the vector space of each kind in the response."""
         return {
             kind: str(space.for_request(request))

@@ -13,6 +13,7 @@ from smart_embedder.vectors import MuveraSide, OutputDtype
 
 Side = Literal["left", "right"]
 InputType = Literal["query", "document"]
+Aggregation = Literal["none", "simple", "first", "average", "max"]
 
 # The maximum size of a response: a base, and an amount for each byte of the request's body. The
 # texts, and the work of reading them, may use as much again.
@@ -213,6 +214,28 @@ class RerankRequest:
     def texts(self) -> list[str]:
         """The query and the passages."""
         return [self.query, *self.passages]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractRequest:
+    """A request to find spans of texts.
+
+    Only spans with one of the `labels`, by default all, and at least the score `threshold` are
+    returned. `aggregation` combines tokens into spans, as transformers' pipeline for token
+    classification does. `is_bulk`, `client`, `model` and `answer` are as in `EmbedRequest`.
+    """
+
+    texts: list[str]
+    labels: list[str] | None = None
+    threshold: float = 0.0
+    aggregation: Aggregation = "simple"
+    is_bulk: bool = False
+    client: str = ""
+    model: str | None = None
+    answer: AnswerMemory = UNLIMITED
+
+
+AnyRequest = EmbedRequest | RerankRequest | ExtractRequest
 
 
 class Purpose(Enum):

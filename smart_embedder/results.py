@@ -176,6 +176,34 @@ class RerankResult:
     replaced: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a text with a label, and its score from 0 to 1.
+
+    It is the characters from `start` up to `end`, counted as in Python.
+    """
+
+    text: str
+    start: int
+    end: int
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractionResult:
+    """The result of `EngineCore.extract`: the spans of each text, in their order in it.
+
+    `replaced` is as in `EmbeddingResult`.
+    """
+
+    spans: list[list[Span]]
+    tokens: int
+    timings: Timings
+    truncations: tuple[Truncation, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+
 def rank(raw_scores: list[float]) -> list[int]:
     """Return the indices of raw scores, the highest first; equal ones keep their order.
 

@@ -165,7 +165,7 @@ class ModelEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: EmbeddingModel
-    task: Literal["embed", "rerank"] = "embed"
+    task: Literal["embed", "rerank", "extract"] = "embed"
     aliases: Annotated[
         tuple[_Name, ...],
         BeforeValidator(lambda value: [value] if isinstance(value, str) else value),

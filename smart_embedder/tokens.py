@@ -96,6 +96,18 @@ class TokenSpans:
 
 
 @dataclass(frozen=True, slots=True)
+class TextWindows:
+    """A text in windows, overlapping slices of its tokens, which a model reads one by one.
+
+    `sequences` are the token ids of the windows, with special tokens.
+    """
+
+    spans: TokenSpans
+    windows: list[slice]
+    sequences: list[TokenIds]
+
+
+@dataclass(frozen=True, slots=True)
 class SpecialToken:
     """A token that a model reads before or after every text."""
 

@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from smart_embedder.errors import InvalidRequestError, VectorSpaceDiffersError
-from smart_embedder.requests import EmbedRequest, RerankRequest, TruncationOptions
+from smart_embedder.requests import (
+    AnyRequest,
+    EmbedRequest,
+    ExtractRequest,
+    TruncationOptions,
+)
 
 # Scores have a space too.
 SCORE = "score"
@@ -62,12 +67,14 @@ class VectorSpace:
             limit = f"{options.max_tokens}of{limit}"
         return replace(self, truncation=limit + _ENDS[options.side])
 
-    def for_request(self, request: EmbedRequest | RerankRequest) -> Self:
+    def for_request(self, request: AnyRequest) -> Self:
         """Return the space of the vectors in the response to a request.
 
         The prompt of the request does not matter: queries and documents with different prompts are
         in one space. Pooled ColBERT vectors are in the space of unpooled ones.
         """
+        if isinstance(request, ExtractRequest):
+            return self
         space = self.truncated(request.truncation)
         if self.kind != "dense" or not isinstance(request, EmbedRequest):
             return space

@@ -380,10 +380,12 @@ class ModelPool:
         model.files = plan.files
         ready = await self._serve(model, placed)
         model.load_seconds = time.perf_counter() - began
-        embeds = model.entry.task == "embed"
-        self._loaded[model.name] = (
-            LoadedModels.of([ready]) if embeds else LoadedModels.of(self._default_embedders, ready)
-        )
+        embedders = self._default_embedders
+        self._loaded[model.name] = {
+            "embed": partial(LoadedModels.of, [ready]),
+            "rerank": partial(LoadedModels.of, embedders, ready),
+            "extract": partial(LoadedModels.of, embedders, extractor=ready),
+        }[model.entry.task]()
         self._metrics.loaded(model.name, ok=True)
         seconds, size = round(model.load_seconds, 2), sum(model.needs.values())
         log.info("model_loaded", model=model.name, seconds=seconds, bytes=size)

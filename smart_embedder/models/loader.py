@@ -39,6 +39,7 @@ from smart_embedder.interface import (
     human_size,
 )
 from smart_embedder.kernels.target import ATTENTION, Target, choose_backend
+from smart_embedder.models.extractors.token_classifier import TokenClassifier
 from smart_embedder.models.families.registry import (
     is_quantized_by_layers,
     is_qwen3,
@@ -172,6 +173,16 @@ def load_reranker(
     _warn_of_ignored_code(name, folder)
     with record_reading(folder, config.transformer_folder(folder)) as record:
         model = make_reranker(name, folder, max_length, target, max_pairs=max_qwen_pairs, kind=kind)
+    record.require_all_read()
+    model.set_vector_spaces(record)
+    return model
+
+
+def load_extractor(name: str, folder: Path, max_length: int, target: Target) -> TokenClassifier:
+    """Load a model that finds spans of texts; raises `StartupError`."""
+    _warn_of_ignored_code(name, folder)
+    with record_reading(folder, folder) as record:
+        model = TokenClassifier(name, folder, max_length, target)
     record.require_all_read()
     model.set_vector_spaces(record)
     return model
@@ -324,6 +335,9 @@ class EntryLoader:
             default = settings.qwen_embed_max_length if is_qwen else settings.embed_max_length
             length = entry.max_length or default
             model = load_embedder(entry.public_name, folder, length, target, read_overrides(entry))
+        elif entry.task == "extract":
+            length = entry.max_length or settings.embed_max_length
+            model = load_extractor(entry.public_name, folder, length, target)
         else:
             default = settings.qwen_rerank_max_length if is_qwen else settings.bge_rerank_max_length
             length, pairs = entry.max_length or default, settings.qwen_rerank_batch_size

@@ -312,6 +312,11 @@ class TextTokenizer:
             begin += len(text_slice)
 
     @property
+    def marks_continuations(self) -> bool:
+        """Whether tokens that continue a word have a prefix, such as `##`."""
+        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
+
+    @property
     def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
         """The special tokens before, and those after, every text."""
         before, after = (

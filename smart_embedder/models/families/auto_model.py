@@ -61,6 +61,7 @@ from smart_embedder.models.families.int8 import (
     warn_if_inexact,
 )
 from smart_embedder.models.families.module_loading import (
+    Classified,
     Classifier,
     cannot_compute_error,
     load_module,
@@ -125,7 +126,7 @@ def load_by_transformers(
     target: Target,
     read_tokenizer: Callable[[int], TextTokenizer],
     *,
-    classifies: bool = False,
+    classifies: Classified | None = None,
     marks_segments: bool = False,
 ) -> tuple[Backbone, TextTokenizer]:
     """Load the transformer in `folder` and its tokenizer, for the module's number of positions.

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -23,6 +23,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
+    AutoModelForTokenClassification,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import BaseModelOutput
@@ -30,6 +31,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
 )
 
 from smart_embedder.errors import StartupError, one_line
@@ -41,6 +43,8 @@ from smart_embedder.models.files.config import PPLX, read_config, unusable_value
 from smart_embedder.models.files.record import current_record
 from smart_embedder.models.files.weights import StoredTensor, Weights
 
+# What a classifier labels.
+Classified = Literal["sequences", "tokens"]
 # The most parameters of a module, relative to the stored numbers: it may also have an unused
 # pooler, and tables that it computes.
 _MAX_PARAMETERS = 1.5
@@ -61,10 +65,11 @@ _REASONS = {
 
 
 class Classifier(nn.Module):
-    """A classifier of transformers, whose logits are the state of each token of a sequence.
+    """A classifier of transformers, whose logits are the states of its tokens.
 
-    So it is loaded, proven and run as any module. With `marks_segments` it reads which tokens are
-    of the second text of a pair.
+    So it is loaded, proven and run as any module. All tokens of a sequence have its logits, unless
+    the classifier labels tokens. With `marks_segments` it reads which tokens are of the second text
+    of a pair.
     """
 
     _supports_attention_backend = False  # Packed, its head would read the tokens of other texts.
@@ -83,10 +88,12 @@ class Classifier(nn.Module):
     def forward(self, input_ids: Tensor, **options: Tensor) -> BaseModelOutput:
         """Compute `[N, L, labels]` from `input_ids` `[N, L]`."""
         logits = self.classifier(input_ids=input_ids, **options).logits
-        return BaseModelOutput(logits[:, None].expand(-1, input_ids.shape[1], -1))
+        if logits.dim() == 2:  # noqa: PLR2004 - of sequences
+            logits = logits[:, None].expand(-1, input_ids.shape[1], -1)
+        return BaseModelOutput(logits)
 
 
-def load_module(folder: Path, target: Target, *, classifies: bool) -> Any:
+def load_module(folder: Path, target: Target, *, classifies: Classified | None) -> Any:
     """Load the module in `folder`, with a head only if it `classifies`, on its device.
 
     Raises `StartupError` if it cannot be loaded or lacks tensors.
@@ -199,7 +206,7 @@ def cannot_compute_error(described: str, error: Exception) -> StartupError:
 
 
 def _from_pretrained(
-    folder: Path, target: Target, *, classifies: bool
+    folder: Path, target: Target, *, classifies: Classified | None
 ) -> tuple[Any, dict[str, Any]]:
     """Load the module; return it with transformers' report of missing tensors.
 
@@ -279,15 +286,22 @@ def _find_unread_fields(described: Any) -> set[str]:
     return {name for name in unread if getattr(config, name) and not name.startswith("_")}
 
 
-def _find_class(folder: Path, config: Any, *, classifies: bool) -> Any:
+def _find_class(folder: Path, config: Any, *, classifies: Classified | None) -> Any:
     """Return transformers' automatic class of a classifier, or of an encoder, if there is one."""
     if classifies:
-        if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        known, automatic = {
+            "sequences": (
+                MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+                AutoModelForSequenceClassification,
+            ),
+            "tokens": (MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification),
+        }[classifies]
+        if type(config) not in known:
             raise StartupError(
                 f"{folder} holds a model of type {config.model_type}, and transformers "
                 f"{transformers.__version__} has no classifier of this type"
             )
-        return AutoModelForSequenceClassification
+        return automatic
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
     # Some types have an encoder only for their text part.
     if encoder is None or encoder.config_class is not type(config):

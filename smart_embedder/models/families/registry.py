@@ -6,6 +6,7 @@ Types without an implementation here are loaded by transformers' modules.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -77,7 +78,7 @@ def load_backbone(
     closing: str | None = None,
     weights: Weights | None = None,
     calibrate: Callable[[TextTokenizer], list[TokenIds]] = encode_calibration,
-    **classifier: bool,
+    **classifier: Any,
 ) -> tuple[Backbone, TextTokenizer]:
     """Load the transformer in `folder`, of any family, and its tokenizer.
 

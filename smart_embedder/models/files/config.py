@@ -54,6 +54,7 @@ _HARMLESS = {
 STATES = ("feature-extraction", "last_hidden_state")
 MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", "logits")
 LANGUAGE = ("text-generation", "logits")
+TOKEN_CLASSES = ("token-classification", "logits")
 # Arguments of transformers for rendering, which are no variables of a chat template.
 _RENDERING = {
     "chat_template", "continue_final_message", "documents", "max_length", "padding",
@@ -113,6 +114,13 @@ def _read_json(path: Path) -> Any:
         raise StartupError(f"{path} cannot be read: {error}") from error
     except RecursionError as error:
         raise StartupError(f"{path} cannot be read: it is nested too deeply") from error
+
+
+def name_labels(config: dict[str, Any], count: int) -> tuple[str, ...]:
+    """Return the names of a classifier's labels; those without a name are called as usual."""
+    names: Any = config.get("id2label")
+    names = names if isinstance(names, dict) else {}
+    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
 
 
 def read_integer(

@@ -138,7 +138,7 @@ def load_classifier(
     if not is_classifier(folder):
         raise _no_head_error(folder)
     backbone, tokenizer = _load_body(
-        folder, max_length, target, CLASSES, classifies=True, marks_segments=marks_segments
+        folder, max_length, target, CLASSES, classifies="sequences", marks_segments=marks_segments
     )
     # The state of each token is the logits of its sequence.
     labels = backbone.hidden_size

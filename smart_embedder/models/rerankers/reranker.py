@@ -16,6 +16,7 @@ from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.files.config import (
+    name_labels,
     read_config,
     read_default_prompt,
     read_modules,
@@ -183,7 +184,7 @@ def _make_classifier(
         pairs = TokenizerPairs(scorer.tokenizer, marks=marks, drops_empty=drops_empty)
     else:
         pairs = TemplatePairs(template, scorer.tokenizer)
-    labels = _name_labels(config, scorer.labels)
+    labels = name_labels(config, scorer.labels)
     ranking = _find_label(name, labels, kind)
     return Reranker(
         name,
@@ -203,13 +204,6 @@ def _require_default_prompt(folder: Path, *supported: str) -> None:
             f"{folder} has the prompt {prompt!r:.60} for every pair (default_prompt_name), which "
             "is not supported"
         )
-
-
-def _name_labels(config: dict[str, Any], count: int) -> tuple[str, ...]:
-    """Return the names of the labels; those without a name are called as by transformers."""
-    names: Any = config.get("id2label")
-    names = names if isinstance(names, dict) else {}
-    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
 
 
 def _find_label(name: str, labels: tuple[str, ...], kind: str | None) -> int:

@@ -1,0 +1,184 @@
+"""Token classifiers: every token of a text has a logit for each label of the model.
+
+Long texts are read in windows that overlap by a quarter, so that every token but the first and last
+of a text is read with at least an eighth of a window on either side.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start_copies
+from smart_embedder.kernels.target import Target
+from smart_embedder.models.extractors.aggregation import (
+    Flags,
+    LabelNames,
+    ScoredTokens,
+    softmax,
+    starts_behind_spaces,
+)
+from smart_embedder.models.families.bert import is_encoder
+from smart_embedder.models.families.registry import load_backbone
+from smart_embedder.models.files.config import (
+    TOKEN_CLASSES,
+    TextOptions,
+    name_labels,
+    read_config,
+)
+from smart_embedder.models.files.weights import Weights
+from smart_embedder.models.heads.colbert import read_special_token
+from smart_embedder.models.runner import DeviceModel, OutputSpec
+from smart_embedder.requests import Aggregation, Outputs
+from smart_embedder.results import FloatArray, Span
+from smart_embedder.tokens import TextWindows, TokenIds, TokenSpans
+from smart_embedder.vector_space import SCORE
+
+# The share of a window that the next one reads, too.
+_OVERLAP = 4
+_HEAD = "classifier"
+
+
+class TokenClassifier(DeviceModel[FloatArray]):
+    """Implements `smart_embedder.interface.Extractor`; results are logits `[tokens, labels]`."""
+
+    def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
+        """Load the model; raises `StartupError` if the folder holds no token classifier."""
+        config = read_config(folder)
+        architectures = config.get("architectures") or [""]
+        if not str(architectures[0]).endswith("ForTokenClassification"):
+            raise StartupError(
+                f"{folder} holds no model that labels tokens (architectures in config.json ends "
+                "in ForTokenClassification)"
+            )
+        texts = replace(TextOptions.read(folder, TOKEN_CLASSES), message_format=None)
+        if is_encoder(config):
+            weights = Weights.read(folder)
+            backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
+            count = weights.shape(f"{_HEAD}.weight", 2)[0]
+            head = weights.linear(_HEAD, backbone.hidden_size, count)
+            self._head: nn.Module = backbone.place_head(head)
+        else:
+            backbone, tokenizer = load_backbone(
+                folder, target, max_length, texts, classifies="tokens"
+            )
+            count, self._head = backbone.hidden_size, nn.Identity()
+        super().__init__(name, backbone, tokenizer)
+        self.labels = name_labels(config, count)
+        self._names = LabelNames(self.labels)
+        self._before, self._after = (
+            np.array([token.id for token in tokens], np.int64) for tokens in self.special_tokens
+        )
+        unknown = read_special_token(folder, "unk_token")
+        self._unknown = None if unknown is None else tokenizer.token_id(unknown)
+        steps = repr(self.labels)
+        self._output_specs = {SCORE: OutputSpec("token", count, head=_HEAD, steps=steps)}
+
+    def names(self, aggregation: Aggregation) -> tuple[str, ...]:
+        """Implement `smart_embedder.interface.Extractor`."""
+        names = dict.fromkeys(self._names.names(aggregation))
+        return tuple(name for name in names if name != "O")
+
+    def tokenize_windows(self, texts: list[str], check: Callable[[int], None]) -> list[TextWindows]:
+        """Implement `smart_embedder.interface.Extractor`."""
+        size = self.max_length - len(self._before) - len(self._after)
+        tokenized, count = list[TextWindows](), 0
+        for text in texts:
+            parts = []
+            for part in self.token_spans(text):
+                count += len(part.ids)
+                check(count)
+                parts.append(part)
+            windows = divide(sum(len(part.ids) for part in parts), size)
+            spans = join_spans(parts)
+            sequences = [
+                np.concatenate((self._before, spans.ids[window], self._after)) for window in windows
+            ]
+            tokenized.append(TextWindows(spans, windows, sequences))
+        return tokenized
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[FloatArray | InferenceError]]:
+        """Implement `DeviceModel`: the logits of each token, without those of special tokens."""
+        del outputs
+        packed = self._backbone.pack(sequences)
+        logits = self._head(self._backbone.forward(packed))[: packed.real_tokens].float()
+        copies = start_copies([DeviceRows.of(logits)], packed.tokens)
+
+        def collect() -> list[FloatArray | InferenceError]:
+            (rows,) = copies()
+            results: list[FloatArray | InferenceError] = []
+            for row in packed.unpack_order:
+                tokens = slice(packed.offsets[row], packed.offsets[row + 1])
+                text = slice(tokens.start + len(self._before), tokens.stop - len(self._after))
+                is_finite = rows.finite[tokens].all()
+                results.append(rows.values[text] if is_finite else not_finite_error())
+            return results
+
+        return collect
+
+    def find_spans(
+        self,
+        text: str,
+        windows: TextWindows,
+        results: Sequence[FloatArray],
+        aggregation: Aggregation,
+    ) -> list[Span]:
+        """Implement `smart_embedder.interface.Extractor`."""
+        if not results:
+            return []
+        logits = np.concatenate(list(keep_middles(windows.windows, results)))
+        spans = windows.spans
+        tokens = ScoredTokens(text, spans, softmax(logits), self._continues_word(text, spans))
+        return tokens.find_spans(self._names, aggregation)
+
+    def _continues_word(self, text: str, spans: TokenSpans) -> Flags:
+        """Return which tokens continue a word, as transformers' pipeline finds them.
+
+        A vocabulary that marks such tokens makes them longer than their characters. Of another one,
+        they are the tokens without a space in front of them.
+        """
+        if self._tokenizer.marks_continuations:
+            distinct, places = np.unique(spans.ids, return_inverse=True)
+            lengths = np.array([len(token) for token in self._tokenizer.token_strings(distinct)])
+            continues: Flags = lengths[places] != spans.stops - spans.starts
+        else:
+            continues = ~starts_behind_spaces(text, spans)
+        return continues if self._unknown is None else continues & (spans.ids != self._unknown)
+
+
+def divide(count: int, size: int) -> list[slice]:
+    """Divide this many tokens into windows of at most `size`; neighbours overlap by a quarter."""
+    if count <= size:
+        return [slice(0, count)] if count else []
+    starts = range(0, count - size, size - size // _OVERLAP)
+    return [slice(start, start + size) for start in (*starts, count - size)]
+
+
+def keep_middles(windows: list[slice], results: Sequence[FloatArray]) -> list[FloatArray]:
+    """Return the rows of each window without those that are nearer to the middle of another."""
+    kept, begin = [], 0
+    for index, (window, rows) in enumerate(zip(windows, results, strict=True)):
+        is_last = index + 1 == len(windows)
+        end = window.stop if is_last else (window.stop + windows[index + 1].start) // 2
+        kept.append(rows[begin - window.start : end - window.start])
+        begin = end
+    return kept
+
+
+def join_spans(parts: list[TokenSpans]) -> TokenSpans:
+    """Join the tokens of the slices of a text."""
+    if not parts:
+        empty = np.zeros(0, np.int64)
+        return TokenSpans(empty, empty, empty)
+    return TokenSpans(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.starts for part in parts]),
+        np.concatenate([part.stops for part in parts]),
+    )

@@ -1,0 +1,116 @@
+"""Requests for spans: label the tokens of whole texts, and combine them into spans."""
+
+import time
+from functools import partial
+from itertools import islice
+
+from smart_embedder.errors import EmptyInputError, InvalidRequestError
+from smart_embedder.interface import Extractor, LoadedModels
+from smart_embedder.interrupts import stop_if_given_up
+from smart_embedder.requests import ExtractRequest, Outputs
+from smart_embedder.results import ExtractionResult, FloatArray, Span, Stage
+from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
+from smart_embedder.scheduling.job import Job, timings_of
+from smart_embedder.tokens import TextWindows
+
+# A token's id and the characters that it stands for, each twice while a text is joined.
+_TOKEN_BYTES = 6 * 8
+# A number for each label of a token: the model's, those of joined windows, and their softmax twice.
+_LABEL_BYTES = 4 * 4
+# The objects of a span and its JSON, without its text; and a character of the text.
+_SPAN_BYTES, _CHARACTER_BYTES = 512, 4
+# The subject and the advice of an error about memory.
+_MEMORY_ERROR_TEXTS = "the labels of all tokens of these texts", "send fewer texts or shorter ones"
+# The most labels that an error names.
+_MAX_NAMED = 50
+
+
+class ExtractionPipeline:
+    """Serves requests for spans. Each holds a permit of `waiting` until its last batch is taken."""
+
+    def __init__(self, admission: Admission, waiting: ConcurrencyLimit) -> None:
+        self._admission = admission
+        self._waiting = waiting
+
+    async def extract(self, models: LoadedModels, request: ExtractRequest) -> ExtractionResult:
+        """Find the spans of each text.
+
+        Raises `EmptyInputError` without texts, `InvalidRequestError` for a label that the model
+        does not have, and the `UnavailableError`s and errors of forwards of `EngineCore.embed`.
+        """
+        if not request.texts:
+            raise EmptyInputError("there are no texts to read")
+        model = models.extractor
+        if model is None:
+            raise InvalidRequestError(f"the model {models.embedder.name} finds no spans of texts")
+        _check_labels(model, request)
+        started, jobs = time.perf_counter(), list[Job]()
+        async with self._admission.accepted.scope():
+            async with self._waiting.hold(request.client):
+                windows, size, stage = await self._tokenize(model, request)
+                sequences = [sequence for text in windows for sequence in text.sequences]
+                if sequences:
+                    client, is_bulk = request.client, request.is_bulk
+                    jobs.append(Job(model, sequences, Outputs(), client=client, is_bulk=is_bulk))
+                await self._admission.submit(*jobs)
+            results = await self._admission.results(*jobs)
+            find = partial(_find_spans, model, request, windows, results[0] if jobs else [], size)
+            spans = await self._admission.threads.run(find, request.texts, request.client)
+        request.answer.reserve(size + sum(map(_count_bytes, spans)), *_MEMORY_ERROR_TEXTS)
+        timings = timings_of(started, tokenized=[stage], jobs=jobs)
+        return ExtractionResult(spans, sum(map(len, sequences)), timings)
+
+    async def _tokenize(
+        self, model: Extractor, request: ExtractRequest
+    ) -> tuple[list[TextWindows], int, Stage]:
+        """Tokenize the texts, and reserve memory for their results; returns its size, too."""
+        token_bytes = _TOKEN_BYTES + _LABEL_BYTES * len(model.labels)
+
+        def check(tokens: int) -> None:
+            request.answer.check(token_bytes * tokens, *_MEMORY_ERROR_TEXTS)
+
+        call = partial(model.tokenize_windows, request.texts, check)
+        windows, stage = await self._admission.tokenize(model, call, request.texts, request.client)
+        size = token_bytes * sum(len(text.spans.ids) for text in windows)
+        request.answer.reserve(size, *_MEMORY_ERROR_TEXTS)
+        return windows, size, stage
+
+
+def _check_labels(model: Extractor, request: ExtractRequest) -> None:
+    """Raise `InvalidRequestError` for the first label that the model does not have."""
+    known = model.names(request.aggregation)
+    if not set(request.labels or ()) <= set(known):
+        more = ", ..." if len(known) > _MAX_NAMED else ""
+        raise InvalidRequestError(
+            f"the option labels has one that {model.name} does not know: its labels, with the "
+            f"aggregation {request.aggregation}, are {', '.join(known[:_MAX_NAMED])}{more}"
+        )
+
+
+def _find_spans(
+    model: Extractor,
+    request: ExtractRequest,
+    windows: list[TextWindows],
+    results: list[FloatArray],
+    size: int,
+) -> list[list[Span]]:
+    """Find the spans of each text that the request asks for; `size` bytes are reserved already."""
+    remaining, found = iter(results), list[list[Span]]()
+    labels = None if request.labels is None else set(request.labels)
+    for text, read in zip(request.texts, windows, strict=True):
+        stop_if_given_up()
+        of_text = list(islice(remaining, len(read.sequences)))
+        spans = [
+            span
+            for span in model.find_spans(text, read, of_text, request.aggregation)
+            if span.score >= request.threshold and (labels is None or span.label in labels)
+        ]
+        found.append(spans)
+        size += _count_bytes(spans)
+        request.answer.check(size, *_MEMORY_ERROR_TEXTS)
+    return found
+
+
+def _count_bytes(spans: list[Span]) -> int:
+    """Return the bytes of spans in a response."""
+    return sum([_SPAN_BYTES + _CHARACTER_BYTES * len(span.text) for span in spans])
