@@ -26,8 +26,10 @@ from smart_embedder import requests as records
 from smart_embedder.interface import LoadedModels
 from smart_embedder.results import (
     EmbeddingResult,
+    ExtractionResult,
     FloatArray,
     RerankResult,
+    Span,
     SparseVector,
     TextEmbedding,
     Timings,
@@ -233,7 +235,22 @@ def ranked_scores(result: RerankResult) -> list[tuple[int, np.float32]]:
     return [(index, np.float32(result.scores[index])) for index in result.ranking]
 
 
-def report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
+def render_spans(result: ExtractionResult, about: dict[str, Any]) -> Iterator[bytes]:
+    """Render the spans of each text; the fields `about` follow."""
+
+    def rows() -> Iterator[Iterator[bytes]]:
+        for index, spans in enumerate(result.spans):
+            yield render_object({"id": index, "spans": render_list(map(span_as_json, spans))})
+
+    return render_object({"data": render_items(rows())} | about | report(result))
+
+
+def span_as_json(span: Span) -> dict[str, Any]:
+    """The span for orjson."""
+    return asdict(span) | {"text": text_as_json(span.text), "score": np.float32(span.score)}
+
+
+def report(result: EmbeddingResult | RerankResult | ExtractionResult) -> dict[str, Any]:
     """The fields of every native response besides its results: times, warnings and usage."""
     timings = timings_as_json(result.timings)
     return {

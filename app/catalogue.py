@@ -17,7 +17,7 @@ _EMBED = "embed"
 
 
 class Role(Enum):
-    """The use of a model: for all kinds of vectors, only for dense ones, or for scores.
+    """The use of a model: for all kinds of vectors, only for dense ones, for scores, or for spans.
 
     The value is its field of `LoadedModels`.
     """
@@ -25,6 +25,22 @@ class Role(Enum):
     EMBEDDER = "embedder"
     DENSE = "dense"
     RERANKER = "reranker"
+    EXTRACTOR = "extractor"
+
+    @classmethod
+    def of(cls, task: str) -> "Role":
+        """The role of a model of MODELS with this task."""
+        return {"embed": cls.EMBEDDER, "rerank": cls.RERANKER, "extract": cls.EXTRACTOR}[task]
+
+    @property
+    def task(self) -> str:
+        """The task of models with this role."""
+        return {Role.RERANKER: "rerank", Role.EXTRACTOR: "extract"}.get(self, "embed")
+
+    @property
+    def embeds(self) -> bool:
+        """Whether models with this role make vectors."""
+        return self in {Role.EMBEDDER, Role.DENSE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +92,7 @@ class ModelCatalogue:
                         f"{entry.location}: {name} is already a name of a default model"
                     )
         for entry in entries:
-            role = Role.EMBEDDER if entry.task == "embed" else Role.RERANKER
+            role = Role.of(entry.task)
             names = tuple(dict.fromkeys((*_public_names(role, entry.public_name), *entry.aliases)))
             served.append(ServedModel(role, names, from_models_file=True, revision=entry.revision))
         self.models = tuple(_with_aliases(model, aliases) for model in served)
@@ -86,7 +102,7 @@ class ModelCatalogue:
                     f"MODEL_ALIASES={alias}={target} is not allowed: the models that are served "
                     f"are {_listed(self.models)}"
                 )
-        embedders = [model for model in self.models if model.role is not Role.RERANKER]
+        embedders = [model for model in self.models if model.role.embeds]
         self._embedders = sorted(embedders, key=lambda model: model.role is Role.EMBEDDER)
         scorer = Role.EMBEDDER if settings.reranker_model == LATE_INTERACTION else Role.RERANKER
         # The default reranker, if there is one, is the first.
@@ -106,6 +122,18 @@ class ModelCatalogue:
             return next((model for model in self._rerankers if not model.from_models_file), None)
         return _find(name, self._rerankers, "rerankers")
 
+    def extractor(self, name: str | None) -> ServedModel:
+        """The model for spans with this name, or the first of MODELS.
+
+        Raises `UnknownModelError`, also if there is none.
+        """
+        extractors = [model for model in self.models if model.role is Role.EXTRACTOR]
+        if not extractors:
+            raise UnknownModelError(
+                "no model that finds spans is served here: give a model of MODELS the task extract"
+            )
+        return _find(name, extractors, "models with the task extract")
+
     def find(self, name: str | None) -> ServedModel:
         """The model with this name, or the default model of dense vectors."""
         return self._embedders[0] if name is None else _find(name, self.models, "models")
@@ -121,7 +149,8 @@ class ModelCatalogue:
 
 def _default_models(settings: Settings) -> Iterator[ServedModel]:
     """The default models, which EMBEDDING_MODEL and the like name."""
-    for role, entry in zip(Role, settings.default_entries, strict=True):
+    roles = (Role.EMBEDDER, Role.DENSE, Role.RERANKER)
+    for role, entry in zip(roles, settings.default_entries, strict=True):
         if entry is not None:
             names = tuple(_public_names(role, entry.public_name))
             yield ServedModel(role, names, revision=entry.revision)
@@ -133,7 +162,7 @@ def _public_names(role: Role, name: str) -> Iterator[str]:
     yield name
     if last != name:
         yield last
-    if role is not Role.RERANKER and _EMBED not in name.lower():
+    if role.embeds and _EMBED not in name.lower():
         yield f"{last}-{_EMBED}"
 
 

@@ -65,6 +65,7 @@ class Endpoint:
 
 NATIVE_EMBEDDINGS = Endpoint(EMBEDDING_ENDPOINT)
 RERANK = Endpoint(RERANK_ENDPOINT, Purpose.RERANKING)
+EXTRACT = Endpoint("/extract")
 
 
 @dataclass(slots=True)

@@ -33,13 +33,13 @@ from smart_embedder.interface import (
     LoadedModels,
 )
 from smart_embedder.interrupts import failing_with
-from smart_embedder.requests import EmbedRequest, RerankRequest
-from smart_embedder.results import EmbeddingResult, RerankResult, Stage, sigmoid
+from smart_embedder.requests import AnyRequest, EmbedRequest, ExtractRequest, RerankRequest
+from smart_embedder.results import EmbeddingResult, ExtractionResult, RerankResult, Stage, sigmoid
 from smart_embedder.vector_space import require_spaces
 
 Result = TypeVar("Result")
-WorkRequest = TypeVar("WorkRequest", EmbedRequest, RerankRequest)
-WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult)
+WorkRequest = TypeVar("WorkRequest", EmbedRequest, RerankRequest, ExtractRequest)
+WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult, ExtractionResult)
 
 # Rendering this many bytes of vectors takes three milliseconds, as JSON is three times as long.
 LARGE_ANSWER_BYTES = 32_768
@@ -134,7 +134,7 @@ class Call(Request):
         context.stages.extend(result.timings.stages)
         return result
 
-    def require_spaces(self, models: LoadedModels, request: EmbedRequest | RerankRequest) -> None:
+    def require_spaces(self, models: LoadedModels, request: AnyRequest) -> None:
         """Record the vector spaces of the response.
 
         Raises `VectorSpaceDiffersError` if the request requires others.
@@ -198,7 +198,7 @@ def find_embedder(call: Call, role: Role | None = None) -> ServedModel:
     if name is None:
         return catalogue.embedder(None) if role is None else catalogue.with_role(role)
     model = catalogue.find(name)
-    if model.role is Role.RERANKER or role not in {None, model.role}:
+    if not model.role.embeds or role not in {None, model.role}:
         raise InvalidRequestError(f"the model {model.name} does not support this endpoint")
     return model
 
@@ -251,6 +251,14 @@ async def score_passages(
     """Score passages that have been checked."""
     work, counter = call.service.engine.scoring.rerank, call.service.metrics.pairs
     return await call.run(work, request, model, counter, passages=len(request.passages))
+
+
+async def extract(call: Call, request: ExtractRequest, model: ServedModel) -> ExtractionResult:
+    """Check the texts, and find the spans of each."""
+    settings, metrics = call.service.settings, call.service.metrics
+    check_texts(request.texts, "texts", settings.max_sentences_per_request)
+    work = call.service.engine.extraction.extract
+    return await call.run(work, request, model, metrics.sentences, sentences=len(request.texts))
 
 
 def _rename_field(error: TextTooLongError, native: str, field: str) -> TextTooLongError:

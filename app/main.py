@@ -26,7 +26,7 @@ from app.middleware.rate_limit import TokenBuckets
 from app.middleware.request_log import LogRequests, ProvideContext
 from app.middleware.request_metrics import MeasureRequests
 from app.openapi import install_openapi
-from app.routers import embeddings, health, metrics, models, pages, rerank, stats
+from app.routers import embeddings, extract, health, metrics, models, pages, rerank, stats
 from app.routers.pages import install_docs, install_ui
 from app.routing import Paths
 from app.run import (
@@ -55,6 +55,7 @@ ROUTERS = (
     cohere.router,
     tei.router,
     tei.model_router,
+    extract.router,
     embedding_server.router,
     ollama.router,
     models.router,

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 
 from app.context import METRICS_PATHS
 from app.routing import Paths
-from app.schemas import OPENAI_TEXTS, EmbeddingRequest, RerankBody
+from app.schemas import OPENAI_TEXTS, EmbeddingRequest, ExtractBody, RerankBody
 from app.service import Service
 from app.settings import Settings
 from smart_embedder.interface import LoadedModels
@@ -56,6 +56,7 @@ def install_openapi(app: FastAPI, service: Service, paths: Paths) -> None:
         for schema, field, max_items in (
             (EmbeddingRequest, "sentences", settings.max_sentences_per_request),
             (RerankBody, "passages", settings.max_rerank_passages),
+            (ExtractBody, "texts", settings.max_sentences_per_request),
         ):
             schemas[schema.__name__]["properties"][field]["maxItems"] = max_items
         if settings.requires_token:

@@ -215,6 +215,35 @@ class RerankResponse(BaseModel):
     timings_ms: TimingsMs
 
 
+class Span(BaseModel):
+    """A part of a text: the characters (Unicode code points) from `start` up to `end`."""
+
+    text: str
+    start: int
+    end: int
+    label: str
+    score: float
+
+
+class TextSpans(BaseModel):
+    """The spans of one text, in their order in it."""
+
+    id: Annotated[int, Field(description="Position in the request.")]
+    spans: list[Span]
+
+
+class ExtractResponse(BaseModel):
+    """The spans of each text, in the order of the request, and a report."""
+
+    data: list[TextSpans]
+    model_name: str
+    vector_space: Annotated[dict[str, str], Field(description="The id for `score`.")]
+    processing_time_ms: float
+    warnings: list[TruncationWarning]
+    usage: Usage
+    timings_ms: TimingsMs
+
+
 class ErrorResponse(BaseModel):
     """The shape of every error."""
 
@@ -251,7 +280,7 @@ class ServedModelStatus(BaseModel):
     """Whether a model is loaded, and if not, why; null for what is unknown."""
 
     name: str
-    task: Literal["embed", "rerank"]
+    task: Literal["embed", "rerank", "extract"]
     state: Literal["unloaded", "loading", "ready", "failed"]
     pinned: Annotated[bool, Field(description="Never unloaded, as the default models.")]
     requests: Annotated[

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_validator
 
 from app.context import (
+    EXTRACT,
     NATIVE,
     NATIVE_EMBEDDINGS,
     RERANK,
@@ -15,7 +16,7 @@ from app.context import (
 from app.settings import Settings
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
 from smart_embedder.interface import LoadedModels
-from smart_embedder.requests import InputType, Side
+from smart_embedder.requests import Aggregation, InputType, Side
 from smart_embedder.settings import MAX_PROMPT_CHARACTERS
 from smart_embedder.vectors import MAX_POOL_FACTOR, MuveraSide, OutputDtype
 
@@ -27,6 +28,10 @@ EMBEDDING_REQUEST: dict[str, JsonValue] = {
 RERANK_REQUEST: dict[str, JsonValue] = {
     "query": "What is hybrid search?",
     "passages": ["A recipe for bread.", "It joins meaning and exact words in one ranking."],
+}
+EXTRACT_REQUEST: dict[str, JsonValue] = {
+    "texts": ["Ada Lovelace was born in London."],
+    "threshold": 0.5,
 }
 # Names of the list of texts in other services.
 _TEXT_ALIASES = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
@@ -233,6 +238,33 @@ class RerankBody(RequestModel):
     """The weights of late interaction; equal by default."""
     truncate: Truncate = True
     truncation_side: TruncationSide = "right"
+    if_vector_space: str | None = None
+    """An id from an earlier response: 412 if these scores are of another model."""
+    model: ModelName = None
+
+
+class ExtractBody(RequestModel):
+    """Texts in which to find spans."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [EXTRACT_REQUEST]}, use_attribute_docstrings=True
+    )
+    endpoint = EXTRACT
+    example = EXTRACT_REQUEST
+    aliases = (
+        dict.fromkeys((*_TEXT_ALIASES, "sentences"), "texts")
+        | dict.fromkeys(("entities", "entity_types"), "labels")
+        | {"aggregation_strategy": "aggregation", "min_score": "threshold"}
+    )
+
+    texts: Annotated[Texts, Field(json_schema_extra=_NOT_EMPTY)]
+    """The texts to read, whole: long ones in windows that overlap."""
+    labels: Annotated[list[str] | None, FailFast()] = None
+    """Only return spans with these labels."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0
+    """Only return spans with at least this score."""
+    aggregation: Aggregation = "simple"
+    """How tokens become spans, as in the token classification pipeline of transformers."""
     if_vector_space: str | None = None
     """An id from an earlier response: 412 if these scores are of another model."""
     model: ModelName = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.catalogue import ModelCatalogue, Role, ServedModel
+from app.catalogue import ModelCatalogue, ServedModel
 from app.http_metrics import Metrics
 from app.middleware.draining import Drain
 from app.middleware.rate_limit import TokenBuckets
@@ -44,7 +44,7 @@ class Service:
 
     def status_of(self, model: ServedModel) -> ModelStatus:
         """The state of a model. An embedder and a reranker may have the same name."""
-        key = model.name, "rerank" if model.role is Role.RERANKER else "embed"
+        key = model.name, model.role.task
         return next(status for status in self.engine.statuses if (status.name, status.task) == key)
 
     @property

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.answers import render_list, render_object, text_as_json
 from app.body import read_json
-from app.catalogue import Role, ServedModel
+from app.catalogue import ServedModel
 from app.context import Dialect, Endpoint, ErrorFacts
 from app.dialects import fields
 from app.error_responses import NO_422
@@ -175,7 +175,7 @@ async def show_version() -> Response:
 @router.get_and_head("/api/tags", include_in_schema=False)
 async def list_tags(service: ServiceDep) -> Response:
     """List the names of the embedding models."""
-    models = [model for model in service.catalogue.models if model.role is not Role.RERANKER]
+    models = [model for model in service.catalogue.models if model.role.embeds]
     tags = [_tag(name, model, service) for model in models for name in model.names]
     return JSONResponse({"models": tags})
 

@@ -330,11 +330,12 @@ def _describe_model(service: Service, model: ServedModel) -> Response:
     settings, models = service.settings, service.engine.loaded(model.name)
     loaded, threads = _get_loaded(model, models), settings.tokenizer_threads
     model_type: dict[str, Any]
-    if model.role is Role.RERANKER:
+    if not model.role.embeds:
         labels = getattr(loaded, "labels", ("LABEL_0",))
         named = {str(index): label for index, label in enumerate(labels)}
         ids = {label: index for index, label in enumerate(labels)}
-        model_type = {"reranker": {"id2label": named, "label2id": ids}}
+        kind = "reranker" if model.role is Role.RERANKER else "classifier"
+        model_type = {kind: {"id2label": named, "label2id": ids}}
     else:
         embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
         model_type = {"embedding": {"pooling": embedder.pooling}}

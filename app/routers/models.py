@@ -23,7 +23,7 @@ class OpenAIModel(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
-    task: Annotated[Literal["embed", "rerank"], Field(description="An extension.")]
+    task: Annotated[Literal["embed", "rerank", "extract"], Field(description="An extension.")]
     state: Annotated[
         Literal["unloaded", "loading", "ready", "failed"],
         Field(description="Whether the model is loaded: an extension."),

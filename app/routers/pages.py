@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from app.context import context_of
+from app.context import EXTRACT, context_of
 from app.headers import choose_preferred, parse_preferences, read_preference
 from app.http_metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.response_schemas import IndexResponse
@@ -184,6 +184,7 @@ async def show_index(request: Request, service: ServiceDep) -> Response:
     paths = {
         "embeddings": EMBEDDING_ENDPOINT,
         "rerank": RERANK_ENDPOINT,
+        "extract": EXTRACT.path,
         "documentation": "/docs",
         "openapi": "/openapi.json",
         "health": "/health",

@@ -102,7 +102,8 @@ def test_only_native_lists_have_max_items(app) -> None:
         for field, about in schema.get("properties", {}).items()
         if about.get("maxItems") in {123, 45}
     }
-    assert limits == {("EmbeddingRequest", "sentences"): 123, ("RerankBody", "passages"): 45}
+    texts = {("EmbeddingRequest", "sentences"): 123, ("ExtractBody", "texts"): 123}
+    assert limits == texts | {("RerankBody", "passages"): 45}
 
 
 def test_work_and_protected_metrics_are_locked() -> None:

@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
+from tests.support.classifiers import save_token_classifier
 from tests.support.server import run_server
 
-WORKING = ["/embeddings/", "/rerank"]
+WORKING = ["/embeddings/", "/rerank", "/extract"]
 # Other APIs accept bodies that the description does not allow, and refuse some fields that it
 # allows.
 FOREIGN = ["/v1/embeddings", "/v1/rerank", "/v2/rerank"]
@@ -28,7 +29,10 @@ TOKEN = {"Authorization": "Bearer fuzz"}
 def description(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
     """The operations of a server with a token, so that requests without one are tested, too."""
     folder = tmp_path_factory.mktemp("fuzz")
-    with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), API_TOKEN="fuzz") as server:
+    classifier = save_token_classifier(folder / "tiny-ner", "Bert")
+    (folder / "models.yaml").write_text(f"- name: {classifier}\n  task: extract\n", "utf-8")
+    models = {"EMBEDDING_MODEL": str(tiny_m3), "MODELS": str(folder / "models.yaml")}
+    with run_server(folder, API_TOKEN="fuzz", **models) as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         assert "Traceback" not in server.log
 
@@ -81,6 +85,7 @@ def asks_in_vain(body: object) -> bool:
         or pooled_in_vain
         or strings_of_none
         or body.get("prompt") == ""
+        or bool(body.get("labels"))
         or any(body.get(field) is not None for field in unknown)
     )
 

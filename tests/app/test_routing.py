@@ -35,7 +35,7 @@ def test_the_root_names_the_service_its_version_and_where_to_look(client) -> Non
     answer = client.get("/").json()
     assert (answer["service"], answer["version"]) == ("Smart Embedder", __version__)
     paths = answer["paths"]
-    for work in (paths.pop("embeddings"), paths.pop("rerank")):
+    for work in (paths.pop(name) for name in ("embeddings", "rerank", "extract")):
         assert client.post(work, json={}).status_code == 422
     assert {"documentation", "health"} <= set(paths)
     assert all(client.get(path).status_code == 200 for path in paths.values())

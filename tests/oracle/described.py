@@ -12,10 +12,11 @@ from typing import Any
 
 from tests.oracle.rules import Body, Rule
 from tests.oracle.score_rules import SCORE_RULES
+from tests.oracle.span_rules import SPAN_RULES
 from tests.oracle.vector_rules import VECTOR_RULES
 
 Schema = dict[str, Any]
-RULES = VECTOR_RULES | SCORE_RULES
+RULES = VECTOR_RULES | SCORE_RULES | SPAN_RULES
 _REFUSED = "Refused."
 _FREE = object()
 # Operations without vectors or scores, with the reason.

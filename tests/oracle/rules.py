@@ -13,6 +13,7 @@ from typing import Any
 from tests.oracle.truth import (
     M3,
     BgeReranker,
+    Classifier,
     Ids,
     Qwen,
     QwenReranker,
@@ -44,12 +45,13 @@ class Served:
     """The models of a server.
 
     Without a `dense` model `m3` makes every kind of vectors, and its prompts count. Without a
-    `reranker` `m3` scores by late interaction.
+    `reranker` `m3` scores by late interaction. Without a `classifier` no spans are found.
     """
 
     m3: M3
     dense: Qwen | None
     reranker: BgeReranker | QwenReranker | None
+    classifier: Classifier | None = None
 
     @property
     def dense_model(self) -> M3 | Qwen:

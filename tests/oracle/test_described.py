@@ -10,10 +10,13 @@ import pytest
 
 from app.main import create_app
 from app.settings import Settings
+from smart_embedder.models_file import read_model_entries
+from tests.app.conftest import serving
 from tests.oracle.conformance import check_every_request
 from tests.oracle.described import WITHOUT_TRUTH, operations, questions, without_rule
 from tests.oracle.rules import Served
-from tests.oracle.truth import M3
+from tests.oracle.truth import M3, Classifier
+from tests.support.classifiers import save_token_classifier
 from tests.support.formats import JSON
 
 # One in so many of the questions with at most one option; scripts/oracle.py asks all.
@@ -101,6 +104,17 @@ def test_every_option_of_embeddings_equals_transformers(server, tiny_m3: Path, c
     assert outcome.wrong == []
     assert outcome.answers.total() > 60
     assert outcome.refusals > 10
+
+
+def test_every_option_of_extract_equals_the_pipeline(tmp_path, tiny_m3: Path, changed) -> None:
+    folder, models = save_token_classifier(tmp_path / "tiny-ner", "Bert"), tmp_path / "models.yaml"
+    models.write_text(f"- name: {folder}\n  task: extract\n", "utf-8")
+    changed["paths"] = {"/extract": changed["paths"]["/extract"]}
+    served = Served(M3(tiny_m3, 8192), None, None, Classifier(folder))
+    with serving(embedding_model=str(tiny_m3), models=read_model_entries(models)) as client:
+        outcome = check_every_request(client, changed, served)
+    assert outcome.wrong == []
+    assert (outcome.answers.total(), outcome.refusals) == (30, 6)
 
 
 def test_wrong_response_is_named(server, tiny_m3: Path, changed) -> None:

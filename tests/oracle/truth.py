@@ -6,6 +6,7 @@ FastEmbed.
 """
 
 import json
+import warnings
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import transformers
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -251,3 +253,32 @@ def fused(
     }
     total = sum(weights.values())
     return sum(weights[kind] * part for kind, part in parts.items()) / total, parts
+
+
+class Classifier:
+    """A classifier of tokens, by transformers' pipeline."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._pipeline = transformers.pipeline("token-classification", str(folder), device="cpu")
+
+    def labels(self, aggregation: str) -> set[str]:
+        """Return the labels that spans may have."""
+        names = self._pipeline.model.config.id2label.values()
+        found = {name if aggregation == "none" else name.split("-", 1)[-1] for name in names}
+        return found - {"O"}
+
+    def spans(self, text: str, aggregation: str) -> list[dict[str, Any]]:
+        """Find the spans of a text that is not longer than the model reads."""
+        key = "entity" if aggregation == "none" else "entity_group"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = self._pipeline(text, aggregation_strategy=aggregation)
+        return [
+            {"start": span["start"], "end": span["end"], "label": span[key], "score": span["score"]}
+            for span in found
+        ]
+
+    def count_tokens(self, text: str) -> int:
+        """Return the tokens of a text, with special ones."""
+        return len(self._pipeline.tokenizer(text)["input_ids"])
