@@ -47,7 +47,7 @@ AREAS = """async (encoded) => {
 }"""
 PAPER = "getComputedStyle(document.body).backgroundColor"
 SECONDS = "all => all.map((node) => parseFloat(getComputedStyle(node).transitionDuration))"
-OURS = ["embeddings", "rerank", "operation"]
+OURS = ["embeddings", "rerank", "extract", "operation"]
 # Of an operation. With a response for each status it has three times as many.
 MOST_PIXELS = 2200
 # About three words.
