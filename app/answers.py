@@ -189,8 +189,13 @@ def render_list(items: Iterable[Any]) -> Iterator[bytes]:
     return render_items((orjson.dumps(item, option=OPTIONS),) for item in items)
 
 
-def text_as_json(text: str) -> str | orjson.Fragment:
-    """The text for orjson, a long one rendered in parts: orjson holds the GIL while it renders."""
+def text_as_json(text: str | records.ImageInput) -> str | orjson.Fragment | None:
+    """The text for orjson, None for a picture.
+
+    A long text is rendered in parts, because orjson holds the GIL while it renders.
+    """
+    if not isinstance(text, str):
+        return None
     if len(text) <= _CHARACTERS_PER_PART:
         return text
     starts = range(0, len(text), _CHARACTERS_PER_PART)
@@ -214,7 +219,7 @@ def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any
 
 
 def render_rerank(
-    passages: list[str], result: RerankResult, about: dict[str, Any]
+    passages: Sequence[str | records.ImageInput], result: RerankResult, about: dict[str, Any]
 ) -> Iterator[bytes]:
     """Render the response to a rerank request, by falling score; the fields `about` follow."""
 

@@ -69,6 +69,7 @@ _MAX_NAME = 60
 _ALLOWED = {
     "list_type": "send a list of strings",
     "string_type": "send a string",
+    "text_or_image": 'send a string, or {"image": "data:image/png;base64,..."}',
     "bool_type": "send true or false",
     "float_type": "send a number",
     "int_type": "send a whole number",

@@ -13,6 +13,7 @@ from app.context import (
     Dialect,
     Endpoint,
 )
+from app.images import TextsOrImages
 from app.settings import Settings
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
 from smart_embedder.interface import LoadedModels
@@ -132,8 +133,8 @@ class ForeignRequest(RequestModel):
 class _Sentences(RequestModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    sentences: Annotated[Texts, Field(json_schema_extra=_NOT_EMPTY)]
-    """The texts to embed."""
+    sentences: Annotated[TextsOrImages, Field(json_schema_extra=_NOT_EMPTY)]
+    """The texts to embed, or pictures if the model reads them: `{"image": "data:..."}`."""
 
 
 class EmbeddingFields(RequestModel):
@@ -228,8 +229,8 @@ class RerankBody(RequestModel):
     )
 
     query: Annotated[str, Field(json_schema_extra=_NOT_BLANK)]
-    passages: Annotated[Texts, Field(json_schema_extra=_NOT_EMPTY)]
-    """The texts to score."""
+    passages: Annotated[TextsOrImages, Field(json_schema_extra=_NOT_EMPTY)]
+    """The texts to score, or pictures if the model reads them: `{"image": "data:..."}`."""
     normalize: bool = False
     """Apply the sigmoid to the logits of bge-reranker; other scores do not change."""
     instruction: str | None = None

@@ -26,6 +26,7 @@ from smart_embedder.requests import (
     EmbeddingOptions,
     EmbedRequest,
     FusionWeights,
+    ImageInput,
     Outputs,
     RerankRequest,
 )
@@ -135,7 +136,7 @@ class Engine:
 
     async def embed(
         self,
-        texts: Sequence[str],
+        texts: Sequence[str | ImageInput],
         *,
         dense: bool = True,
         sparse: bool = False,
@@ -147,13 +148,14 @@ class Engine:
     ) -> Vectors:
         """Embed texts in one or more forwards, which other calls at the same time share.
 
+        A picture among them is an `ImageInput`, if the model reads pictures.
         `client` names the client of the texts: clients share the device fairly. `return_sparse` and
         `return_colbert` are the names of `sparse` and `colbert` in m3serve. Raises the errors of
         `smart_embedder.core.EngineCore.embed`.
         """
         sparse, colbert = sparse or return_sparse, colbert or return_colbert
         values = {field.name: getattr(options, field.name) for field in fields(EmbeddingOptions)}
-        cleaned = [*map(without_surrogates, texts)]
+        cleaned = [without_surrogates(text) if isinstance(text, str) else text for text in texts]
         request = EmbedRequest(cleaned, Outputs(dense, sparse, colbert), client=client, **values)
         result = await self._engine.embed(request)
         embeddings = result.embeddings
@@ -232,7 +234,7 @@ class SyncEngine:
                 self._thread.join()
                 self._loop.close()
 
-    def embed(self, texts: Sequence[str], **options: Any) -> Vectors:
+    def embed(self, texts: Sequence[str | ImageInput], **options: Any) -> Vectors:
         """Embed texts; see `Engine.embed`."""
         return self._wait_for(self._engine.embed(texts, **options))
 

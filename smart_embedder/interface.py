@@ -92,6 +92,7 @@ class Embedder(Model, Protocol):
     - `prompts` are the prompts of its sentence-transformers configuration, by name. Requests that
       select none use `default_prompt`.
     - `reads_input_type` is True if it distinguishes queries and documents, apart from prompts.
+    - `reads_images` is True if it reads pictures.
     """
 
     kinds: Outputs
@@ -103,15 +104,19 @@ class Embedder(Model, Protocol):
     prompts: Mapping[str, str]
     default_prompt: str
     reads_input_type: bool
+    reads_images: bool
 
     def tokenize(
         self,
-        texts: list[str],
+        texts: list[Any],
         prompt: str = "",
         truncation: TruncationOptions = CUT_AT_END,
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
-        """Tokenize each text, after `prompt`; safe to call from several threads."""
+        """Tokenize each text, after `prompt`; safe to call from several threads.
+
+        With `reads_images`, an `ImageInput` may stand in place of a text.
+        """
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
         """Return the token of each ColBERT vector of the sequence `ids`."""

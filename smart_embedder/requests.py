@@ -1,10 +1,11 @@
 """Requests to the engine, and their options."""
 
 import sys
+from binascii import a2b_base64
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +20,9 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 # texts, and the work of reading them, may use as much again.
 ANSWER_BYTES = 36 << 20
 BYTES_PER_BODY_BYTE = 10
+# The pixels of a picture, while it is decoded, and those of the pictures before it.
+IMAGE_BYTES = 44 << 20
+IMAGE_BYTES_PER_BODY_BYTE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,11 @@ class AnswerMemory:
         return self._allowed
 
     @property
+    def allowed_for_images(self) -> int:
+        """The maximum size of decoded pictures in bytes, which are held until the forward."""
+        return self._allowed
+
+    @property
     def held(self) -> int:
         """The bytes that are reserved until the response is read, including those of the body."""
         return self._size + self.body_bytes
@@ -99,6 +108,19 @@ class AnswerMemory:
                 f"the memory has room): {advice}"
             )
 
+    def check_image(self, size: int, what: str) -> None:
+        """Raise `InvalidRequestError` if a picture and those before it need too many bytes.
+
+        Safe to call from any thread.
+        """
+        if size > self.allowed_for_images:
+            raise InvalidRequestError(
+                f"{what} need {size} bytes, and the pictures of this request may use "
+                f"{self.allowed_for_images} ({IMAGE_BYTES}, and {IMAGE_BYTES_PER_BODY_BYTE} for "
+                "each byte of the body, as far as the memory has room): send fewer pictures, or "
+                "smaller ones"
+            )
+
     def reserve(self, size: int, what: str, advice: str) -> None:
         """Reserve `size` bytes until the response is read.
 
@@ -113,6 +135,39 @@ class AnswerMemory:
 
 
 UNLIMITED = AnswerMemory()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """A picture among the texts of a request: a PNG, JPEG, WebP or GIF file.
+
+    `content` is the file, or a string of its base64, alone or behind the comma of a data URL.
+
+    `memory` limits the bytes of its pixels.
+    """
+
+    content: bytes | str
+    memory: AnswerMemory = field(default=UNLIMITED, compare=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def read(self) -> bytes:
+        """Return the file; raises `InvalidRequestError` if it is no base64."""
+        if isinstance(self.content, bytes):
+            return self.content
+        encoded = self.content[self.content.find(",") + 1 :]
+        try:
+            return a2b_base64("".join(encoded.split()), strict_mode=True)
+        except ValueError as error:
+            raise InvalidRequestError(f"the picture is not valid base64: {error}") from None
+
+
+def with_memory(texts: list[Any], memory: AnswerMemory) -> list[Any]:
+    """Return the texts and pictures, with `memory` as the limit of the pictures."""
+    if ImageInput not in set(map(type, texts)):
+        return texts
+    return [text if isinstance(text, str) else replace(text, memory=memory) for text in texts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +201,7 @@ NO_OPTIONS = EmbeddingOptions()
 
 @dataclass(frozen=True, slots=True)
 class EmbedRequest(EmbeddingOptions):
-    """A request to embed texts.
+    """A request to embed texts and, with models that read them, pictures.
 
     - `outputs` are the kinds of vectors in the response.
     - `output_dtype`, `colbert_pool_factor` and `muvera` apply when the response is rendered:
@@ -159,7 +214,7 @@ class EmbedRequest(EmbeddingOptions):
     - `answer` reserves memory for the vectors before the forward.
     """
 
-    texts: list[str]
+    texts: list[str] | list[str | ImageInput]
     outputs: Outputs = DENSE
     normalize_dense: bool = False
     output_dtype: OutputDtype = "float32"
@@ -200,7 +255,7 @@ class RerankRequest:
     """
 
     query: str
-    passages: list[str]
+    passages: list[str] | list[str | ImageInput]
     normalize: bool = False
     instruction: str | None = None
     weights: FusionWeights = field(default_factory=FusionWeights)
@@ -211,7 +266,7 @@ class RerankRequest:
     answer: AnswerMemory = UNLIMITED
 
     @property
-    def texts(self) -> list[str]:
+    def texts(self) -> list[str | ImageInput]:
         """The query and the passages."""
         return [self.query, *self.passages]
 

@@ -1,6 +1,8 @@
 """Tokenized texts and pairs, and how many of their tokens were cut."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,27 @@ class TokenizedText:
     def truncated(self) -> bool:
         """True if tokens were cut."""
         return self.original_tokens > len(self.ids)
+
+
+class ImageTokens(np.ndarray[Any, np.dtype[np.int64]]):
+    """The token ids of a picture, `[tokens]`, and the `arrays` that a model reads with them.
+
+    Where a model reads no ids of a picture, all are 0. A copy or a slice has no `arrays`.
+    """
+
+    arrays: Mapping[str, npt.NDArray[Any]] = {}
+
+    @classmethod
+    def of(cls, ids: TokenIds, arrays: Mapping[str, npt.NDArray[Any]]) -> "ImageTokens":
+        """Join the ids and the arrays, neither of which is copied."""
+        tokens = ids.view(cls)
+        tokens.arrays = arrays
+        return tokens
+
+    @property
+    def array_bytes(self) -> int:
+        """The size of the arrays in bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
 
 
 class JoinedIds:

@@ -20,7 +20,13 @@ from app.context import context_of
 from app.error_responses import error_response
 from app.errors import BodyStalledError, BodyTooLargeError
 from smart_embedder.errors import QueueFullError
-from smart_embedder.requests import ANSWER_BYTES, BYTES_PER_BODY_BYTE, AnswerMemory
+from smart_embedder.requests import (
+    ANSWER_BYTES,
+    BYTES_PER_BODY_BYTE,
+    IMAGE_BYTES,
+    IMAGE_BYTES_PER_BODY_BYTE,
+    AnswerMemory,
+)
 
 BODY_SECONDS = 10.0
 MIN_BYTES_PER_SECOND = 1024
@@ -101,6 +107,12 @@ class HeldMemory(AnswerMemory):
         """The maximum size of the response in bytes."""
         allowed = self._allowed + BYTES_PER_BODY_BYTE * self.body_bytes
         return min(allowed, self._budget.max_per_client - self.body_bytes)
+
+    @property
+    def allowed_for_images(self) -> int:
+        """The maximum size of decoded pictures in bytes."""
+        allowed = IMAGE_BYTES + IMAGE_BYTES_PER_BODY_BYTE * self.body_bytes
+        return min(allowed, self._budget.max_per_client)
 
     def add_body(self, size: int) -> None:
         """Reserve `size` more bytes for the body.

@@ -21,12 +21,19 @@ from app.dialects import openai
 from app.dialects.openai import OpenAIEmbeddingRequest
 from app.formats import SAFETENSORS, media_type_of, render_safetensors
 from app.handler import Call, embed_texts
+from app.images import read_images
 from app.response_schemas import Base64Response, EmbeddingResponse
 from app.routing import Router
 from app.schemas import EmbeddingFields, EmbeddingRequest
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.interface import LoadedModels
-from smart_embedder.requests import EmbedRequest, Outputs, TruncationOptions, check_rendering
+from smart_embedder.requests import (
+    EmbedRequest,
+    ImageInput,
+    Outputs,
+    TruncationOptions,
+    check_rendering,
+)
 
 router = Router(
     groups=(
@@ -60,7 +67,8 @@ async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
     max_texts = call.service.settings.max_sentences_per_request
     schemas.check_texts(body.sentences, "sentences", max_texts)
     models = await call.lease(model)
-    request = build_request(body, body.sentences, models, media_type)
+    inputs = read_images(body.sentences, "sentences")
+    request = build_request(body, inputs, models, media_type)
     call.context.if_vector_space = body.if_vector_space or call.context.if_vector_space
     result = await embed_texts(call, request, model)
     at_once = media_type == SAFETENSORS
@@ -78,7 +86,10 @@ async def embed_sentences(body: EmbeddingsBody, call: Call) -> Response:
 
 
 def build_request(
-    fields: EmbeddingFields, texts: list[str], models: LoadedModels, media_type: str
+    fields: EmbeddingFields,
+    texts: list[str | ImageInput],
+    models: LoadedModels,
+    media_type: str,
 ) -> EmbedRequest:
     """Build the engine's request from the options of the body.
 

@@ -14,6 +14,7 @@ from app.dialects import cohere, tei
 from app.dialects.cohere import DocumentsRequest
 from app.dialects.tei_schemas import RerankTextsRequest
 from app.handler import Call, score_passages
+from app.images import read_images
 from app.response_schemas import RerankResponse
 from app.routing import Router
 from app.schemas import RerankBody
@@ -44,7 +45,7 @@ async def rerank_passages(
         return await cohere.rerank_documents(body, call)
     if isinstance(body, RerankTextsRequest):
         return await tei.rerank_texts(body, call)
-    service, passages = call.service, body.passages
+    service, passages = call.service, read_images(body.passages, "passages")
     model = service.catalogue.reranker(body.model)
     schemas.check_passages(body.query, passages, "passages", service.settings)
     schemas.check_truncation(body.truncate, body.truncation_side)

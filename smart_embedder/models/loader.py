@@ -152,6 +152,11 @@ def _make_embedder(
     if any((folder / head).is_file() for head in HEADS):
         overrides.refuse("pooling", "normalize", for_model=f"{name}, which is of bge-m3's kind")
         return M3Embedder(name, folder, max_length, target)
+    if config.read_transformer_config(folder).get("model_type") in config.IMAGE_TEXT_TYPES:
+        # transformers takes seconds to import, and most models do not need it.
+        from smart_embedder.models.heads.image_text import ImageTextEmbedder  # noqa: PLC0415
+
+        return ImageTextEmbedder(name, folder, max_length, target, overrides)
     if is_static(folder):
         return StaticEmbedder(name, folder, max_length, target, overrides)
     return DenseEmbedder(name, folder, max_length, target, overrides)

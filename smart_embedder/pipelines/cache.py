@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Any
 
 from cachetools import LRUCache
 
@@ -81,8 +82,8 @@ class _Lookup:
     """
 
     work: ModelWork
-    keys: dict[str, bytes]
-    found: dict[str, Entry]
+    keys: dict[Any, bytes]
+    found: dict[Any, Entry]
     missing: ModelWork
 
 
@@ -139,8 +140,8 @@ class CachedPipeline(EmbeddingPipeline):
 
     async def _hash_texts(
         self, works: list[ModelWork], request: EmbedRequest
-    ) -> list[dict[str, bytes]]:
-        def hash_texts() -> list[dict[str, bytes]]:
+    ) -> list[dict[Any, bytes]]:
+        def hash_texts() -> list[dict[Any, bytes]]:
             return [make_keys(work, request.truncation) for work in works]
 
         texts = [text for work in works for text in work.texts]
@@ -148,7 +149,7 @@ class CachedPipeline(EmbeddingPipeline):
             return hash_texts()
         return await self._admission.threads.run(hash_texts, texts, request.client)
 
-    def _look_up(self, work: ModelWork, keys: dict[str, bytes]) -> _Lookup:
+    def _look_up(self, work: ModelWork, keys: dict[Any, bytes]) -> _Lookup:
         """Find the entries with all kinds of vectors that are asked for."""
         found = {}
         for text, key in keys.items():
@@ -185,8 +186,8 @@ class CachedPipeline(EmbeddingPipeline):
         self._entries.update(await asyncio.to_thread(copy) if size > _LARGE_BYTES else copy())
 
 
-def make_keys(work: ModelWork, truncation: TruncationOptions) -> dict[str, bytes]:
-    """Return the cache key of each distinct text."""
+def make_keys(work: ModelWork, truncation: TruncationOptions) -> dict[Any, bytes]:
+    """Return the cache key of each distinct text or picture."""
     model = work.model
     options = (work.prompt, work.input_type, truncation.side, truncation.max_tokens)
     spaces = [str(model.spaces[kind]) for kind in sorted(model.spaces)]
@@ -196,6 +197,7 @@ def make_keys(work: ModelWork, truncation: TruncationOptions) -> dict[str, bytes
     keys = {}
     for text in dict.fromkeys(work.texts):
         digest = prefix.copy()
-        digest.update(text.encode())
+        # No text in UTF-8 has the byte 255.
+        digest.update(text.encode() if isinstance(text, str) else b"\xff" + text.read())
         keys[text] = digest.digest()
     return keys

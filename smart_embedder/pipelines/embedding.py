@@ -4,17 +4,24 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from smart_embedder.errors import EmptyInputError
 from smart_embedder.interface import Embedder, LoadedModels
 from smart_embedder.pipelines.validation import check_embedding, check_truncations, text_truncations
-from smart_embedder.requests import AnswerMemory, EmbedRequest, InputType, Outputs
+from smart_embedder.requests import (
+    AnswerMemory,
+    EmbedRequest,
+    InputType,
+    Outputs,
+    with_memory,
+)
 from smart_embedder.results import EmbeddingResult, Stage, TextEmbedding, TokenStrings, Truncation
 from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
 from smart_embedder.scheduling.job import Job, timings_of
-from smart_embedder.tokens import TokenizedText
+from smart_embedder.tokens import ImageTokens, TokenizedText
 
 _FLOAT_BYTES = 4
 # A token id and a weight.
@@ -26,7 +33,7 @@ _STRING_BYTES = 16
 
 @dataclass(slots=True, eq=False)
 class ModelWork:
-    """The work of one model for a request: the `outputs` of each text.
+    """The work of one model for a request: the `outputs` of each text or `ImageInput`.
 
     `prompt` is read before each text. `input_type` is set only if the model distinguishes queries
     and documents. When the work is done, `read` and `embeddings` hold the tokens and the vectors of
@@ -36,7 +43,7 @@ class ModelWork:
 
     model: Embedder
     outputs: Outputs
-    texts: list[str]
+    texts: list[Any]
     prompt: str = ""
     input_type: InputType | None = None
     read: list[TokenizedText] = field(default_factory=list)
@@ -62,6 +69,7 @@ def reserve_vectors(works: list[ModelWork], answer: AnswerMemory) -> None:
     for work in works:
         lengths = [len(text.ids) for text in work.read]
         size += count_vector_bytes(work.model, work.outputs, lengths)
+        size += count_image_bytes(work.read)
         tokens += sum(lengths)
     source, advice = f"{len(works[-1].texts)} texts", "send fewer texts"
     if any(work.outputs.colbert for work in works):
@@ -81,6 +89,11 @@ def count_vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) ->
     bytes_per_token += _FLOAT_BYTES * outputs.colbert * model.colbert_width
     dense_bytes = len(lengths) * outputs.dense * model.dense_width * _FLOAT_BYTES
     return tokens * bytes_per_token + dense_bytes
+
+
+def count_image_bytes(read: Sequence[TokenizedText]) -> int:
+    """Return the bytes of the arrays that models read of pictures."""
+    return sum([text.ids.array_bytes for text in read if isinstance(text.ids, ImageTokens)])
 
 
 class EmbeddingPipeline:
@@ -170,10 +183,11 @@ def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> l
     of the dense vectors reads `prompt`; the other reads its default prompt. Only models that
     distinguish queries and documents read the input type.
     """
+    texts = with_memory(request.texts, request.answer)
 
     def assign(model: Embedder, outputs: Outputs, prompt: str) -> ModelWork:
         input_type = request.input_type if model.reads_input_type else None
-        return ModelWork(model, outputs, request.texts, prompt, input_type)
+        return ModelWork(model, outputs, texts, prompt, input_type)
 
     outputs, embedder = request.needed, models.embedder
     if models.dense is None:

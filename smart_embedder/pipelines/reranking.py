@@ -2,20 +2,26 @@
 
 import time
 from functools import partial
+from typing import cast
 
 import numpy as np
 
 from smart_embedder.errors import InvalidRequestError, RerankerDisabledError
 from smart_embedder.interface import Embedder, LoadedModels, Reranker
 from smart_embedder.interrupts import run_preempting_call
-from smart_embedder.pipelines.embedding import TOKEN_ID_BYTES, count_vector_bytes
+from smart_embedder.pipelines.embedding import (
+    TOKEN_ID_BYTES,
+    count_image_bytes,
+    count_vector_bytes,
+)
 from smart_embedder.pipelines.validation import (
+    check_images,
     check_reranking,
     check_truncations,
     pair_truncations,
     text_truncations,
 )
-from smart_embedder.requests import FusionWeights, Outputs, Purpose, RerankRequest
+from smart_embedder.requests import FusionWeights, Outputs, Purpose, RerankRequest, with_memory
 from smart_embedder.results import (
     FloatArray,
     PartScores,
@@ -93,10 +99,11 @@ class ScoringPipeline:
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
+        check_images(request.passages, model)
         call = partial(
             model.tokenize_pairs,
             request.query,
-            request.passages,
+            cast("list[str]", request.passages),
             request.instruction,
             request.truncation,
         )
@@ -124,13 +131,13 @@ class ScoringPipeline:
             raise InvalidRequestError(
                 "one of the weights must be above 0 of the kinds of vectors that the model makes"
             )
+        check_images(request.passages, model)
+        inputs = with_memory(request.passages, request.answer)
         ((query,), passages), stage = await self._admission.tokenize(
             model,
             lambda: (
                 model.tokenize([request.query], input_type="query"),
-                model.tokenize(
-                    request.passages, truncation=request.truncation, input_type="document"
-                ),
+                model.tokenize(inputs, truncation=request.truncation, input_type="document"),
             ),
             request.texts,
             request.client,
@@ -142,6 +149,7 @@ class ScoringPipeline:
         check_truncations(truncations, request.truncation)
         tokens = sum(len(text.ids) for text in (query, *passages))
         size = TOKEN_ID_BYTES * tokens + count_vector_bytes(model, kinds, [len(query.ids)])
+        size += count_image_bytes(passages)
         request.answer.reserve(size, *_memory_error_texts(tokens))
         make_job = self._job_factory(request)
         query_job = make_job(model, [query.ids], kinds)

@@ -1,5 +1,7 @@
 """Validation of requests: refuse options without effect, and texts that are too long."""
 
+from collections.abc import Sequence
+
 from smart_embedder.errors import (
     EmptyInputError,
     InvalidRequestError,
@@ -15,6 +17,7 @@ from smart_embedder.interface import (
 )
 from smart_embedder.requests import (
     EmbedRequest,
+    ImageInput,
     Outputs,
     RerankRequest,
     Side,
@@ -52,12 +55,24 @@ def check_embedding(models: LoadedModels, request: EmbedRequest) -> str:
             )
     if request.dimensions is not None:
         _check_dimensions(models.dense_model, outputs, request.dimensions)
+    needed = {models.dense_model} if outputs.dense else set()
+    needed |= {models.embedder} if outputs.sparse or outputs.colbert else set()
+    for model in needed:
+        check_images(request.texts, model)
     if request.return_tokens and not (outputs.sparse or outputs.colbert):
         raise InvalidRequestError(
             "the option return_tokens has no effect on dense vectors, which no token stands "
             "behind: leave it out, or ask for sparse or colbert"
         )
     return _find_prompt(models, outputs, request)
+
+
+def check_images(texts: Sequence[str | ImageInput], model: Model) -> None:
+    """Raise `InvalidRequestError` for pictures if the model reads only texts."""
+    if ImageInput in set(map(type, texts)) and not getattr(model, "reads_images", False):
+        raise InvalidRequestError(
+            f"{model.name} reads no pictures: send texts, or ask a model that reads them"
+        )
 
 
 def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> None:

@@ -18,6 +18,7 @@ from smart_embedder.errors import DrainingError, QueueFullError
 from smart_embedder.interface import Model
 from smart_embedder.interrupts import _given_up, failing_with
 from smart_embedder.metrics import EngineMetrics
+from smart_embedder.requests import ImageInput
 from smart_embedder.results import Stage
 from smart_embedder.scheduling.job import Job
 from smart_embedder.scheduling.queue import JobQueue
@@ -71,7 +72,8 @@ def _stopped() -> DrainingError:
 class TokenizerThreads:
     """`count` threads for requests of usual size, and one for huge requests, which take seconds.
 
-    Very short requests run on the event loop itself, at most one in each of its iterations.
+    One thread fewer, but at least one, decodes pictures, so that texts do not wait for them. Very
+    short requests run on the event loop itself, at most one in each of its iterations.
     """
 
     def __init__(self, count: int | None) -> None:
@@ -79,9 +81,12 @@ class TokenizerThreads:
         usual = count or min(os.cpu_count() or 1, _MAX_THREADS)
         self._usual = _FairThreads(usual, "tokenizer")
         self._huge = _FairThreads(1, "tokenizer-huge")
+        self._images = _FairThreads(max(1, usual - 1), "images")
 
-    async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
-        """Run `call`, which tokenizes `texts`; return its result."""
+    async def run(self, call: Callable[[], Result], texts: Sequence[Any], client: str) -> Result:
+        """Run `call`, which tokenizes texts and reads pictures; return its result."""
+        if ImageInput in set(map(type, texts)):
+            return await self._images.run(call, client)
         characters = sum(map(len, texts))
         if self._loop_is_free and characters + len(texts) <= _FEW_CHARACTERS:
             self._loop_is_free = False
@@ -97,7 +102,7 @@ class TokenizerThreads:
 
     def close(self) -> None:
         """Cancel the calls that have not begun."""
-        for threads in (self._usual, self._huge):
+        for threads in (self._usual, self._huge, self._images):
             threads.close()
 
 
@@ -153,7 +158,7 @@ class Admission:
         self._metrics = metrics
 
     async def tokenize(
-        self, model: Model, call: Callable[[], Result], texts: list[str], client: str
+        self, model: Model, call: Callable[[], Result], texts: Sequence[Any], client: str
     ) -> tuple[Result, Stage]:
         """Run `call`, which tokenizes `texts` with the tokenizer of `model`.
 

@@ -50,7 +50,7 @@ def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
     ("model", "body", "message"),
     [
         (EmbeddingRequest, {"sentences": "one"}, f"the field sentences is a string of 3 characters: send a list of strings, as in {LIST}"),
-        (EmbeddingRequest, {"sentences": ["a", 7]}, "the field sentences[1] is a number: send a string, as in"),
+        (EmbeddingRequest, {"sentences": ["a", 7]}, "the field sentences[1] is a number: send a string, or"),
         (EmbeddingRequest, {}, f"the field sentences is missing: send it, as in {LIST}"),
         (EmbeddingRequest, [], f"the body is a list of 0 items: send an object such as {LIST}"),
         (EmbeddingRequest, {"texts": ["a"]}, "the field sentences is missing: rename texts to sentences"),

@@ -9,8 +9,18 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    Siglip2Tokenizer,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.image_processing_auto import (
+    IMAGE_PROCESSOR_MAPPING_NAMES,
+    get_image_processor_class_from_name,
+)
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TEXT_ENCODING_MAPPING,
@@ -18,6 +28,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
+from smart_embedder.models.files.config import IMAGE_TEXT_TYPES
 from tools.matrix.shrinking import (
     END,
     MASK,
@@ -79,7 +90,9 @@ def save_type(folder: Path, model_type: str, *, is_classifier: bool) -> None:
     names = getattr(tokenizer, "model_input_names", ())
     has_segments = getattr(model.config, "type_vocab_size", 0) > 1
     save_tokenizer(folder, [_SEGMENTS] if has_segments and _SEGMENTS in names else [])
-    if not is_classifier:
+    if model_type in IMAGE_TEXT_TYPES:
+        save_image_processor(folder, model.config)
+    elif not is_classifier:
         _save_pooling(folder, width)
 
 
@@ -187,6 +200,25 @@ def _save_pooling(folder: Path, width: int) -> None:
     (folder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": width, "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+def save_image_processor(folder: Path, config: Any) -> None:
+    """Save the image processor of a type, for pictures of the size that the model reads."""
+    if config.model_type == "siglip2":  # `AutoTokenizer` always makes its own class.
+        letters = ["▁", *string.ascii_lowercase, *string.punctuation]
+        vocabulary = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *letters]
+        Siglip2Tokenizer(
+            {letter: token for token, letter in enumerate(vocabulary)},
+            model_max_length=MAX_TOKENS,
+            padding_side="right",
+            model_input_names=["input_ids"],
+        ).save_pretrained(folder)
+    vision = config.vision_config
+    names = IMAGE_PROCESSOR_MAPPING_NAMES[config.model_type]
+    size = getattr(vision, "image_size", 32)
+    square = {"height": size, "width": size}
+    options = {"size": square, "crop_size": square, "patch_size": vision.patch_size}
+    get_image_processor_class_from_name(names["pil"])(**options).save_pretrained(folder)
 
 
 def save_embedder(folder: Path) -> Path:

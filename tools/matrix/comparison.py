@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from smart_embedder import Engine
 from smart_embedder.errors import StartupError, one_line
+from smart_embedder.models.files.config import IMAGE_TEXT_TYPES
 from smart_embedder.requests import EmbeddingOptions
 from tools.matrix.checkpoints import (
     MAX_TOKENS,
@@ -127,8 +128,19 @@ def _encode(folder: Path) -> Results:
     model.config.use_cache = False  # Caches of some families need more than a text.
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     options = {"truncation": True, "max_length": MAX_TOKENS, "return_tensors": "pt"}
+    if model.config.model_type in IMAGE_TEXT_TYPES:
+        return _encode_beside_images(model, tokenizer, options)
     states = (_compute_states(model, tokenizer(text, **options)) for text in TEXTS)
     return [found[0].mean(0).float().numpy() for found in states]
+
+
+def _encode_beside_images(model: Any, tokenizer: Any, options: dict[str, Any]) -> Results:
+    """Compute the vector of each text in the space of pictures, by transformers."""
+    options["max_length"] = min(MAX_TOKENS, model.config.text_config.max_position_embeddings)
+    if model.config.model_type.startswith("siglip"):
+        options["padding"] = "max_length"
+    features = (model.get_text_features(**tokenizer(text, **options)) for text in TEXTS)
+    return [found.pooler_output[0].float().numpy() for found in features]
 
 
 def _compute_states(model: Any, inputs: Any) -> Any:

@@ -19,16 +19,25 @@ from sentence_transformers.multi_vector_encoder import modules as tokens
 from sentence_transformers.sentence_transformer import modules as dense
 from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
 from sentence_transformers.sparse_encoder import modules as sparse
-from transformers import BertConfig, BertForMaskedLM, BertModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    CLIPConfig,
+    CLIPModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from tools.matrix.checkpoints import (
     PASSAGES,
     TEXTS,
     NotBuiltError,
+    save_image_processor,
     save_random,
     save_tokenizer,
 )
-from tools.matrix.shrinking import VOCABULARY
+from tools.matrix.shrinking import END, VOCABULARY
 
 MODULES = sorted(
     {
@@ -65,6 +74,14 @@ class _Parts:
         model = Qwen3ForCausalLM(Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=16))
         return scores.Transformer(self._save(model), transformer_task="text-generation")
 
+    def clip(self) -> str:
+        sizes = _SIZES | {"eos_token_id": END}
+        pixels = {"image_size": 32, "patch_size": 8}
+        model = CLIPModel(CLIPConfig(text_config=sizes, vision_config=_SIZES | pixels))
+        folder = self._save(model)
+        save_image_processor(Path(folder), model.config)
+        return folder
+
     def words(self) -> dense.WordEmbeddings:
         tokenizer = WhitespaceTokenizer(_WORDS, stop_words=[], do_lower_case=True)
         return dense.WordEmbeddings(tokenizer, torch.randn(len(_WORDS), _WIDTH))
@@ -95,6 +112,7 @@ _RECIPES: Mapping[type, Mapping[str, Callable[[_Parts], list[Any]]]] = {
         "LayerNorm": lambda p: [p.transformer(), p.pooling, dense.LayerNorm(_WIDTH)],
         "Normalize": lambda p: [p.transformer(), p.pooling, dense.Normalize()],
         "Dropout": lambda p: [p.transformer(), p.pooling, dense.Dropout()],
+        "CLIPModel": lambda p: [dense.CLIPModel(p.clip())],
         "CNN": lambda p: [p.transformer(), dense.CNN(_WIDTH, 32), dense.Pooling(96)],
         "LSTM": lambda p: [p.transformer(), dense.LSTM(_WIDTH, 32), p.pooling],
         "WeightedLayerPooling": lambda p: [

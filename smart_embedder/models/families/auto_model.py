@@ -63,7 +63,9 @@ from smart_embedder.models.families.int8 import (
 from smart_embedder.models.families.module_loading import (
     Classified,
     Classifier,
+    TextTower,
     cannot_compute_error,
+    describe_config,
     load_module,
 )
 from smart_embedder.models.families.module_parts import (
@@ -110,11 +112,6 @@ _TRIAL_IDS = (5, 100)
 _OTHER_PADDING = 7
 # Attention's memory is measured with texts of this many tokens, twice and three times as many.
 _MEASURED_TOKENS = 16
-# Options of a configuration that do not change a text's states.
-_WITHOUT_EFFECT = {
-    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels",
-    "problem_type", "torch_dtype", "transformers_version", "use_cache",
-}  # fmt: skip
 # The number of positions of a model that has no limit.
 _UNLIMITED = 2**31
 # Added to the positions of the second text of a pair, by which a classifier's tokens are marked.
@@ -162,13 +159,7 @@ def _load(
     tables = (part for part in module.modules() if isinstance(part, nn.Embedding))
     in_tables = sum(table.weight.numel() for table in tables)
     parameters = sum(parameter.numel() for parameter in module.parameters()) - in_tables
-    # Without defaults and options that do not change the states.
-    configuration = sorted(
-        (name, repr(value))
-        for name, value in module.config.to_diff_dict().items()
-        if name not in _WITHOUT_EFFECT
-    )
-    if is_part:
+    if is_part and not isinstance(module, TextTower):
         log.warning(
             "only_texts_read",
             model=folder.name,
@@ -176,6 +167,7 @@ def _load(
             "text part is served, and pictures and sound are not read",
         )
     trial = _Trial(folder, load, module, target, tokenizer, count=count)
+    configuration = describe_config(module)
     del module  # The trial may load it again.
     transformer, target = trial.choose()
     backbone = Backbone(
@@ -186,6 +178,7 @@ def _load(
         parameters=parameters,
         positions=trial.positions,
         configuration=configuration,
+        encode_images=trial.encode_images,
     )
     return backbone, tokenizer
 
@@ -321,6 +314,8 @@ class _Trial:
         self._classifies = isinstance(module, Classifier)
         # Some classifiers read the state of the token that ends a text.
         self._ending = np.zeros(0, np.int64)
+        if isinstance(module, TextTower):
+            self._ending = np.array([token.id for token in tokenizer.special_tokens[1]], np.int64)
         self.positions = PositionScheme()
         if self._classifies:
             self._ending = tokenizer.pair_template()[-1]
@@ -353,7 +348,7 @@ class _Trial:
             random.integers(*_TRIAL_IDS, min(length, self._count)) for length in sorted(lengths)
         ]
         # A head that needs as many ending tokens in each text of a batch does not get batches.
-        for text in texts[1::2]:
+        for text in texts[1::2] if self._classifies else ():
             text[: len(ending)] = ending[: len(text)]
         others = [ids[::-1].copy() if i % 2 == 0 else ids for i, ids in enumerate(texts)]
         for text in (*texts, *others):
@@ -384,6 +379,11 @@ class _Trial:
                 )
         if self._calibration:
             self._exact = alone(self._pack(self._calibration))
+
+    @property
+    def encode_images(self) -> Callable[..., tuple[Tensor, int]] | None:
+        """The method of the chosen module that computes pictures, if it reads them."""
+        return self._module.encode_images if isinstance(self._module, TextTower) else None
 
     @torch.inference_mode()
     def choose(self) -> tuple[Transformer, Target]:
@@ -451,7 +451,7 @@ class _Trial:
         if packs:
             AttentionInterface.register(_PACKED_ATTENTION, attend_packed)
             module.set_attn_implementation(_PACKED_ATTENTION)
-        body = module.body if isinstance(module, Classifier) else module
+        body = module.body if isinstance(module, Classifier | TextTower) else module
         replaced = find_parts(body, target.dtype, packed=packs)
         operations = sorted({name for part in replaced for name in part.operations})
         shapes = _read_shapes(module, self.hidden_size)

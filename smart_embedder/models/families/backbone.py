@@ -175,7 +175,8 @@ class Backbone:
     `max_length` is the number of positions, and `positions` says how they are counted. `parameters`
     is the number of weights that each token is multiplied with. `configuration` holds everything
     besides weights that the states depend on. With `reproducible`, the kernels in C compute the
-    same states for a text, to the last bit, in any batch.
+    same states for a text, to the last bit, in any batch. `encode_images` computes the vectors of
+    pictures from the arrays of an image processor, and the tokens of each, if the model reads them.
     """
 
     def __init__(
@@ -189,8 +190,10 @@ class Backbone:
         positions: PositionScheme,
         configuration: object,
         reproducible: bool = False,
+        encode_images: Callable[..., tuple[Tensor, int]] | None = None,
     ) -> None:
         self.target = target
+        self.encode_images = encode_images
         self.configuration = configuration
         self._reproducible = reproducible
         self.device = target.device
@@ -266,8 +269,7 @@ class Backbone:
         Returns the states and the batch that they belong to: `packed`, or, if the last layer
         computed only these tokens, a batch of one token for each sequence.
         """
-        if self.device.type == "cpu":
-            set_threads(packed.tokens * self._flop_per_token, self.target.cpu_threads)
+        self.set_threads(packed.tokens)
         if self._graphs is not None and packed.partly_attended is None:
             graph = self._graphs.find(packed)
             if graph is not None:
@@ -276,6 +278,11 @@ class Backbone:
             return self._transformer(packed), packed
         rows, alone = packed.select_ends(end, self.multiple_of)
         return self._transformer(packed, rows), alone
+
+    def set_threads(self, tokens: int) -> None:
+        """Set PyTorch's number of threads for a forward of `tokens` tokens on a CPU."""
+        if self.device.type == "cpu":
+            set_threads(tokens * self._flop_per_token, self.target.cpu_threads)
 
     def capture_graphs_in_steps(self) -> Iterator[None]:
         """Capture CUDA graphs of small batches on an NVIDIA GPU; later forwards launch them.

@@ -1,7 +1,7 @@
 """Loads a module of transformers with the tensors of a model's folder.
 
-Of a model that also reads pictures or sound, it is the module for texts. A checkpoint's code is
-never run.
+Of a model that also reads pictures or sound, it is the module for texts, unless the model projects
+texts and pictures into one space. A checkpoint's code is never run.
 """
 
 import inspect
@@ -10,11 +10,13 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy.typing as npt
 import torch
 import transformers
 from torch import Tensor, nn
@@ -39,7 +41,7 @@ from smart_embedder.kernels.proof import TOLERANCES, try_path
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.backbone import preemption_point
 from smart_embedder.models.families.bert import require_positions
-from smart_embedder.models.files.config import PPLX, read_config, unusable_value
+from smart_embedder.models.files.config import IMAGE_TEXT_TYPES, PPLX, read_config, unusable_value
 from smart_embedder.models.files.record import current_record
 from smart_embedder.models.files.weights import StoredTensor, Weights
 
@@ -52,6 +54,11 @@ _MAX_PARAMETERS = 1.5
 _MAX_LAYERS = 100
 # The tokens of a text, which a model and its text part compute to the same states.
 _TEXT_IDS = range(5, 21)
+# Options of a configuration that do not change a text's states.
+_WITHOUT_EFFECT = {
+    "_name_or_path", "architectures", "auto_map", "dtype", "id2label", "label2id", "num_labels",
+    "problem_type", "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
 # What words in an error of transformers say about a model that cannot compute a text alone.
 _REASONS = {
     r"last_hidden_state": "makes no state for each token of a text",
@@ -93,6 +100,44 @@ class Classifier(nn.Module):
         return BaseModelOutput(logits)
 
 
+class TextTower(nn.Module):
+    """The texts of a model that projects texts and pictures into one space.
+
+    The vector of a text is the state of each of its tokens, so it is loaded, proven and run as any
+    module.
+    """
+
+    _supports_attention_backend = False  # Packed, its pooling would read the tokens of other texts.
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.whole, self.config = whole, whole.config.text_config
+
+    @property
+    def body(self) -> Any:
+        """The part that reads texts; pictures are computed by transformers' own modules."""
+        return _find_text_part(self.whole)
+
+    def forward(self, input_ids: Tensor, **options: Tensor) -> BaseModelOutput:
+        """Compute `[N, L, width]` from `input_ids` `[N, L]`."""
+        found = self.whole.get_text_features(input_ids=input_ids, **options)
+        return BaseModelOutput(found.pooler_output[:, None].expand(-1, input_ids.shape[1], -1))
+
+    def encode_images(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Tensor, int]:
+        """Compute the vectors of pictures, `[N, width]`, and return the tokens of each, too."""
+        device, dtype = self.whole.device, self.whole.dtype
+        tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        found = self.whole.get_image_features(**tensors)
+        return found.pooler_output, found.last_hidden_state.shape[1]
+
+
+def _projects_images(described: Any) -> bool:
+    """Whether a model has vectors of texts and of pictures that can be compared."""
+    return described.config.model_type in IMAGE_TEXT_TYPES
+
+
 def load_module(folder: Path, target: Target, *, classifies: Classified | None) -> Any:
     """Load the module in `folder`, with a head only if it `classifies`, on its device.
 
@@ -106,7 +151,9 @@ def load_module(folder: Path, target: Target, *, classifies: Classified | None) 
         whole, report = _from_pretrained(folder, target, classifies=classifies)
     whole = whole.eval().to(target.device)
     body = whole if classifies else _without_decoder(whole)
-    module = whole if classifies else _find_text_part(body)
+    module: Any = whole if classifies else _find_text_part(body)
+    if not classifies and _projects_images(whole):
+        body = module = TextTower(whole)
     # A pooler that no head reads is not computed.
     computed = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     missing = sorted(
@@ -122,9 +169,24 @@ def load_module(folder: Path, target: Target, *, classifies: Classified | None) 
         _require_same_states(folder, body, module, target)
     # Lets short forwards run between two layers. The layers are the longest list of modules.
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    for layer in max(lists, key=len, default=()):
+    layers = max(lists, key=len, default=())
+    for layer in chain(*lists) if isinstance(module, TextTower) else layers:
         layer.register_forward_pre_hook(lambda *_: preemption_point())
     return module
+
+
+def describe_config(module: Any) -> list[tuple[str, str]]:
+    """Describe a configuration without defaults and options that do not change the states."""
+
+    def without(options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: without(value) if isinstance(value, dict) else value
+            for name, value in options.items()
+            if name not in _WITHOUT_EFFECT
+        }
+
+    config = module.whole.config if isinstance(module, TextTower) else module.config
+    return sorted((name, repr(value)) for name, value in without(config.to_diff_dict()).items())
 
 
 def _require_supported(folder: Path) -> None:
@@ -231,10 +293,10 @@ def _from_pretrained(
         raise StartupError(
             f"{folder} holds a model of type {config.model_type}, which reads no texts"
         )
-    if hasattr(described, "logit_scale"):
+    if hasattr(described, "logit_scale") and not _projects_images(described):
         raise StartupError(
-            f"{folder} holds a model of type {config.model_type}, which projects texts and images "
-            "into one space; such projections are not supported"
+            f"{folder} holds a model of type {config.model_type}, which projects texts and other "
+            "inputs into one space in a way that is not supported"
         )
     # transformers would allocate missing tensors, however large they are.
     needed = sum(parameter.numel() for parameter in described.parameters())
@@ -314,7 +376,7 @@ def _name_tensors(weights: Weights, described: Any) -> Iterator[tuple[str, Store
 
     The hash leaves out the pooler, which is not computed, and whole numbers.
     """
-    part = _find_text_part(described)
+    part = described if _projects_images(described) else _find_text_part(described)
     names, base, prefix = set(part.state_dict()), f"{part.base_model_prefix}.", ""
     if part is not described:
         # The prefix that most often stands before a name of the part.

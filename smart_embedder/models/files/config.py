@@ -24,6 +24,8 @@ _KNOWN_CLASSES = {"st_quantize.FlexibleQuantizer"}
 # pplx-embed is a Qwen3 whose own code changes only the direction of its attention.
 PPLX = ["PPLXQwen3Model"]
 _PPLX_CONFIG = {"model_type": "qwen3", "use_bidirectional_attention": True}
+# Older names of modules.
+_SAME_CLASSES = {"CLIPModel": "Transformer"}
 # Values of `pooling_mode`, since version 5.4 of sentence-transformers, by our names.
 POOLINGS = {
     "cls": "cls",
@@ -52,6 +54,7 @@ _HARMLESS = {
 }  # fmt: skip
 # The names of sentence-transformers for the task of a transformer, and for its result.
 STATES = ("feature-extraction", "last_hidden_state")
+FEATURES = ("feature-extraction", "pooler_output")
 MASKED_LANGUAGE, CLASSES = ("fill-mask", "logits"), ("sequence-classification", "logits")
 LANGUAGE = ("text-generation", "logits")
 TOKEN_CLASSES = ("token-classification", "logits")
@@ -69,6 +72,11 @@ POOLING_FOLDER = "1_Pooling"
 TRANSFORMERS = ("Transformer", "MLMTransformer")
 # Modules that choose other modules by the task of a text.
 _ROUTERS = ("Router", "Asym")
+# Families that project texts and pictures into one space.
+IMAGE_TEXT_TYPES = {
+    "aimv2", "altclip", "blip", "chinese_clip", "clip", "clipseg", "groupvit", "metaclip_2",
+    "owlv2", "owlvit", "siglip", "siglip2",
+}  # fmt: skip
 _WITH_TOKENIZER = (*TRANSFORMERS, "StaticEmbedding")
 _SENTENCE_CONFIG = "config_sentence_transformers.json"
 # A tokenizer's configuration states no limit as a much larger number.
@@ -194,7 +202,8 @@ def _find_module(path: Path, kind: str, name: str) -> Module:
         raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
     if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
         raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
-    return Module(kind.rpartition(".")[2], folder / name)
+    name_of_class = kind.rpartition(".")[2]
+    return Module(_SAME_CLASSES.get(name_of_class, name_of_class), folder / name)
 
 
 def _read_routes(modules: list[Module]) -> dict[str, list[Module]]:
@@ -394,6 +403,9 @@ class TextOptions:
         another task than `task`.
         """
         texts = read_text_config(folder)
+        model_type = read_optional(folder / "config.json").get("model_type")
+        if model_type in IMAGE_TEXT_TYPES:
+            task = FEATURES
         message_format = _require_task(folder, texts, *task)
         template_options = None if message_format is None else _read_template_options(texts)
         unread = []
@@ -448,9 +460,10 @@ def _require_task(folder: Path, texts: dict[str, Any], task: str, result: str) -
     read_as = "message" if "message" in modalities else "text"
     text_options = modalities.get(read_as)
     text_options = text_options if isinstance(text_options, dict) else {}
+    method = "get_text_features" if result == FEATURES[1] else "forward"
     for configured, supported in (
         (texts.get("transformer_task"), task),
-        (text_options.get("method"), "forward"),
+        (text_options.get("method"), method),
         (text_options.get("method_output_name"), result),
     ):
         if configured is not None and configured != supported:

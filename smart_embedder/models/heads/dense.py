@@ -88,7 +88,7 @@ class DenseEmbedder(HeadsEmbedder):
             config = replace(config, poolings=(overrides.pooling,))
         if not (config.poolings or is_decoder):
             _require_encoder(folder)
-        texts, weights = TextOptions.read(transformer), Weights.read(transformer)
+        texts, weights = self._read_text_options(transformer), Weights.read(transformer)
         backbone, tokenizer = load_backbone(
             transformer, target, max_length, texts, closing=closing, weights=weights
         )
@@ -108,6 +108,9 @@ class DenseEmbedder(HeadsEmbedder):
             spec = OutputSpec("max", tokenizer.vocabulary_size, head="classifier.")
             self._output_specs = {**self._output_specs, "sparse": spec}
 
+    def _read_text_options(self, folder: Path) -> TextOptions:
+        return TextOptions.read(folder)
+
     def _assemble(
         self, name: str, config: SentenceConfig, backbone: Backbone, tokenizer: TextTokenizer
     ) -> None:
@@ -115,6 +118,7 @@ class DenseEmbedder(HeadsEmbedder):
         super().__init__(name, backbone, tokenizer, config.prompts, config.default_prompt)
         width = self.dense_width = place_steps(config, backbone)
         self._dense_head = partial(compute_pooled_vectors, config.poolings, config.steps)
+        self._steps = config.steps
         self.normalizes = config.steps[-1:] == (normalize,)
         self.pooling = "+".join(config.poolings)
         self._dense_end = ENDS.get(self.pooling)

@@ -55,7 +55,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
     pooling: str
     normalizes: bool
     min_dimensions: int | None = None
-    reads_input_type = False
+    reads_input_type = reads_images = False
     colbert_width = 0
 
     def __init__(

@@ -315,7 +315,7 @@ def store_bytes(folder: Path) -> None:
         (lose_a_tensor, r"lacks the tensor layers\.0\.self_attn\.q_proj"),
         ({"model_type": "brain"}, "holds a model of type brain, which transformers .* does not kn"),
         ({"model_type": "vit"}, "of type vit, which reads no texts"),
-        ({"model_type": "clip"}, "of type clip, which projects texts and images into one space"),
+        ({"model_type": "xclip"}, "of type xclip, which projects texts and other inputs into one"),
         (
             {"position_embedding_type": "relative_key_query"},
             "has positions of type relative_key_query, which transformers",

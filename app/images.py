@@ -1,0 +1,62 @@
+"""Pictures in bodies of requests: `{"image": "data:image/png;base64,..."}` in place of a text.
+
+A picture is never fetched from an address. Its base64 is decoded where the picture is.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from smart_embedder.errors import InvalidRequestError
+from smart_embedder.requests import ImageInput
+
+_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+_MAX_HEAD = 100
+
+
+class ImageObject(BaseModel):
+    """A picture in place of a text."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    image: Annotated[str, Field(description="A data URL in base64: data:image/png;base64,...")]
+
+
+class _OneError:
+    """Reports one error of the type `text_or_image` for an item that matches neither."""
+
+    def __get_pydantic_core_schema__(self, source: Any, build: GetCoreSchemaHandler) -> CoreSchema:
+        """Wrap the schema of the union."""
+        return core_schema.custom_error_schema(
+            build(source), "text_or_image", custom_error_message="send a text or a picture"
+        )
+
+
+TextsOrImages = Annotated[
+    list[Annotated[str | ImageObject, Field(union_mode="left_to_right"), _OneError()]], FailFast()
+]
+
+
+def read_images(items: list[str | ImageObject], field: str) -> list[str | ImageInput]:
+    """Replace the pictures among the items of `field` by the engine's inputs.
+
+    Raises `InvalidRequestError` for an image that is no data URL of a known type.
+    """
+    return [
+        item if isinstance(item, str) else read_data_url(item.image, f"/{field}/{index}")
+        for index, item in enumerate(items)
+    ]
+
+
+def read_data_url(url: str, pointer: str) -> ImageInput:
+    """Check a data URL; raises `InvalidRequestError` if it is none of a known type."""
+    head, comma, _ = url[:_MAX_HEAD].partition(",")
+    kind, *options = head.removeprefix("data:").lower().split(";")
+    if not comma or not head.startswith("data:"):
+        message = f"the image at {pointer} must be a data URL: no address is fetched"
+    elif kind.replace("jpg", "jpeg") not in _TYPES or "base64" not in options:
+        message = f"the data URL at {pointer} must be in base64, of one of {', '.join(_TYPES)}"
+    else:
+        return ImageInput(url)
+    raise InvalidRequestError(message, [{"pointer": pointer, "message": message}])

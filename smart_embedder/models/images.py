@@ -1,0 +1,193 @@
+"""Reads pictures: limits, decoding by Pillow, and the arrays of transformers' image processor.
+
+Policy:
+- A picture is decoded only if its header names a known format, one frame, and no more pixels than
+  fit the memory of its request.
+- The pictures of a request are decoded one after the other, on a thread for pictures, so that it
+  holds one decoded picture, and texts do not wait.
+- The arrays for the model are what remains: they are reserved with the response before the forward,
+  in which a picture counts as its tokens.
+"""
+
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import transformers
+from PIL import Image, ImageOps, UnidentifiedImageError
+from transformers import AutoImageProcessor
+from transformers.image_transforms import get_resize_output_image_size
+from transformers.image_utils import ChannelDimension, SizeDict
+
+from smart_embedder.errors import InvalidRequestError, StartupError, one_line
+from smart_embedder.interrupts import stop_if_given_up
+from smart_embedder.requests import ImageInput
+
+# Pillow's own limit is a warning. Those here are checked before it decodes anything.
+Image.MAX_IMAGE_PIXELS = None
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MAX_PIXELS = 2**26
+# Processors enlarge the shorter side of a narrow picture, and the longer one with it.
+MAX_ASPECT = 20
+# Bytes of a pixel in Pillow: in RGB and, unless they are as many, in other modes.
+_RGB, _OF_MODE = 4, {"1": 1, "L": 1, "P": 1, "I;16": 2}
+# libjpeg holds the coefficients of a progressive picture, and libwebp its canvas three times.
+_PROGRESSIVE, _WEBP = 6, 12
+# A copy of the pixels in NumPy, and one in Pillow to resize it.
+_COPIED = 7
+_ORIENTATION = 0x0112
+_PROBE_SIZE = 70, 40
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class ImageReader:
+    """Turns pictures into the arrays that a model reads, by the processor in its folder.
+
+    `description` identifies everything that decides which arrays a picture has.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `StartupError` if the folder has no processor that works with Pillow."""
+        try:
+            self._processor: Any = AutoImageProcessor.from_pretrained(
+                folder, backend="pil", local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:
+            raise StartupError(
+                f"transformers {transformers.__version__} cannot load the image processor in "
+                f"{folder} without torchvision: {one_line(error):.300}"
+            ) from error
+        if getattr(self._processor, "backend", None) != "pil":
+            raise StartupError(
+                f"the image processor in {folder} needs torchvision, which is not used here"
+            )
+        options = self._processor.to_dict().items()
+        self.description = sorted((name, repr(value)) for name, value in options)
+        self._on_pillow = self._try_pillow()
+
+    def read(self, image: ImageInput, held: int = 0) -> Arrays:
+        """Decode and process one picture, beside `held` bytes of its request's others.
+
+        Safe to call from several threads. Raises `InvalidRequestError` for a file that is no
+        picture, is damaged, or exceeds a limit.
+        """
+        stop_if_given_up()
+        picture = decode(image, held, _COPIED if self._on_pillow is None else 0)
+        if self._on_pillow is not None:
+            # Some processors need an array where they do not resize, as of small pictures.
+            with suppress(Exception):
+                return _process(self._on_pillow, picture)
+        try:
+            return _process(self._processor, picture)
+        except Exception as error:
+            size = f"{picture.width} x {picture.height}"
+            raise InvalidRequestError(
+                f"the model cannot read a picture of {size} pixels: {one_line(error):.200}"
+            ) from error
+
+    def _try_pillow(self) -> Any:
+        """Return a copy of the processor that resizes Pillow's picture, or None if it cannot.
+
+        The processor itself copies the whole picture to NumPy first, and then back to Pillow.
+        """
+        probe = Image.open(BytesIO(make_probe().read()))
+        changed = copy(self._processor)
+        changed.process_image, changed.resize = _keep, partial(_resize, self._processor)
+        expected = _process(self._processor, probe)
+        with suppress(Exception):
+            arrays = _process(changed, probe)
+            if all(np.array_equal(arrays[name], expected[name]) for name in expected):
+                return changed
+        return None
+
+
+def make_probe() -> ImageInput:
+    """Make a picture to try a processor and a model with."""
+    pixels = np.arange(3 * _PROBE_SIZE[0] * _PROBE_SIZE[1], dtype=np.uint32) * 7 % 256
+    file = BytesIO()
+    Image.frombytes("RGB", _PROBE_SIZE, pixels.astype(np.uint8).tobytes()).save(file, "PNG")
+    return ImageInput(file.getvalue())
+
+
+def _process(processor: Any, picture: Image.Image) -> Arrays:
+    return dict(processor(images=picture, return_tensors="np"))
+
+
+def _keep(picture: Any, **_: object) -> Any:
+    """Stand in for a processor's conversion to NumPy: give Pillow's picture an array's shape."""
+    picture.shape = (3, picture.height, picture.width)
+    picture.ndim = 3
+    return picture
+
+
+def _resize(processor: Any, image: Any, size: SizeDict, **options: Any) -> Any:
+    """Resize as the processor does; transformers swaps the sides of Pillow's pictures."""
+    if isinstance(image, Image.Image) and size.shortest_edge and not size.longest_edge:
+        shape = np.broadcast_to(np.uint8(0), (3, image.height, image.width))
+        height, width = get_resize_output_image_size(
+            shape,
+            size.shortest_edge,
+            default_to_square=False,
+            input_data_format=ChannelDimension.FIRST,
+        )
+        size = SizeDict(height=height, width=width)
+    return processor.resize(image=image, size=size, **options)
+
+
+def decode(image: ImageInput, held: int = 0, processing: int = 0) -> Image.Image:
+    """Decode a picture, upright and in RGB, as `load_image` of transformers does.
+
+    The request holds `held` bytes of other pictures, and `processing` bytes for each pixel of this
+    one are used later. Raises `InvalidRequestError` before anything is decoded if a limit is
+    exceeded, and for a file that is no picture or is damaged.
+    """
+    try:
+        with Image.open(BytesIO(image.read()), formats=FORMATS) as picture:
+            _check_limits(picture, image, held, processing)
+            picture.load()
+            ImageOps.exif_transpose(picture, in_place=True)
+            return picture if picture.mode == "RGB" else picture.convert("RGB")
+    except InvalidRequestError:
+        raise
+    except UnidentifiedImageError:
+        raise InvalidRequestError(
+            f"the picture is none of {', '.join(FORMATS)}, or its file is damaged"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - Pillow raises errors of many types
+        message = f"the picture's file is damaged: {one_line(error):.200}"
+        raise InvalidRequestError(message) from None
+
+
+def _check_limits(picture: Image.Image, image: ImageInput, held: int, processing: int) -> None:
+    """Raise `InvalidRequestError` for a picture that should not be decoded."""
+    width, height = picture.size
+    if width * height > MAX_PIXELS:
+        raise InvalidRequestError(
+            f"the picture has {width} x {height} pixels, and at most {MAX_PIXELS} are allowed: "
+            "send a smaller one"
+        )
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise InvalidRequestError(
+            f"the picture has {width} x {height} pixels, and one side may be at most {MAX_ASPECT} "
+            "times as long as the other: cut it"
+        )
+    # An MPO is a JPEG with further pictures behind it, as phones save them.
+    if picture.format != "MPO" and getattr(picture, "is_animated", False):
+        raise InvalidRequestError("the picture has several frames: send one of them")
+    stored = _OF_MODE.get(picture.mode, _RGB)
+    per_pixel = max(stored, _RGB + processing)
+    if picture.getexif().get(_ORIENTATION, 1) != 1:
+        per_pixel = max(per_pixel, 2 * stored)
+    if picture.mode != "RGB":
+        per_pixel = max(per_pixel, stored + _RGB)
+    per_pixel += _PROGRESSIVE if "progressive" in picture.info else 0
+    per_pixel += _WEBP if picture.format == "WEBP" else 0
+    size = held + per_pixel * width * height
+    image.memory.check_image(size, f"a picture of {width} x {height} pixels and those before it")

@@ -1,0 +1,126 @@
+"""Texts and pictures in one space, compared with transformers and sentence-transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+
+from smart_embedder.errors import InvalidRequestError, StartupError
+from smart_embedder.requests import EmbedRequest, ImageInput
+from tests.smart_embedder.engines import engine_on_cpu
+from tests.support.encoders import assert_close, embed, load
+from tests.support.pictures import (
+    FAMILIES,
+    POSITIONS,
+    draw_picture,
+    input_of,
+    save_image_text,
+)
+from tests.support.wordpiece import change
+
+PICTURES = [draw_picture(70, 40), draw_picture(32, 32), draw_picture(90, 300)]
+TEXTS = ["hybrid search", "", "vector " * 60]
+MIXED = [TEXTS[0], PICTURES[0], TEXTS[1], PICTURES[1], PICTURES[2], TEXTS[2]]
+
+
+def inputs_of(items: list[Any]) -> list[Any]:
+    return [item if isinstance(item, str) else input_of(item) for item in items]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> Path:
+    return save_image_text(tmp_path_factory.mktemp("models") / "clip", "clip")
+
+
+@torch.inference_mode()
+def reference_vectors(folder: Path) -> np.ndarray:
+    """Embed `MIXED` with the classes of transformers, one by one."""
+    model = AutoModel.from_pretrained(folder).eval()
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    padding = "max_length" if folder.name.startswith("siglip") else False
+    options = {"padding": padding, "truncation": True, "max_length": POSITIONS}
+    features = [
+        model.get_text_features(**tokenizer([item], return_tensors="pt", **options))
+        if isinstance(item, str)
+        else model.get_image_features(**processor(images=item, return_tensors="pt"))
+        for item in MIXED
+    ]
+    return np.concatenate([found.pooler_output.numpy() for found in features])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_and_pictures_of_each_family_match_transformers(family, tmp_path) -> None:
+    folder = save_image_text(tmp_path / family, family)
+    model = load(folder)
+    alone = np.concatenate([embed(model, [item]) for item in inputs_of(MIXED)])
+    assert_close(alone, reference_vectors(folder))
+    assert_close(embed(model, inputs_of(MIXED)), alone)
+    assert model.reads_images
+    assert not model.normalizes
+
+
+def test_pictures_of_clip_match_sentence_transformers(clip) -> None:
+    reference = SentenceTransformer(str(clip), device="cpu", local_files_only=True)
+    expected = np.stack([reference.encode(item) for item in (*TEXTS[:2], *PICTURES)])
+    assert_close(embed(load(clip), inputs_of([*TEXTS[:2], *PICTURES])), expected)
+
+
+def test_a_checkpoint_of_sentence_transformers_with_clip_is_loaded(clip, tmp_path) -> None:
+    reference = SentenceTransformer(str(clip), device="cpu", local_files_only=True)
+    reference.save_pretrained(str(tmp_path / "saved"))
+    expected = np.stack([reference.encode(item) for item in PICTURES])
+    assert_close(embed(load(tmp_path / "saved"), inputs_of(PICTURES)), expected)
+
+
+async def test_the_engine_counts_tokens_and_caches_a_picture(clip) -> None:
+    async with engine_on_cpu(clip, embedding_cache_bytes=1 << 20) as engine:
+        request = EmbedRequest(inputs_of(MIXED))
+        first = await engine.embed(request)
+        assert first.tokens == 6 + 2 + POSITIONS + 3 * 17
+        assert engine.cache is not None
+        assert engine.cache.count == len(MIXED)
+        again = await engine.embed(request)
+        assert again.timings.inference == 0
+        assert again.tokens == first.tokens
+        for one, other in zip(first.embeddings, again.embeddings, strict=True):
+            assert np.array_equal(one.dense, other.dense)
+
+
+async def test_a_picture_that_cannot_be_used_is_named_by_its_index(clip) -> None:
+    async with engine_on_cpu(clip) as engine:
+        with pytest.raises(InvalidRequestError, match="the input at index 1: the picture is none"):
+            await engine.embed(EmbedRequest(["text", ImageInput(b"<svg/>")]))
+
+
+async def test_a_model_for_texts_alone_refuses_pictures(tiny_m3) -> None:
+    async with engine_on_cpu(tiny_m3) as engine:
+        with pytest.raises(InvalidRequestError, match="reads no pictures: send texts"):
+            await engine.embed(EmbedRequest(["text", input_of(PICTURES[0])]))
+
+
+def test_the_vector_space_depends_on_the_image_processor(clip, tmp_path) -> None:
+    space = load(clip).spaces["dense"]
+    change(clip / "preprocessor_config.json", image_mean=[0.4, 0.4, 0.4])
+    assert load(clip).spaces["dense"] != space
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "preprocessor_config.json").unlink(), "cannot load the image"),
+        (
+            lambda folder: change(folder / "tokenizer_config.json", padding_side="left"),
+            "fills up texts on the left",
+        ),
+    ],
+)
+def test_an_unusable_checkpoint_is_refused(damage, message, tmp_path) -> None:
+    folder = save_image_text(tmp_path / "siglip", "siglip")
+    damage(folder)
+    with pytest.raises(StartupError, match=message):
+        load(folder)

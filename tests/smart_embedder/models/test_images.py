@@ -1,0 +1,137 @@
+"""Decoding of pictures: what Pillow reads, and the limits that are checked before it decodes."""
+
+import struct
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+from smart_embedder.errors import InvalidRequestError, StartupError
+from smart_embedder.models.images import ImageReader, decode
+from smart_embedder.requests import AnswerMemory, ImageInput
+from tests.support.pictures import data_url, draw_picture, save_picture
+
+PICTURE = draw_picture(60, 40)
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    checked = kind + content
+    return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A PNG whose header names a size, and which holds nearly nothing."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 9))
+    return b"\x89PNG\r\n\x1a\n" + content + chunk(b"IEND", b"")
+
+
+def lying_png() -> bytes:
+    png = save_picture(PICTURE)
+    return png[:33] + struct.pack(">I", 5) + png[37:]
+
+
+def frames(format_: str) -> bytes:
+    pictures = [draw_picture(8, 8, seed) for seed in range(3)]
+    return save_picture(pictures[0], format_, save_all=True, append_images=pictures[1:])
+
+
+UNUSABLE = {
+    "bomb": (png_of(60_000, 60_000), "60000 x 60000 pixels, and at most 67108864 are allowed"),
+    "narrow": (png_of(60_000, 3), "60000 x 3 pixels, and one side may be at most 20 times as long"),
+    "frames of a GIF": (frames("GIF"), "the picture has several frames: send one of them"),
+    "frames of a PNG": (frames("PNG"), "the picture has several frames: send one of them"),
+    "frames of a WebP": (frames("WEBP"), "the picture has several frames: send one of them"),
+    "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "none of PNG, JPEG, WEBP, GIF"),
+    "BMP": (save_picture(PICTURE, "BMP"), "none of PNG, JPEG, WEBP, GIF"),
+    "nothing": (b"", "none of PNG, JPEG, WEBP, GIF"),
+    "truncated": (save_picture(PICTURE, "JPEG")[:900], "is damaged: image file is truncated"),
+    "lying chunk": (lying_png(), "the picture's file is damaged"),
+    "no pixels": (png_of(60, 40), "the picture's file is damaged"),
+    "no base64": ("data:image/png;base64,!", "the picture is not valid base64"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_an_unusable_file_is_refused_in_one_sentence(case) -> None:
+    content, message = UNUSABLE[case]
+    with pytest.raises(InvalidRequestError, match=message):
+        decode(ImageInput(content))
+
+
+def save_rotated(picture: Image.Image) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return save_picture(picture, "JPEG", exif=exif)
+
+
+USABLE = {
+    "PNG": save_picture(PICTURE),
+    "progressive JPEG": save_picture(PICTURE, "JPEG", progressive=True),
+    "WebP": save_picture(PICTURE, "WEBP"),
+    "GIF": save_picture(PICTURE, "GIF"),
+    "CMYK": save_picture(PICTURE.convert("CMYK"), "JPEG"),
+    "transparent": save_picture(PICTURE.convert("RGBA")),
+    "one bit": save_picture(PICTURE.convert("1")),
+    "16 bits": save_picture(Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60))),
+    "phone's": save_picture(PICTURE, "MPO", save_all=True, append_images=[draw_picture(8, 8)]),
+    "rotated": save_rotated(PICTURE),
+}
+
+
+@pytest.mark.parametrize("case", USABLE)
+def test_a_picture_is_decoded_upright_and_in_rgb(case) -> None:
+    content = USABLE[case]
+    image = ImageInput(content)
+    with Image.open(BytesIO(content)) as picture:
+        expected = ImageOps.exif_transpose(picture).convert("RGB")
+    assert np.array_equal(decode(image), expected)
+
+
+def test_base64_with_line_breaks_is_read() -> None:
+    url = data_url(save_picture(PICTURE))
+    broken = "\r\n".join(url[start : start + 76] for start in range(0, len(url), 76))
+    assert np.array_equal(decode(ImageInput(broken)), PICTURE)
+
+
+@pytest.mark.parametrize(
+    ("case", "per_pixel"),
+    [
+        ("PNG", 4),
+        ("transparent", 8),
+        ("one bit", 5),
+        ("rotated", 8),
+        ("progressive JPEG", 10),
+        ("WebP", 16),
+    ],
+)
+def test_memory_is_checked_before_decoding(case, per_pixel) -> None:
+    content, needed = USABLE[case], 5 + per_pixel * 60 * 40
+    decode(ImageInput(content, AnswerMemory(needed)), held=5)
+    with pytest.raises(InvalidRequestError, match=f"60 x 40 pixels .* need {needed} bytes, and"):
+        decode(ImageInput(content, AnswerMemory(needed - 1)), held=5)
+
+
+@pytest.mark.parametrize("processor", [CLIPImageProcessorPil, Gemma4ImageProcessorPil])
+@pytest.mark.parametrize("size", [(500, 300), (33, 200), (1, 1), (336, 768)])
+def test_the_reader_makes_the_arrays_of_the_processor(processor, size, tmp_path: Path) -> None:
+    processor().save_pretrained(tmp_path)
+    picture = draw_picture(*size)
+    arrays = ImageReader(tmp_path).read(ImageInput(save_picture(picture)))
+    expected = processor()(images=picture, return_tensors="np")
+    assert arrays.keys() == expected.keys()
+    for name, array in arrays.items():
+        assert np.array_equal(array, expected[name])
+
+
+def test_an_image_processor_that_needs_torchvision_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"image_processor_type": "VivitImageProcessor"}'
+    )
+    with pytest.raises(StartupError, match="image processor in .* torchvision"):
+        ImageReader(tmp_path)
