@@ -189,7 +189,7 @@ def render_list(items: Iterable[Any]) -> Iterator[bytes]:
     return render_items((orjson.dumps(item, option=OPTIONS),) for item in items)
 
 
-def text_as_json(text: str | records.ImageInput) -> str | orjson.Fragment | None:
+def text_as_json(text: object) -> str | orjson.Fragment | None:
     """The text for orjson, None for a picture.
 
     A long text is rendered in parts, because orjson holds the GIL while it renders.

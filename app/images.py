@@ -33,30 +33,34 @@ class _OneError:
         )
 
 
-TextsOrImages = Annotated[
-    list[Annotated[str | ImageObject, Field(union_mode="left_to_right"), _OneError()]], FailFast()
-]
+TextOrImage = Annotated[str | ImageObject, Field(union_mode="left_to_right"), _OneError()]
+TextsOrImages = Annotated[list[TextOrImage], FailFast()]
 
 
 def read_images(items: list[str | ImageObject], field: str) -> list[str | ImageInput]:
     """Replace the pictures among the items of `field` by the engine's inputs.
 
-    Raises `InvalidRequestError` for an image that is no data URL of a known type.
+    Raises `InvalidRequestError` for an image that is an address, or a data URL of another type.
     """
     return [
-        item if isinstance(item, str) else read_data_url(item.image, f"/{field}/{index}")
+        item if isinstance(item, str) else read_image(item.image, f"/{field}/{index}")
         for index, item in enumerate(items)
     ]
 
 
-def read_data_url(url: str, pointer: str) -> ImageInput:
-    """Check a data URL; raises `InvalidRequestError` if it is none of a known type."""
-    head, comma, _ = url[:_MAX_HEAD].partition(",")
+def read_image(content: str, pointer: str) -> ImageInput:
+    """Check the type of a data URL; base64 alone, as Jina's clients send it, has none.
+
+    Raises `InvalidRequestError` for another type, and for an address.
+    """
+    head, comma, _ = content[:_MAX_HEAD].partition(",")
     kind, *options = head.removeprefix("data:").lower().split(";")
+    if not comma and ":" not in head:
+        return ImageInput(content)
     if not comma or not head.startswith("data:"):
         message = f"the image at {pointer} must be a data URL: no address is fetched"
     elif kind.replace("jpg", "jpeg") not in _TYPES or "base64" not in options:
         message = f"the data URL at {pointer} must be in base64, of one of {', '.join(_TYPES)}"
     else:
-        return ImageInput(url)
+        return ImageInput(content)
     raise InvalidRequestError(message, [{"pointer": pointer, "message": message}])

@@ -32,6 +32,7 @@ from app.context import RERANK, Dialect, Endpoint, ErrorFacts
 from app.dialects import fields
 from app.error_responses import NO_422
 from app.handler import Call, embed, rerank
+from app.images import ImageObject, TextsOrImages, read_images
 from app.response_schemas import Usage
 from app.routing import Router
 from app.schemas import ForeignRequest
@@ -51,12 +52,13 @@ def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
 COHERE = Dialect("Cohere, Jina, vLLM", _error_body, NO_422)
 
 Documents = Annotated[
-    list[str],
-    FailFast(),
+    TextsOrImages,
     BeforeValidator(
         lambda value: list(map(fields.extract_text, value)) if isinstance(value, list) else value
     ),
-    Field(description="Texts, or objects with `text`.", json_schema_extra={"minItems": 1}),
+    Field(
+        description="Texts, or objects with `text` or `image`.", json_schema_extra={"minItems": 1}
+    ),
 ]
 
 
@@ -201,7 +203,7 @@ async def rerank_documents(body: DocumentsRequest, call: Call) -> Response:
         fields.check_prompt_tokens(body.truncate_prompt_tokens, scorer)
     request = RerankRequest(
         body.query,
-        body.documents,
+        read_images(body.documents, "documents"),
         normalize=body.normalizes,
         instruction=fields.merge_aliases(body, "instruction", "instruct"),
         truncation=fields.build_truncation(truncate, body.truncation_side, max_tokens),
@@ -251,7 +253,7 @@ router = Router(COHERE, CohereError, [_TAG], tags=[_TAG["name"]])
 
 
 class CohereEmbedRequest(ForeignRequest):
-    """Texts to embed."""
+    """Texts or images to embed."""
 
     dialect, endpoint = COHERE, Endpoint("/v2/embed")
     example: ClassVar[Mapping[str, JsonValue]] = {
@@ -261,10 +263,10 @@ class CohereEmbedRequest(ForeignRequest):
     }
     aliases = dict.fromkeys(("input", "text", "sentences"), "texts")
 
-    texts: Annotated[list[str], FailFast()]
+    texts: TextsOrImages
     model: str | None = Field(None, description="Any name of an embedding model.")
     input_type: (
-        Literal["search_document", "search_query", "classification", "clustering"] | None
+        Literal["search_document", "search_query", "classification", "clustering", "image"] | None
     ) = Field(None, description="Queries get the model's prompt for queries, if it has one.")
     embedding_types: fields.EmbeddingTypes | None = Field(None, description="`float` by default.")
     output_dimension: int | None = Field(
@@ -275,32 +277,38 @@ class CohereEmbedRequest(ForeignRequest):
         fields.fold_case(str.upper),
         Field(description="The end at which a long text is cut; NONE: a long text is an error."),
     ] = None
-    images: Annotated[fields.Unsupported, fields.allow_only()] = None
+    images: Annotated[
+        fields.Unsupported, fields.allow_only(), Field(description="Instead of `texts`: data URLs.")
+    ] = None
     inputs: Annotated[
         fields.Unsupported,
         fields.allow_only(),
-        Field(description="Instead of `texts`: objects whose `content` is one text."),
+        Field(description="Instead of `texts`: objects whose `content` is one text or image."),
     ] = None
     max_tokens: int | None = Field(None, ge=1, description="Texts are cut to this many tokens.")
 
     @model_validator(mode="before")
     @classmethod
     def _read_inputs(cls, value: Any) -> Any:
-        """Move the texts of `inputs` to `texts`."""
-        if not isinstance(value, dict) or "texts" in value:
+        """Move the texts and images of other fields to `texts`."""
+        if not isinstance(value, dict) or value.get("texts"):
             return value
+        if isinstance(images := value.get("images"), list):
+            return value | {"texts": [{"image": image} for image in images], "images": None}
         inputs = value.get("inputs")
         if not isinstance(inputs, list):
             return value
-        texts = []
+        texts: list[Any] = []
         for item in inputs:
             match item:
                 case {"content": [{"type": "text", "text": str(text)}]}:
                     texts.append(text)
+                case {"content": [{"type": "image_url", "image_url": {"url": str(url)}}]}:
+                    texts.append({"image": url})
                 case _:
                     raise PydanticCustomError(
                         "inputs",
-                        "each item of the field inputs must have content of one text: send texts",
+                        "each item of the field inputs must have content of one text or image",
                     )
         return value | {"texts": texts, "inputs": None}
 
@@ -344,9 +352,14 @@ async def embed_v1(body: CohereEmbedRequest, call: Call) -> Response:
 
 async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response:
     model = call.service.catalogue.embedder(body.model)
-    task = fields.TASKS[body.input_type or "search_document"]
+    input_type = body.input_type or "search_document"
+    if input_type == "image":
+        if not all(isinstance(item, ImageObject) for item in body.texts):
+            raise InvalidRequestError("the field input_type may be image for images alone")
+        input_type = "search_document"
+    task = fields.TASKS[input_type]
     request = EmbedRequest(
-        body.texts,
+        read_images(body.texts, "texts"),
         normalize_dense=True,
         truncation=fields.build_truncation(body.truncate, max_tokens=body.max_tokens),
         # A model without a prompt for classification or clustering reads the text as a document.
@@ -370,7 +383,7 @@ def _render_embeddings(
         {
             "id": request_id,
             "embeddings": render_object(rendered) if by_type else rendered["float"],
-            "texts": render_list(map(text_as_json, body.texts)),
+            "texts": render_list(text_as_json(t) for t in body.texts if isinstance(t, str)),
             "meta": {
                 "api_version": {"version": version},
                 "billed_units": {"input_tokens": result.tokens},

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from app.body import TEXTS_ADVICE
+from app.images import TextsOrImages
 from app.schemas import check_truncation
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.interface import Model
@@ -200,11 +201,11 @@ TextsOrText = Annotated[
     Field(description="A list of texts, or one text.", json_schema_extra=_NOT_EMPTY),
 ]
 TextsOrObjects = Annotated[
-    list[str],
-    FailFast(),
+    TextsOrImages,
     BeforeValidator(lambda value: _wrap_text(_extract_texts(value))),
     Field(
-        description="A list of texts, or one text. A text may be an object with only `text`.",
+        description="A list of texts, or one text. A text may be an object with only `text`, or "
+        "with only `image`.",
         json_schema_extra=_NOT_EMPTY,
     ),
 ]

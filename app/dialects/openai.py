@@ -30,6 +30,7 @@ from app.context import Dialect, Endpoint, ErrorFacts
 from app.dialects import fields
 from app.error_responses import NO_422
 from app.handler import Call, embed, find_embedder
+from app.images import read_images
 from app.response_schemas import SparseIndices, TruncationWarning, Usage
 from app.routing import Router
 from app.schemas import OPENAI_TEXTS, PROMPT_SCHEMA, ForeignRequest
@@ -299,7 +300,7 @@ async def embed_input(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     vector_format, task = body.vector_format, body.merged_task
     normalize = fields.merge_aliases(body, "normalize", "normalized", "use_activation")
     request = EmbedRequest(
-        body.input,
+        read_images(body.input, "input"),
         Outputs(True, bool(body.return_sparse), bool(body.return_colbert)),
         normalize_dense=normalize is not False,
         truncation=body.truncation_options,

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from app.images import read_data_url
+from app.images import read_image
 from smart_embedder.errors import InvalidRequestError
 from tests.app.conftest import answered, serving
 from tests.support.pictures import POSITIONS, data_url, draw_picture, save_image_text, save_picture
@@ -48,6 +49,34 @@ def test_late_interaction_ranks_pictures(images_client) -> None:
         assert item["score"] == pytest.approx(score, abs=1e-4)
 
 
+def test_openais_and_coheres_paths_take_pictures(images_client) -> None:
+    vectors = answered(images_client, "/embeddings/", sentences=["river", {"image": URL}])["data"]
+    texts, pictures = (
+        np.array(item["embeddings"]["dense"]) / np.linalg.norm(item["embeddings"]["dense"])
+        for item in vectors
+    )
+    # Jina's clients send base64 without a type.
+    sent = ["river", {"image": URL}, {"image": URL.partition(",")[2]}]
+    rows = answered(images_client, "/v1/embeddings", input=sent)["data"]
+    for row, expected in zip(rows, (texts, pictures, pictures), strict=True):
+        assert row["embedding"] == pytest.approx(expected, abs=1e-5)
+    content = {"type": "image_url", "image_url": {"url": URL}}
+    for body in ({"images": [URL], "input_type": "image"}, {"inputs": [{"content": [content]}]}):
+        answer = answered(images_client, "/v2/embed", **body)
+        assert answer["embeddings"]["float"][0] == pytest.approx(pictures, abs=1e-5)
+        assert answer["texts"] == []
+    documents = ["river", {"image": URL}]
+    body = {"query": "river", "documents": documents, "return_documents": True}
+    results = answered(images_client, "/v2/rerank", **body)["results"]
+    assert [item["document"] for item in results] == [{"text": "river"}, {"text": None}]
+
+
+def test_coheres_input_type_of_images_needs_images(images_client) -> None:
+    response = images_client.post("/v2/embed", json={"texts": ["a"], "input_type": "image"})
+    assert response.status_code == 400
+    assert "input_type may be image for images alone" in response.json()["message"]
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [
@@ -86,10 +115,10 @@ def test_a_model_for_texts_alone_answers_422(client) -> None:
 @pytest.mark.parametrize("kind", ["image/png", "image/jpeg", "IMAGE/JPG", "image/webp"])
 def test_data_urls_of_known_types_are_read(kind) -> None:
     content = save_picture(draw_picture(4, 4))
-    assert read_data_url(data_url(content, kind), "/input/0").read() == content
+    assert read_image(data_url(content, kind), "/input/0").read() == content
 
 
 def test_a_data_url_without_base64_is_refused() -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        read_data_url("data:image/png;utf8,<a>", "/input/0")
+        read_image("data:image/png;utf8,<a>", "/input/0")
     assert refused.value.problems[0]["pointer"] == "/input/0"

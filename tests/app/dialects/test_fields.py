@@ -111,7 +111,7 @@ def test_the_case_of_a_short_string_is_folded() -> None:
     [
         ("a", ["a"], None), (["a", "b"], ["a", "b"], None), ("", [""], None), ([], [], None),
         *((ids, None, True) for ids in ([1, 2], [[1], [2]], [[]], [[True]])),
-        *((value, None, False) for value in ([True], [None], [["a"]], [{"image": "x"}], 1)),
+        *((value, None, False) for value in ([True], [None], [["a"]], [{"picture": "x"}], 1)),
         ({"image": "x"}, None, False),
     ],
 )  # fmt: skip
