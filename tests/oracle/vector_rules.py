@@ -352,7 +352,8 @@ _OPENAI_TOGETHER: tuple[Body, ...] = (
 
 def _cohere(served: Served, question: Any) -> Body:
     body = question.body
-    if body.get("images") or (body.get("inputs") and "texts" in body):
+    is_image = body.get("images") or body.get("input_type") == "image"
+    if is_image or (body.get("inputs") and "texts" in body):
         raise RefusedError
     texts = body.get("texts") or [item["content"][0]["text"] for item in body["inputs"]]
     types = _listed(body.get("embedding_types"))
@@ -480,7 +481,8 @@ _COHERE_RULE = Rule(
     ("texts",),
     ({"texts": SHORT}, {"texts": LONG}),
     {
-        "input_type": ("search_document", "search_query", "classification", "clustering"),
+        "input_type": ("search_document", "search_query", "classification", "clustering", "image"),
+        "images": (["data:image/png;base64,AAAA"],),
         "embedding_types": (*([kind] for kind in _TYPES), list(_TYPES)),
         "output_dimension": (32, 64, 8, 65),
         "truncate": ("NONE", "START", "END"),
