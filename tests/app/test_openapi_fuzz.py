@@ -68,6 +68,8 @@ def asks_in_vain(body: object) -> bool:
     """Whether a body requests what the models lack, or options that exclude each other."""
     if not isinstance(body, dict):
         return False
+    texts = body.get("sentences") or body.get("passages")
+    has_pictures = isinstance(texts, list) and any(isinstance(text, dict) for text in texts)
     unknown = ("instruction", "prompt_name", "input_type", "dimensions", "if_vector_space")
     uncut_from_left = body.get("truncate") is False and body.get("truncation_side") == "left"
     no_tokens = not (body.get("return_sparse", True) or body.get("return_colbert", True))
@@ -81,6 +83,8 @@ def asks_in_vain(body: object) -> bool:
     return (
         uncut_from_left
         or half
+        or has_pictures
+        or isinstance(body.get("colbert_pool_factor"), float)  # JSON Schema has 2.0 as an integer.
         or (dtype != "float32" and not (dense or colbert))
         or pooled_in_vain
         or strings_of_none
