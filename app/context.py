@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
 from app.http_metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from smart_embedder.requests import AnswerMemory, Purpose
 from smart_embedder.results import Stage
+
+if TYPE_CHECKING:
+    from app.middleware.rate_limit import TokenLimits
 
 DEFAULT_NAME = "default"
 # In API_TOKENS_FILE, the name whose token may load and unload models, as API_TOKEN may.
@@ -78,6 +81,7 @@ class RequestContext:
       needs no token.
     - `dialects` are those of the path. If there are several, the body decides; until it has been
       read, errors have the fields of all of them.
+    - `limits` are those of the named token, None if it has none of its own.
     - `status` is None until the response begins. `error_status` is the native status of an error.
     - `counts` holds numbers for the log line, `stages` the times for the trace.
     - `answer` is asked for memory before a response is made.
@@ -93,6 +97,7 @@ class RequestContext:
     dialects: tuple[Dialect, ...] = (NATIVE,)
     is_public: bool = False
     token_name: str | None = None
+    limits: "TokenLimits | None" = None
     error_code: str | None = None
     error_status: int | None = None
     status: int | None = None

@@ -1,6 +1,7 @@
 """The Prometheus metrics of one service, in one object with its own registry.
 
-Each series exists at zero from the start. Labels hold only fixed words, never input of a client.
+Each series exists at zero from the start. Labels hold fixed words and names that the operator
+chose, never input of a client.
 /stats reads the same counters, so the two always agree.
 """
 
@@ -58,6 +59,20 @@ _LATENESS_INTERVAL = 0.1
 _PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+
+
+# Names with series of their own; API_TOKENS_FILE has rarely more.
+_MAX_CLIENTS = 1000
+_OTHER_CLIENTS = "(others)"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientMetrics:
+    """The counters of the requests with one named token."""
+
+    requests: Counter
+    rejected: Counter
+    tokens: Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +140,18 @@ class Metrics(EngineMetrics):
         self.tokenize_active = gauge(
             "embedder_tokenize_active_requests", "Requests to tokenize in work"
         )
+        self.client_requests = counter(
+            "embedder_client_requests_total", "Requests with a named token", ["client"]
+        )
+        self.client_rejected = counter(
+            "embedder_client_requests_rejected_total",
+            "Requests with a named token that were refused",
+            ["client"],
+        )
+        self.client_tokens = counter(
+            "embedder_client_tokens_total", "Tokens of the texts of a named token", ["client"]
+        )
+        self._by_client: dict[str, ClientMetrics] = {}
         self.tokens_file_unreadable = gauge(
             "embedder_tokens_file_unreadable",
             "1 while API_TOKENS_FILE cannot be read and the old tokens stay valid, else 0",
@@ -265,6 +292,16 @@ class Metrics(EngineMetrics):
             duration=self.tokenize_duration,
             active=self.tokenize_active,
         )
+
+    def client(self, name: str) -> ClientMetrics:
+        """The metrics of a named token; creates its series at zero."""
+        known = self._by_client
+        if name not in known and len(known) >= _MAX_CLIENTS:
+            name = _OTHER_CLIENTS
+        if name not in known:
+            counters = self.client_requests, self.client_rejected, self.client_tokens
+            known[name] = ClientMetrics(*(counter.labels(name) for counter in counters))
+        return known[name]
 
     def tokenized(self, seconds: float) -> None:
         """Observe the tokenization of one request."""

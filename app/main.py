@@ -215,6 +215,8 @@ def _create_middleware(service: Service, budget: MemoryBudget, paths: Paths) -> 
     settings = service.settings
     api_token = settings.api_token.get_secret_value() if settings.api_token else None
     tokens = ApiTokens(api_token, settings.api_tokens_file)
+    for name in tokens.names:
+        service.metrics.client(name)
     service.metrics.tokens_file_unreadable.set_function(lambda: float(tokens.is_unreadable))
     return [
         Middleware(ProvideContext, settings.trusted_proxies or (), paths.find),

@@ -252,8 +252,8 @@ class Settings(EngineSettings, BaseSettings):
     """token that requests must send as `Authorization: Bearer <token>`; with neither this nor
     `API_TOKENS_FILE`, none is needed. Every user of the machine can read a flag"""
     api_tokens_file: Path | None = None
-    """file of named tokens, one `name:token` a line, read again when it changes; lines that begin
-    with `#` are comments"""
+    """file of named tokens, one `name:token` a line, with its limits below it; read again when it
+    changes; lines that begin with `#` are comments"""
     protect_metrics: bool = False
     """require a token for `/stats` and `/metrics`, too"""
     cors_origins: Origins | None = None

@@ -30,6 +30,7 @@ def _rows() -> Iterator[tuple[str, str]]:
     # With a model, so that its series exist with their labels.
     metrics = Metrics()
     metrics.embedding_endpoint(EMBEDDING_ENDPOINT)
+    metrics.client("name")
     metrics.watch_model("model", ["ready"], lambda: "ready")
     metrics.watch_further_model("model", lambda: 0)
     families = {family.name: family for family in metrics.registry.collect()}

@@ -2,7 +2,7 @@
 
 import sys
 from binascii import a2b_base64
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Literal
@@ -12,6 +12,7 @@ import numpy as np
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.vectors import MuveraSide, OutputDtype
 
+Charge = Callable[[int], None]
 Side = Literal["left", "right"]
 InputType = Literal["query", "document"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -209,7 +210,9 @@ class EmbedRequest(EmbeddingOptions):
       reduces the number of ColBERT vectors by about that factor, and `muvera` adds one vector that
       represents all ColBERT vectors of a text before pooling and quantization.
     - While interactive requests wait, requests with `is_bulk` get a fifth of the device.
-    - `client` names the client: queue and devices are shared fairly between clients.
+    - `client` names the client: queue and devices are shared between clients by their weights.
+    - `charge`, if set, is called with the number of tokens before they are queued; an error that it
+      raises refuses the request.
     - `model` is as in `EngineCore.lease`.
     - `answer` reserves memory for the vectors before the forward.
     """
@@ -222,6 +225,8 @@ class EmbedRequest(EmbeddingOptions):
     muvera: MuveraSide | None = None
     is_bulk: bool = False
     client: str = ""
+    client_weight: int = 1
+    charge: Charge | None = None
     model: str | None = None
     answer: AnswerMemory = UNLIMITED
 
@@ -251,7 +256,7 @@ class RerankRequest:
 
     `normalize` turns logits into probabilities. `instruction` is for rerankers that read one, and
     `weights` are for late interaction. `truncation` applies to passages. `is_bulk`, `client`,
-    `model` and `answer` are as in `EmbedRequest`.
+    `client_weight`, `charge`, `model` and `answer` are as in `EmbedRequest`.
     """
 
     query: str
@@ -262,6 +267,8 @@ class RerankRequest:
     truncation: TruncationOptions = CUT_AT_END
     is_bulk: bool = False
     client: str = ""
+    client_weight: int = 1
+    charge: Charge | None = None
     model: str | None = None
     answer: AnswerMemory = UNLIMITED
 
@@ -277,7 +284,8 @@ class ExtractRequest:
 
     Only spans with one of the `labels`, by default all, and at least the score `threshold` are
     returned. `aggregation` combines tokens into spans, as transformers' pipeline for token
-    classification does. `is_bulk`, `client`, `model` and `answer` are as in `EmbedRequest`.
+    classification does. `is_bulk`, `client`, `client_weight`, `charge`, `model` and `answer` are as
+    in `EmbedRequest`.
     """
 
     texts: list[str]
@@ -286,6 +294,8 @@ class ExtractRequest:
     aggregation: Aggregation = "simple"
     is_bulk: bool = False
     client: str = ""
+    client_weight: int = 1
+    charge: Charge | None = None
     model: str | None = None
     answer: AnswerMemory = UNLIMITED
 

@@ -8,26 +8,31 @@ import hashlib
 import hmac
 import math
 import os
+import re
 import stat
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.context import DEFAULT_NAME, METRICS_PATHS, RequestContext, context_of
 from app.error_responses import error_response
 from app.errors import RateLimitedError, UnauthorizedError
-from app.middleware.rate_limit import TokenBuckets
-from smart_embedder import errors
-from smart_embedder.errors import StartupError
+from app.middleware.rate_limit import TokenBuckets, TokenLimits, TokenTerms
+from smart_embedder.errors import SmartEmbedderError, StartupError
 
 log = structlog.get_logger(__name__)
 # Two writes within one tick of a file system's clock get the same time; the coarsest clock in use
 # (FAT) ticks every two seconds.
 _CLOCK_TICK_NS = 2_000_000_000
+
+# A line below a token: its limits and its weight. Without a colon it is no token.
+_TERM = re.compile(r"(requests_per_minute|tokens_per_minute|weight)=([0-9]{1,12})")
+_MAX_WEIGHT = 100
 
 _PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
 _ADVICE = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
@@ -47,7 +52,7 @@ def _version_of(status: os.stat_result) -> tuple[int, int, int]:
 
 
 class ApiTokens:
-    """The valid tokens and their names.
+    """The valid tokens, their names and their limits.
 
     Each call reads the file again if it has changed. If the file cannot be read, the tokens read
     last stay valid and one warning is logged. Tokens are never logged. Thread-safe.
@@ -60,6 +65,7 @@ class ApiTokens:
         self._file = file
         self._version: tuple[int, int, int] | None = None
         self._named: dict[str, bytes] = {}
+        self._limits: dict[str, TokenLimits] = {}
         self._last_warning: str | None = None
         self._lock = threading.Lock()
         self.required = bool(self._default_token) or file is not None
@@ -71,6 +77,15 @@ class ApiTokens:
         """Whether the file cannot be read, so that the tokens read last are in use."""
         self._refresh()
         return self._last_warning is not None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all tokens."""
+        return [*self._default_token, *self._named]
+
+    def limits_of(self, name: str | None) -> TokenLimits | None:
+        """Return the limits of a named token, None if the file sets none for it."""
+        return self._limits.get(name) if name is not None else None
 
     def find_name(self, presented: bytes) -> str | None:
         """Return the name of a token, or None if it is unknown; compares in constant time."""
@@ -112,7 +127,14 @@ class ApiTokens:
             self._version = version
             raise StartupError(f"API_TOKENS_FILE={file} is not UTF-8 text") from error
         self._version = version
-        self._named = _parse_tokens(text, file)
+        self._named, terms = _parse_tokens(text, file)
+        # What a token has used stays counted while its limits are the same.
+        self._limits = {
+            name: known
+            if (known := self._limits.get(name)) is not None and known.terms == its_terms
+            else TokenLimits(name, its_terms)
+            for name, its_terms in terms.items()
+        }
         self._last_warning = None
         return status
 
@@ -136,14 +158,25 @@ def _warn_if_others_can_open(file: Path, status: os.stat_result) -> None:
     log.warning("tokens_file_open_to_others", file=str(file), mode=mode, advice=advice)
 
 
-def _parse_tokens(text: str, file: Path) -> dict[str, bytes]:
-    """Parse lines of `name:token` to digests by name; skip blank lines and comments (#)."""
+def _parse_tokens(text: str, file: Path) -> tuple[dict[str, bytes], dict[str, TokenTerms]]:
+    """Parse lines of `name:token` to digests by name, and the lines below them to their terms.
+
+    Skips blank lines and comments (#).
+    """
     named: dict[str, bytes] = {}
+    terms: dict[str, TokenTerms] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        name, _, token = line.partition(":")
+        name, colon, token = line.partition(":")
         name = name.strip()
+        if not colon:
+            place = f"API_TOKENS_FILE={file}: line {number}"
+            last = next(reversed(named), "")
+            terms[last] = _parse_terms(line, terms.get(last, TokenTerms()), place)
+            if not named:
+                raise StartupError(f"{place} has limits, but there is no token above it")
+            continue
         if not (name and token.strip()) or name in named:
             raise StartupError(
                 f"API_TOKENS_FILE={file}: line {number} is not name:token with a unique name"
@@ -154,13 +187,31 @@ def _parse_tokens(text: str, file: Path) -> dict[str, bytes]:
                 "reserved for API_TOKEN: choose another name"
             )
         named[name] = _hash_token(token.encode())
-    return named
+    return named, terms
+
+
+def _parse_terms(line: str, terms: TokenTerms, place: str) -> TokenTerms:
+    """Add the terms of a line, such as `requests_per_minute=600 weight=2`, to `terms`."""
+    for word in line.split():
+        found = _TERM.fullmatch(word)
+        if found is None:
+            raise StartupError(
+                f"{place} is not name:token, and no limits of the token above it, such as "
+                f"requests_per_minute=600 tokens_per_minute=100000 weight=2"
+            )
+        name, value = found[1], int(found[2])
+        if not value or (name == "weight" and value > _MAX_WEIGHT):
+            allowed = f"1 to {_MAX_WEIGHT}" if name == "weight" else "1 or more"
+            raise StartupError(f"{place} has {word}: {name} is {allowed}")
+        terms = replace(terms, **{name: value})
+    return terms
 
 
 class RequireTokenAndLimitRate:
     """Answers 401 without a known token, and 429 to a client that has exceeded its rate limit.
 
-    A request for work counts against its client: the name of its token, or its address.
+    A request for work counts against its client: the name of its token, or its address. A named
+    token with limits in API_TOKENS_FILE has buckets of its own, which its responses show.
 
     A request with a missing or wrong token counts, on every path, against two buckets of its
     address: the one for ordinary requests, and one for failures only. Once one is empty, the
@@ -190,41 +241,71 @@ class RequireTokenAndLimitRate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it before its body is read."""
         if scope["type"] == "http":
-            context, wait = context_of(scope), 0.0
-            error: errors.SmartEmbedderError | None = None
-            failures = f"failures:{context.client_address}"
+            context = context_of(scope)
             is_public = not self._tokens.required or self._is_public(context)
-            if not is_public:
-                token, fault = _read_token(scope)
-                context.token_name = self._tokens.find_name(token)
-                if context.token_name is None:
-                    error = UnauthorizedError(f"{fault}: {_ADVICE}")
-            if error is not None:
-                wait = self._buckets.take(context.client)
-                wait = max(wait, self._buckets.take(failures))
-            elif context.endpoint is not None:
-                wait = self._buckets.take(context.client)
-            elif not is_public and (
-                context.token_name == DEFAULT_NAME or not _is_below(context.route, METRICS_PATHS)
-            ):
-                # Another answer would tell a guessing client that the token is correct.
-                wait = self._buckets.peek(failures)
-            if wait:
-                seconds = math.ceil(wait)
-                error = RateLimitedError(
-                    f"too many requests: {self._allowed}; try again in {seconds} s",
-                    retry_after=seconds,
-                )
+            error = None if is_public else self._identify(context, scope)
+            error = self._limit_rate(context, error, is_public=is_public) or error
+            if context.limits is not None:
+                send = _add_headers(send, context.limits)
             if error is not None:
                 await error_response(scope, error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+    def _identify(self, context: RequestContext, scope: Scope) -> SmartEmbedderError | None:
+        """Find the name and the limits of the request's token; return an error if it is unknown."""
+        token, fault = _read_token(scope)
+        context.token_name = self._tokens.find_name(token)
+        if context.token_name is None:
+            return UnauthorizedError(f"{fault}: {_ADVICE}")
+        context.limits = self._tokens.limits_of(context.token_name)
+        return None
+
+    def _limit_rate(
+        self, context: RequestContext, fault: SmartEmbedderError | None, *, is_public: bool
+    ) -> RateLimitedError | None:
+        """Count the request; return the error if its client has exceeded a limit.
+
+        `fault` is the error of its token.
+        """
+        wait, limits = 0.0, context.limits
+        failures = f"failures:{context.client_address}"
+        if fault is not None:
+            wait = self._buckets.take(context.client)
+            wait = max(wait, self._buckets.take(failures))
+        elif context.endpoint is not None:
+            if limits is not None and (error := limits.accept_request()) is not None:
+                return error
+            if limits is None or not limits.limits_requests:
+                wait = self._buckets.take(context.client)
+        elif not is_public and (
+            context.token_name == DEFAULT_NAME or not _is_below(context.route, METRICS_PATHS)
+        ):
+            # Another answer would tell a guessing client that the token is correct.
+            wait = self._buckets.peek(failures)
+        if not wait:
+            return None
+        seconds = math.ceil(wait)
+        return RateLimitedError(
+            f"too many requests: {self._allowed}; try again in {seconds} s", retry_after=seconds
+        )
 
     def _is_public(self, context: RequestContext) -> bool:
         """Whether the request needs no token; a request for work always needs one."""
         path = context.route
         public = context.is_public or _is_below(path, _PUBLIC)
         return public and context.endpoint is None and not _is_below(path, self._protected)
+
+
+def _add_headers(send: Send, limits: TokenLimits) -> Send:
+    """Return `send` that adds the headers RateLimit-Policy and RateLimit to the response."""
+
+    async def send_with_limits(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *limits.headers()]}
+        await send(message)
+
+    return send_with_limits
 
 
 def _is_below(path: str, parents: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from app.errors import ForeignOriginError
 from app.logs import escape_text
 
 ANY_ORIGIN = "*"
-_EXPOSED = ("X-Request-ID", "Retry-After", "Vector-Space", "traceparent")
+_EXPOSED = ("X-Request-ID", "Retry-After", "RateLimit", "Vector-Space", "traceparent")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 

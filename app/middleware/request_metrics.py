@@ -17,6 +17,7 @@ class MeasureRequests:
 
     def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Sequence[Endpoint]) -> None:
         self.app = app
+        self._client = metrics.client
         self._abandoned = metrics.abandoned
         shared = {
             Purpose.RERANKING: metrics.rerank_endpoint(),
@@ -46,6 +47,11 @@ class MeasureRequests:
     def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
         """Count a request once: as rejected, as abandoned, or by its outcome."""
         code = context.error_code
+        if context.token_name is not None:
+            client = self._client(context.token_name)
+            client.requests.inc()
+            client.rejected.inc(code in REASON_OF)
+            client.tokens.inc(context.counts.get("tokens", 0))
         if code in REASON_OF:
             endpoint.rejected[REASON_OF[code]].inc()
         elif code == ClientGoneError.code:

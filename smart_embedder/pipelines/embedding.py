@@ -164,10 +164,17 @@ class EmbeddingPipeline:
             if not request.truncation.truncate:  # Otherwise the results report them.
                 check_truncations(find_truncations(works, request), request.truncation)
             reserve_vectors(works, request.answer)
+            if request.charge is not None:
+                request.charge(sum(len(text.ids) for work in works for text in work.read))
             for work in works:
                 sequences = [text.ids for text in work.read]
                 work.job = Job(
-                    work.model, sequences, work.outputs, client=client, is_bulk=request.is_bulk
+                    work.model,
+                    sequences,
+                    work.outputs,
+                    client=client,
+                    client_weight=request.client_weight,
+                    is_bulk=request.is_bulk,
                 )
                 jobs.append(work.job)
             await self._admission.submit(*jobs)

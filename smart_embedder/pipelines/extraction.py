@@ -49,9 +49,18 @@ class ExtractionPipeline:
             async with self._waiting.hold(request.client):
                 windows, size, stage = await self._tokenize(model, request)
                 sequences = [sequence for text in windows for sequence in text.sequences]
+                if request.charge is not None:
+                    request.charge(sum(map(len, sequences)))
                 if sequences:
-                    client, is_bulk = request.client, request.is_bulk
-                    jobs.append(Job(model, sequences, Outputs(), client=client, is_bulk=is_bulk))
+                    job = Job(
+                        model,
+                        sequences,
+                        Outputs(),
+                        client=request.client,
+                        client_weight=request.client_weight,
+                        is_bulk=request.is_bulk,
+                    )
+                    jobs.append(job)
                 await self._admission.submit(*jobs)
             results = await self._admission.results(*jobs)
             find = partial(_find_spans, model, request, windows, results[0] if jobs else [], size)

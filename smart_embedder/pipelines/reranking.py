@@ -113,6 +113,8 @@ class ScoringPipeline:
         tokens = pairs[0].query.kept + sum([pair.passage.kept for pair in pairs])
         request.answer.reserve(TOKEN_ID_BYTES * tokens, *_memory_error_texts(tokens))
         sequences = [pair.sequence for pair in pairs]
+        if request.charge is not None:
+            request.charge(sum(map(len, sequences)))
         job = self._job_factory(request)(model, sequences, Outputs())
         logits = await self._admission.run(job)
         scores = logits
@@ -151,6 +153,8 @@ class ScoringPipeline:
         size = TOKEN_ID_BYTES * tokens + count_vector_bytes(model, kinds, [len(query.ids)])
         size += count_image_bytes(passages)
         request.answer.reserve(size, *_memory_error_texts(tokens))
+        if request.charge is not None:
+            request.charge(tokens)
         make_job = self._job_factory(request)
         query_job = make_job(model, [query.ids], kinds)
         (query_embedding,) = await self._admission.run(query_job)
@@ -173,6 +177,7 @@ class ScoringPipeline:
             Job,
             purpose=Purpose.RERANKING,
             client=request.client,
+            client_weight=request.client_weight,
             is_bulk=request.is_bulk,
             time_limit=self._time_limit,
         )

@@ -221,16 +221,17 @@ def form_batch(jobs: Mapping[Job, TreePath], limits_of: LimitsOf, max_lead: floa
         may_join = job.model is model and (
             job in stops or len(stops) < (limits.max_requests or max_tokens)
         )
-        leads_left = client.max_served - served, class_.max_served - client.served
+        job_lead_left = client.max_served - served
+        client_lead_left = (class_.max_served - client.served) * client.node.weight
         class_lead_left = (root.max_served - class_.served) * class_.node.weight
-        allowed_tokens = min(tokens_left, *leads_left, class_lead_left)
+        allowed_tokens = min(tokens_left, job_lead_left, client_lead_left, class_lead_left)
         if not stops or (may_join and len(job.sequences[start]) <= allowed_tokens):
             step_tokens = int(min(max_tokens // _STEPS_PER_BATCH, allowed_tokens))
             stop, tokens = _take_step(job, start, step_tokens, sequences_left)
             stops[job] = stop
             tokens_left -= tokens
             sequences_left -= stop - start
-            client.served += tokens
+            client.served += tokens / client.node.weight
             class_.served += tokens / class_.node.weight
             if stop < len(job.sequences):
                 heapq.heappush(client.jobs, _JobEntry(served + tokens, order, job))

@@ -50,6 +50,7 @@ class Job:
     _: KW_ONLY
     purpose: Purpose = Purpose.EMBEDDING
     client: str = ""
+    client_weight: int = 1
     is_bulk: bool = False
     time_limit: float | None = None
     time_spent: float = 0.0

@@ -85,7 +85,8 @@ class JobQueue:
         if self._closed_for is not None:
             job.fail(self._closed_for)
             return
-        client = self._clients.setdefault((job.is_bulk, job.client), Node(next(self._arrivals)))
+        new = Node(next(self._arrivals), job.client_weight)
+        client = self._clients.setdefault((job.is_bulk, job.client), new)
         path = TreePath(self._root, self._classes[job.is_bulk], client, Node(next(self._arrivals)))
         for parent, node in pairwise(path):
             if not node.jobs:

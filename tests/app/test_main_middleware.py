@@ -135,3 +135,35 @@ async def test_the_log_line_has_all_numbers_and_no_text(tmp_path: Path) -> None:
     assert too_large["status"] == 413
     assert "route" not in too_large
     assert [event["path"] for event in requests[:4]] == ["/embeddings/", "/rerank"] * 2
+
+
+async def test_named_tokens_are_limited_by_tokens_and_counted(tmp_path: Path) -> None:
+    lines = "alice:a\ntokens_per_minute=40 weight=3\nbob:b\n"
+    (tmp_path / "tokens").write_text(lines)
+    alice, bob = ({"Authorization": f"Bearer {token}"} for token in "ab")
+    models = loaded(FakeModel(), reranker=FakeReranker())
+    async with served(models, api_tokens_file=tmp_path / "tokens") as (service, client):
+        before = service.metrics.render().decode()
+        assert 'embedder_client_requests_total{client="alice"} 0.0' in before
+        body = BODY | {"sentences": ["x" * 30]}
+        rerank = {"query": "a", "passages": ["b" * 30]}
+        with capture_logs() as log:
+            answers = [
+                await client.post("/embeddings/", json=body, headers=alice),
+                await client.post("/rerank", json=rerank, headers=alice),
+                await client.post("/embeddings/", json=body, headers=alice),
+                await client.post("/embeddings/", json=body, headers=bob),
+            ]
+        assert [answer.status_code for answer in answers] == [200, 200, 429, 200]
+        used = sum(answer.json()["usage"]["total_tokens"] for answer in answers[:2])
+        assert used > 40
+        assert answers[2].headers["ratelimit"].startswith('"tokens";r=0;t=')
+        assert "ratelimit" not in answers[3].headers
+        lines = [entry for entry in log if entry["event"] == "request"]
+        assert [line["client"] for line in lines] == ["alice", "alice", "alice", "bob"]
+        metrics = service.metrics
+        for name, requests, rejected, tokens in (("alice", 3, 1, used), ("bob", 1, 0, None)):
+            assert metrics.value("embedder_client_requests_total", client=name) == requests
+            assert metrics.value("embedder_client_requests_rejected_total", client=name) == rejected
+            if tokens is not None:
+                assert metrics.value("embedder_client_tokens_total", client=name) == tokens

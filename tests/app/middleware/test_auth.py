@@ -203,3 +203,23 @@ async def test_public_paths_stay_public_after_any_number_of_wrong_tokens(tokens)
         await app.ask(token=GUESS)
     for path in ("/", "/health", "/openapi.json"):
         assert await app.status(token=GUESS, method="GET", path=path) == 200
+
+
+async def test_a_token_with_limits_has_buckets_of_its_own_and_shows_them(tmp_path) -> None:
+    """Bob has only a limit of tokens, so the limit of all clients counts his requests."""
+    lines = "alice:a\nrequests_per_minute=3\nbob:b\ntokens_per_minute=100\ncarol:c\n"
+    (tmp_path / "tokens").write_text(lines)
+    app = App(ApiTokens(None, tmp_path / "tokens"))
+    assert [await app.status(token=b"Bearer a") for _ in range(4)] == [200, 200, 200, 429]
+    for token in (b"Bearer b", b"Bearer c"):
+        assert [await app.status(token=token) for _ in range(2)] == [200, 429]
+    context, sent = await app.ask(token=b"Bearer a")
+    assert header(sent, b"ratelimit-policy") == b'"requests";q=3;w=60'
+    assert header(sent, b"ratelimit") == b'"requests";r=0;t=60'
+    assert context.error_code == "rate_limited"
+    assert "requests_per_minute of alice" in orjson.loads(sent[1]["body"])["detail"]
+    _, sent = await app.ask(token=b"Bearer b", method="GET", path="/v1/models")
+    assert header(sent, b"ratelimit") == b'"tokens";r=100;t=0'
+    context, sent = await app.ask(token=b"Bearer c", method="GET", path="/v1/models")
+    assert context.limits is None
+    assert b"ratelimit" not in dict(sent[0]["headers"])

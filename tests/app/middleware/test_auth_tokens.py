@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.middleware.auth import ApiTokens
+from app.middleware.rate_limit import TokenTerms
 from smart_embedder.errors import StartupError
 
 
@@ -161,3 +162,60 @@ def test_the_advice_for_a_file_of_another_user_keeps_it_readable_for_the_service
     with capture_logs() as logs:
         ApiTokens(None, file)
     assert [line["advice"] for line in logs] == [f"chown 1000 {file} && chmod 600 {file}"]
+
+
+LIMITED = """\
+# The tokens of today keep their meaning: these have a colon, spaces and an equals sign.
+bob:with: spaces = weight=2
+alice:one
+  requests_per_minute=600 tokens_per_minute=100000
+  weight=3
+
+carol:two
+"""
+
+
+def test_the_lines_below_a_token_have_its_limits(file: Path) -> None:
+    rewrite(file, LIMITED)
+    tokens = ApiTokens("own", file)
+    assert tokens.names == ["default", "bob", "alice", "carol"]
+    assert tokens.find_name(b"with: spaces = weight=2") == "bob"
+    assert [tokens.limits_of(name) for name in ("default", "bob", "carol", None)] == [None] * 4
+    limits = tokens.limits_of("alice")
+    assert limits is not None
+    assert limits.terms == TokenTerms(requests_per_minute=600, tokens_per_minute=100000, weight=3)
+
+
+def test_what_a_token_has_used_stays_counted_when_the_file_changes(file: Path) -> None:
+    rewrite(file, "alice:one\nrequests_per_minute=1\n")
+    tokens = ApiTokens(None, file)
+
+    def refused() -> bool:
+        assert tokens.find_name(b"one") == "alice"
+        limits = tokens.limits_of("alice")
+        assert limits is not None
+        return limits.accept_request() is not None
+
+    assert not refused()
+    rewrite(file, "bob:two\nalice:one\nrequests_per_minute=1\n")
+    assert refused()
+    rewrite(file, "alice:one\nrequests_per_minute=2\n")
+    assert not refused()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("weight=2\nalice:one\n", "line 1 has limits, but there is no token above it"),
+        ("alice:one\nweight=0\n", "line 2 has weight=0: weight is 1 to 100"),
+        ("alice:one\nweight=101\n", "line 2 has weight=101: weight is 1 to 100"),
+        ("alice:one\ntokens_per_minute=0\n", "tokens_per_minute is 1 or more"),
+        ("alice:one\nrequests=5\n", "line 2 is not name:token, and no limits of the token above"),
+        ("alice:one\nrequests_per_minute=1.5\n", "line 2 is not name:token"),
+        ("alice:one\nweight = 2\n", "line 2 is not name:token"),
+    ],
+)
+def test_limits_that_cannot_be_read_stop_the_start(file: Path, content: str, message: str) -> None:
+    rewrite(file, content)
+    with pytest.raises(StartupError, match=message):
+        ApiTokens(None, file)

@@ -139,3 +139,25 @@ async def test_a_job_has_the_client_and_the_class_of_its_request() -> None:
             jobs = {job.client: (job.is_bulk, job.purpose) for job in engine._queue.jobs}
         await asyncio.gather(embedding, scoring)
     assert jobs == {"me": (False, Purpose.EMBEDDING), "you": (True, Purpose.RERANKING)}
+
+
+async def test_tokens_are_charged_before_they_are_queued_and_may_be_refused() -> None:
+    charged: list[int] = []
+
+    def refuse(tokens: int) -> None:
+        charged.append(tokens)
+        raise InvalidRequestError("no tokens are left")
+
+    async with engine_for(FakeModel(), reranker=FakeReranker()) as engine:
+        for charge in (charged.append, refuse):
+            for request in (
+                EmbedRequest(["abc", "de"], charge=charge),
+                RerankRequest("a", ["bc"], charge=charge),
+            ):
+                work = engine.embed if isinstance(request, EmbedRequest) else engine.rerank
+                if charge is refuse:
+                    with pytest.raises(InvalidRequestError, match="no tokens are left"):
+                        await work(request)
+                else:
+                    assert (await work(request)).tokens == charged[-1]
+    assert charged[:2] == charged[2:]

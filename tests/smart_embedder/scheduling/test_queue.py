@@ -353,3 +353,21 @@ def test_short_jobs_above_the_preemption_limit_stay_in_the_batch() -> None:
     batch = batch_of(job(8192, client="bulk"), *(job(60, client=client) for client in "abcde"))
     short, rest = split_off_short_jobs(batch)
     assert (short.slices, rest.slices) == ([], batch.slices)
+
+
+def test_clients_share_the_device_by_their_weights() -> None:
+    jobs = [job(*[4] * 4000, client="a", client_weight=3), job(*[4] * 4000, client="b")]
+    queue = queue_of(*jobs)
+    for _ in range(400):
+        take(queue)
+    assert [job.taken / 1600 for job in jobs] == pytest.approx([0.75, 0.25], abs=0.005)
+
+
+def test_a_heavy_clients_long_text_waits_no_longer_for_its_weight() -> None:
+    """While it is passed over, others may be ahead of it by at most a forward."""
+    queue = queue_of(long := job(16, client="a", client_weight=3))
+    taken = 0
+    while long.waiting:
+        queue.put(job(5, client="b"))
+        taken += take(queue).tokens
+    assert taken <= 3 * 16
