@@ -50,7 +50,8 @@ COMPOSE_VARIABLES = (
     Variable(
         "STOP_GRACE_PERIOD",
         "40s",
-        "time that compose waits before it kills; must be above `SHUTDOWN_TIMEOUT`",
+        "time that compose waits before it kills; must be above `SHUTDOWN_DELAY` and "
+        "`SHUTDOWN_TIMEOUT` together",
     ),
     Variable("HF_CACHE_VOLUME", "smart-embedder-hf-cache", "volume of downloaded models"),
     Variable(
@@ -61,6 +62,11 @@ COMPOSE_VARIABLES = (
     ),
     Variable(
         "DOMAIN", "localhost", "name whose certificate the proxy of the profile `https` fetches"
+    ),
+    Variable(
+        "UPSTREAMS",
+        "embedder:8000",
+        "services behind that proxy; with the profile `second` `embedder:8000 embedder-2:8000`",
     ),
     Variable(
         "HTTPS_NETWORK",

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GPU, CPU = "docker-compose.gpu.yml", "docker-compose.cpu.yml"
 FILES = (GPU, CPU)
 OURS = "embedder"
+SECOND = "embedder-2"
 MOUNTED_TOKENS = "/app/api_tokens"
 # Properties of the container, not of the deployment.
 COMMON = {
@@ -33,8 +34,14 @@ PROXY = "192.0.2.2"
 FIXED = COMMON | {
     "DEVICE": "cpu",
     "TRUSTED_PROXIES": "${TRUSTED_PROXIES:-${HTTPS_NETWORK:-192.0.2}.2}",
+    "SHUTDOWN_DELAY": "${SHUTDOWN_DELAY:-2}",
 }
-PROFILES = {"https": ["https"], "monitoring": ["prometheus", "grafana"], "qdrant": ["qdrant"]}
+PROFILES = {
+    "second": [SECOND],
+    "https": ["https"],
+    "monitoring": ["prometheus", "grafana"],
+    "qdrant": ["qdrant"],
+}
 IMAGE = re.compile(r"([a-z]+/)?[a-z]+:v?\d+\.\d+\.\d+(-[a-z]+)?@sha256:[0-9a-f]{64}")
 
 
@@ -102,7 +109,7 @@ def test_third_party_images_are_pinned_and_optional() -> None:
     }
     assert optional == {name: [profile] for profile, names in PROFILES.items() for name in names}
     assert set(services) - set(optional) == {OURS}
-    others = [services[name]["image"] for name in services if name != OURS]
+    others = [services[name]["image"] for name in services if name not in {OURS, SECOND}]
     assert all(IMAGE.fullmatch(image) for image in others), others
 
 
@@ -192,16 +199,17 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_compose
 def test_the_two_files_differ_only_in_the_device(checkout: Path) -> None:
     gpu, cpu = (configured(name, folder=checkout) for name in FILES)
-    ours = gpu["services"][OURS], cpu["services"][OURS]
-    for service, device in zip(ours, ("gpu", "cpu"), strict=True):
-        assert service.pop("container_name") == f"smart-embedder-{device}"
-        assert service.pop("image") == f"smart-embedder:{device}"
-        assert service["build"].pop("dockerfile") == f"Dockerfile.{device}"
-        assert service["environment"].pop("DEVICE") == {"gpu": "auto", "cpu": "cpu"}[device]
-    (reserved,) = ours[0].pop("deploy")["resources"]["reservations"]["devices"]
-    assert (reserved["driver"], reserved["capabilities"]) == ("nvidia", ["gpu"])
-    allocator = [service["environment"].pop("PYTORCH_CUDA_ALLOC_CONF") for service in ours]
-    assert allocator == ["expandable_segments:True", None]
+    for name, suffix in ((OURS, ""), (SECOND, "-2")):
+        ours = gpu["services"][name], cpu["services"][name]
+        for service, device in zip(ours, ("gpu", "cpu"), strict=True):
+            assert service.pop("container_name") == f"smart-embedder-{device}{suffix}"
+            assert service.pop("image") == f"smart-embedder:{device}"
+            assert service["build"].pop("dockerfile") == f"Dockerfile.{device}"
+            assert service["environment"].pop("DEVICE") == {"gpu": "auto", "cpu": "cpu"}[device]
+        (reserved,) = ours[0].pop("deploy")["resources"]["reservations"]["devices"]
+        assert (reserved["driver"], reserved["capabilities"]) == ("nvidia", ["gpu"])
+        allocator = [service["environment"].pop("PYTORCH_CUDA_ALLOC_CONF") for service in ours]
+        assert allocator == ["expandable_segments:True", None]
     assert gpu == cpu
 
 
@@ -213,7 +221,7 @@ def test_a_compose_file_works_alone(checkout: Path) -> None:
     limits = {
         name: int(service["mem_limit"]) >> 30 for name, service in project["services"].items()
     }
-    assert limits == {OURS: 16, "https": 1, "prometheus": 1, "grafana": 1, "qdrant": 4}
+    assert limits == {OURS: 16, SECOND: 16, "https": 1, "prometheus": 1, "grafana": 1, "qdrant": 4}
     assert all(service["pids_limit"] == 2048 for service in project["services"].values())
     assert project["volumes"]["model-cache"]["name"] == "smart-embedder-hf-cache"
     assert int(ours["shm_size"]) == 1 << 30
@@ -221,7 +229,8 @@ def test_a_compose_file_works_alone(checkout: Path) -> None:
     assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "8000", 8000)
     # The stop grace period is longer than the drain.
     drain = Settings.model_fields["shutdown_timeout"].default
-    assert int(ours["stop_grace_period"].removesuffix("s")) > drain
+    delay = int(ours["environment"]["SHUTDOWN_DELAY"])
+    assert int(ours["stop_grace_period"].removesuffix("s")) > delay + drain
 
 
 @needs_compose
@@ -230,10 +239,24 @@ def test_last_compose_file_decides_and_profiles_add_services(checkout: Path) -> 
         both = configured(*names, folder=checkout)
         assert both == configured(names[-1], folder=checkout)
         hardened = [service["security_opt"] for service in both["services"].values()]
-        assert hardened == [["no-new-privileges:true"]] * 5
+        assert hardened == [["no-new-privileges:true"]] * 6
     for profile, beside in PROFILES.items():
         started = configured(CPU, folder=checkout, profile=profile)["services"]
         assert set(started) == {OURS, *beside}
+
+
+@needs_compose
+def test_second_replica_is_the_first_without_its_port(checkout: Path) -> None:
+    both = "embedder:8000 embedder-2:8000"
+    for name in FILES:
+        project = configured(name, folder=checkout, UPSTREAMS=both)
+        first, second = project["services"][OURS], project["services"][SECOND]
+        assert second.pop("profiles") == ["second"]
+        assert second.pop("container_name") == f"{first.pop('container_name')}-2"
+        assert "ports" not in second
+        first.pop("ports")
+        assert first == second
+        assert project["services"]["https"]["environment"]["SERVICE"] == both
 
 
 @needs_compose
@@ -258,7 +281,7 @@ def names_on_the_host(project: dict[str, Any]) -> Iterator[str]:
     """Yield the names, addresses and ports that another project cannot use."""
     for service in project["services"].values():
         yield "container " + service["container_name"]
-        yield from ("port " + port["published"] for port in service["ports"])
+        yield from ("port " + port["published"] for port in service.get("ports", ()))
     yield "image " + project["services"][OURS]["image"]
     for volume in project["volumes"].values():
         yield "volume " + volume["name"]
@@ -317,6 +340,7 @@ def test_settings_come_from_the_shell_or_dotenv(tmp_path: Path) -> None:
         "HF_HOME": "/app/model_cache",
         "DEVICE": "cpu",
         "TRUSTED_PROXIES": PROXY,
+        "SHUTDOWN_DELAY": "2",
     }
     assert int(ours["mem_limit"]) == 6 << 30
     assert ours["ports"][0]["published"] == "9000"
