@@ -40,11 +40,7 @@ from smart_embedder.interface import (
 )
 from smart_embedder.kernels.target import ATTENTION, Target, choose_backend
 from smart_embedder.models.extractors.token_classifier import TokenClassifier
-from smart_embedder.models.families.registry import (
-    is_quantized_by_layers,
-    is_qwen3,
-    overflows_float16,
-)
+from smart_embedder.models.families.registry import has_own_layers, is_qwen3, overflows_float16
 from smart_embedder.models.files import config
 from smart_embedder.models.files.adapters import overlay_adapter
 from smart_embedder.models.files.reading import refuse_changed_files, trim_heap
@@ -59,13 +55,7 @@ from smart_embedder.models.heads.static import StaticEmbedder, is_static
 from smart_embedder.models.rerankers.reranker import Reranker, make_reranker
 from smart_embedder.models.runner import DeviceModel
 from smart_embedder.models.warmup import apply_budget_setting, probe_budget
-from smart_embedder.settings import (
-    FLOAT8,
-    INT8,
-    EngineSettings,
-    ModelEntry,
-    public_name,
-)
+from smart_embedder.settings import FLOAT8, INT8, EngineSettings, ModelEntry, public_name
 
 log = structlog.get_logger(__name__)
 
@@ -294,7 +284,7 @@ class EntryLoader:
             target = self._choose_target(entry, folder, placement)
             size = target.dtype.itemsize
             if target.quantized:
-                size = 1 if is_quantized_by_layers(folder) else torch.float32.itemsize
+                size = 1 if has_own_layers(folder) else torch.float32.itemsize
             bytes_ = int(_OVERHEAD * size * count_parameters(folder))
             needs[placement.memory] = needs.get(placement.memory, 0) + bytes_
         return needs

@@ -9,62 +9,46 @@ goes wrong there, the start ends with one sentence.
 
 import math
 import re
-import weakref
-from collections.abc import Callable, Iterator
-from copy import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import structlog
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
-from smart_embedder.errors import OutOfMemoryError, StartupError, one_line
-from smart_embedder.hardware.device import memory_usage
+from smart_embedder.errors import StartupError, one_line
 from smart_embedder.hardware.transfer import never_finite_error
-from smart_embedder.kernels.attention import (
-    Attention,
-    PackedAttention,
-    exclude_unattended,
-    has_window,
-)
-from smart_embedder.kernels.packed_batch import (
-    SECOND_SEGMENT,
-    PackedBatch,
-    PositionScheme,
-    group_for_padding,
-    pack,
-    to_device,
-)
+from smart_embedder.kernels.packed_batch import SECOND_SEGMENT, PositionScheme, pack, to_device
 from smart_embedder.kernels.proof import TOLERANCES, prove, try_path
-from smart_embedder.kernels.target import (
-    ATTENTION,
-    Proof,
-    Shapes,
-    Target,
-    log_refused_paths,
-)
-from smart_embedder.models.families.backbone import (
-    Backbone,
-    Transformer,
-)
+from smart_embedder.kernels.target import ATTENTION, Proof, Shapes, Target, log_refused_paths
+from smart_embedder.models.families.backbone import Backbone, Transformer
 from smart_embedder.models.families.int8 import (
     calibrating_backend,
     encode_calibration,
     warn_if_inexact,
 )
-from smart_embedder.models.families.module_loading import (
+from smart_embedder.models.families.module_heads import (
     Classified,
     Classifier,
+    HeadedModule,
     TextTower,
-    cannot_compute_error,
+)
+from smart_embedder.models.families.module_layouts import (
+    ALONE,
+    ONE_LENGTH,
+    PACKED,
+    PADDED,
+    SECOND_SEGMENT_OFFSET,
+    PackedModule,
+    PaddedModule,
+)
+from smart_embedder.models.families.module_loading import (
+    compute_states,
     describe_config,
     load_module,
 )
@@ -75,23 +59,14 @@ from smart_embedder.models.families.module_parts import (
     replace_parts,
 )
 from smart_embedder.models.files.config import read_config
-from smart_embedder.models.tokenizer import TextTokenizer
+from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer
 from smart_embedder.tokens import TokenIds
 
 log = structlog.get_logger(__name__)
 
-# The layouts of the texts of a batch, the fastest first.
-PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
-# The most padding of a group that is computed together, as a share of its tokens.
-_MAX_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
 _PACKED_ATTENTION = "smart_embedder_packed"
 # The kinds of rotary positions that depend on the longest text of a batch.
 _KINDS_BY_LONGEST = {"dynamic", "longrope"}
-# The most memory of attention for a group of several texts, and for a single text on a CPU before
-# the free memory is checked. Then a text may take this share of it, as others need memory, too.
-_GROUP_BYTES = 2**28
-_FREE_SHARE = 0.5
-_RETRY_AFTER = 30
 # Names in the report of the start: the layout, and what computes the parts of a module.
 _LAYOUT, _PARTS, _BACKEND, TRANSFORMERS = "batch", "modules", "backend", "transformers"
 # All layers together may differ by this many times the tolerance of one operation.
@@ -110,12 +85,18 @@ _KEY_COUNTS = ("index_topk", "index_topk_blocks", "indexer_budget", "keep_window
 _TRIAL_IDS = (5, 100)
 # One of these ids, to test that the padding's id does not matter.
 _OTHER_PADDING = 7
-# Attention's memory is measured with texts of this many tokens, twice and three times as many.
-_MEASURED_TOKENS = 16
 # The number of positions of a model that has no limit.
 _UNLIMITED = 2**31
-# Added to the positions of the second text of a pair, by which a classifier's tokens are marked.
-_SECOND_SEGMENT = 2**32
+# What words in an error of transformers say about a model that cannot compute a text alone.
+_REASONS = {
+    r"last_hidden_state": "makes no state for each token of a text",
+    r"(?i)bbox": "needs the place of each word on a page",
+    r"pixel_values|image_embeds|visual_feats": "needs a picture with each text",
+    r"input_features|input_values": "needs sound with each text",
+    r"Input language": "needs the language of each text, which its config.json does not name in "
+    "default_language",
+    r"<eos>": "reads the state of the token eos_token_id, which the tokenizer does not add",
+}
 
 
 def load_by_transformers(
@@ -131,13 +112,12 @@ def load_by_transformers(
     With `classifies` it is loaded with its head, as a `Classifier`. Raises `StartupError` if
     transformers cannot load it.
     """
-
-    def load() -> Any:
-        module = load_module(folder, target, classifies=classifies)
-        return Classifier(module, marks_segments=marks_segments) if classifies else module
-
+    load = partial(
+        load_module, folder, target, classifies=classifies, marks_segments=marks_segments
+    )
     try:
-        return _load(folder, target, read_tokenizer, load)
+        trial = _Trial(folder, target, load, read_tokenizer)
+        return trial.make_backbone(), trial.tokenizer
     except StartupError:
         raise
     except Exception as error:
@@ -146,232 +126,138 @@ def load_by_transformers(
         ) from error
 
 
-def _load(
-    folder: Path,
-    target: Target,
-    read_tokenizer: Callable[[int], TextTokenizer],
-    load: Callable[[], Any],
-) -> tuple[Backbone, TextTokenizer]:
-    module, whole = load(), read_config(folder)
-    is_part = "text_config" in whole
-    count = _count_positions(module, is_part=is_part)
-    tokenizer = read_tokenizer(count)
-    tables = (part for part in module.modules() if isinstance(part, nn.Embedding))
-    in_tables = sum(table.weight.numel() for table in tables)
-    parameters = sum(parameter.numel() for parameter in module.parameters()) - in_tables
-    if is_part and not isinstance(module, TextTower):
-        log.warning(
-            "only_texts_read",
-            model=folder.name,
-            detail=f"a model of type {whole['model_type']} also reads other inputs than texts: its "
-            "text part is served, and pictures and sound are not read",
-        )
-    trial = _Trial(folder, load, module, target, tokenizer, count=count)
-    configuration = describe_config(module)
-    del module  # The trial may load it again.
-    transformer, target = trial.choose()
-    backbone = Backbone(
-        transformer,
-        target,
-        hidden_size=trial.hidden_size,
-        max_length=count,
-        parameters=parameters,
-        positions=trial.positions,
-        configuration=configuration,
-        encode_images=trial.encode_images,
-    )
-    return backbone, tokenizer
-
-
 def _count_positions(module: Any, *, is_part: bool) -> int:
     """Return the number of positions, without those that RoBERTa's families never use.
 
     The limit in the configuration of a part is not applied to rotary positions, which have none:
     EmbeddingGemma 2 was published with 1,024 there, and reads 8,192 tokens.
     """
-    for name, table in module.named_modules():
+    parts = dict(module.named_modules())
+    for name, table in parts.items():
         if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
-            return table.num_embeddings - (
-                0 if table.padding_idx is None else table.padding_idx + 1
-            )
-    if is_part and any(name.endswith("rotary_emb") for name, _ in module.named_modules()):
+            unused = 0 if table.padding_idx is None else table.padding_idx + 1
+            return table.num_embeddings - unused
+    if is_part and any(name.endswith("rotary_emb") for name in parts):
         return _UNLIMITED
     limit: Any = getattr(module.config, "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else _UNLIMITED
 
 
-class PackedModule(Transformer):
-    """A module that computes packed texts, with `attend` in place of its own attention."""
-
-    def __init__(self, module: nn.Module, attend: Attention) -> None:
-        self._module = module
-        self._attend = attend
-        self.window = getattr(module.config, "sliding_window", None)
-        # If the kernel has no window, the texts are divided by their lengths, and a captured graph
-        # would use those of its own batch for all others.
-        self.capturable = self.window is None or has_window(attend)
-
-    def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
-        """Implement `Transformer`."""
-        states: Tensor = self._module(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            packed_attention=PackedAttention(self._attend, packed),
-        ).last_hidden_state[0]
-        return states if rows is None else states.index_select(0, rows)
-
-    def without_unattended(self) -> Self:
-        """Implement `Transformer`."""
-        changed = copy(self)
-        changed._attend = exclude_unattended(self._attend)  # noqa: SLF001 - a copy
-        return changed
-
-
-class PaddedModule(Transformer):
-    """A module that computes groups of texts, in one of the layouts with padding or without.
-
-    `padding` is the id of the padding token, by default the model's. `bytes_per_pair` is the memory
-    of attention for each pair of tokens of a text, if it is quadratic.
-    """
-
-    capturable = rounds_up = False
-
-    def __init__(self, module: Any, layout: str, padding: int | None = None) -> None:
-        self._module = module
-        self._layout = layout
-        default: int | None = getattr(module.config, "pad_token_id", None)
-        self._padding = (default or 0) if padding is None else padding
-        self.bytes_per_pair = 0.0
-
-    def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
-        """Implement `Transformer`.
-
-        Raises `OutOfMemoryError` for a text whose attention does not fit the free memory of a CPU.
-        """
-        self._require_memory(packed)
-        states = torch.cat(list(self._compute_groups(packed)))
-        return states if rows is None else states.index_select(0, rows)
-
-    def without_unattended(self) -> Self:
-        """Implement `Transformer`; the mask of a group hides unattended tokens."""
-        return self
-
-    def _compute_groups(self, packed: PackedBatch) -> Iterator[Tensor]:
-        """Yield the states of each group of sequences, computed with padding, in packed order."""
-        pad = partial(nn.utils.rnn.pad_sequence, batch_first=True)
-        ids = torch.split(packed.input_ids[0], packed.lengths)
-        attended = torch.split(packed.attended, packed.lengths)
-        max_pairs = _GROUP_BYTES / self.bytes_per_pair if self.bytes_per_pair else math.inf
-        if self._layout == ALONE:
-            max_pairs = 0.0
-        for group in group_for_padding(packed.lengths, _MAX_PADDING[self._layout], max_pairs):
-            input_ids = pad(list(ids[group]), padding_value=float(self._padding))
-            is_token = np.arange(input_ids.shape[1]) < np.array(packed.lengths[group])[:, None]
-            mask = pad(list(attended[group])).long()
-            options = {"attention_mask": mask}
-            if getattr(self._module, "marks_segments", False):
-                is_second = torch.split(packed.position_ids[0] >= _SECOND_SEGMENT, packed.lengths)
-                options["token_type_ids"] = pad(list(is_second[group])).long()
-            output = self._module(input_ids=input_ids, **options)
-            # A boolean index on the device would make this thread wait for the device.
-            slots = to_device(packed.device, np.flatnonzero(is_token))
-            yield output.last_hidden_state.flatten(0, 1).index_select(0, slots)
-
-    def _require_memory(self, packed: PackedBatch) -> None:
-        """Refuse a text whose attention does not fit a CPU's memory: the system would kill us."""
-        needed = packed.max_length**2 * self.bytes_per_pair
-        if packed.device.type != "cpu" or needed <= _GROUP_BYTES:
-            return
-        usage = memory_usage(packed.device)
-        available = _FREE_SHARE * (usage.total - usage.used)
-        if needed > available:
-            raise OutOfMemoryError(
-                f"attention over a text of {packed.max_length} tokens takes {needed / 2**30:.1f} "
-                f"GiB in this model, and {max(0.0, available) / 2**30:.1f} GiB are available; send "
-                "shorter texts, or lower max_tokens or EMBED_MAX_LENGTH",
-                retry_after=_RETRY_AFTER,
-            )
-
-
 class _Trial:
-    """Random texts, for which ways to compute a batch are compared with each text alone."""
+    """Random texts, for which ways to compute a batch are compared with each text alone.
+
+    `load` returns a model and the module in it that computes texts. The states to expect are those
+    of the model.
+    """
 
     def __init__(
         self,
         folder: Path,
-        load: Callable[[], Any],
-        module: Any,
         target: Target,
-        tokenizer: TextTokenizer,
-        *,
-        count: int,
+        load: Callable[[], tuple[Any, Any]],
+        read_tokenizer: Callable[[int], TextTokenizer],
     ) -> None:
-        self._folder, self._target, self._count = folder, target, count
-        self._load, self._module = load, module
-        self._described = f"the model in {folder}, of type {module.config.model_type},"
+        self._folder, self._target, self._load = folder, target, load
+        whole, module = load()
+        self._module, self._is_part = module, whole is not module
+        self._described = f"the model in {folder}, of type {whole.config.model_type},"
+        is_part = "text_config" in (config := read_config(folder))
+        if is_part and not isinstance(module, TextTower):
+            log.warning(
+                "only_texts_read",
+                model=folder.name,
+                detail=f"a model of type {config['model_type']} also reads other inputs than "
+                "texts: its text part is served, and pictures and sound are not read",
+            )
+        self._count = _count_positions(module, is_part=is_part)
+        self.tokenizer = read_tokenizer(self._count)
         own = module.config._attn_implementation  # noqa: SLF001 - it has no public name
         self._own_attention: str = own or "eager"
         self._classifies = isinstance(module, Classifier)
-        # Some classifiers read the state of the token that ends a text.
-        self._ending = np.zeros(0, np.int64)
+        # Some heads read the state of the token that ends a text.
+        self._ending = NO_IDS
         if isinstance(module, TextTower):
-            self._ending = np.array([token.id for token in tokenizer.special_tokens[1]], np.int64)
-        self.positions = PositionScheme()
-        if self._classifies:
-            self._ending = tokenizer.pair_template()[-1]
-            self.positions = PositionScheme(
-                segment_offset=_SECOND_SEGMENT if module.marks_segments else 0
-            )
-        self._pack = partial(pack, device=target.device, positions=self.positions)
-        fields = module.config.to_dict().items()
-        windows = [size for name, size in fields if _WINDOWS.search(name)]
-        windows.append(_read_option(module.config, "sliding_window"))  # Of ModernBERT no field.
+            ending = self.tokenizer.special_tokens[1]
+            self._ending = np.array([token.id for token in ending], np.int64)
+        elif self._classifies:
+            self._ending = self.tokenizer.pair_template()[-1]
+        marks_segments = self._classifies and module.marks_segments
+        offset = SECOND_SEGMENT_OFFSET if marks_segments else 0
+        self._positions = PositionScheme(segment_offset=offset)
+        self._pack = partial(pack, device=target.device, positions=self._positions)
+        texts, others = self._draw_texts(whole)
+        # The same lengths, but every second text is reversed.
+        self._texts, self._beside_others = self._pack(texts), self._pack(others)
+        kept = np.concatenate([np.full(len(ids), i % 2 == 1) for i, ids in enumerate(texts)])
+        self._kept = to_device(target.device, np.flatnonzero(kept))
+        self._calibration = encode_calibration(self.tokenizer) if target.quantized else []
+        self._refused: list[Proof] = []
+        self._compute_alone(whole)
+
+    def make_backbone(self) -> Backbone:
+        """Make the backbone that computes texts in the fastest way as if each was alone.
+
+        Raises `StartupError` if there is none.
+        """
+        # Read before the parts of the module are replaced.
+        tables = (part for part in self._module.modules() if isinstance(part, nn.Embedding))
+        in_tables = sum(table.weight.numel() for table in tables)
+        numbers = sum(parameter.numel() for parameter in self._module.parameters())
+        configuration = describe_config(self._module)
+        transformer, target = self._choose()
+        module = self._module
+        return Backbone(
+            transformer,
+            target,
+            hidden_size=self._expected.shape[1],
+            max_length=self._count,
+            parameters=numbers - in_tables,
+            positions=self._positions,
+            configuration=configuration,
+            encode_images=module.encode_images if isinstance(module, TextTower) else None,
+        )
+
+    def _draw_texts(self, whole: Any) -> tuple[list[TokenIds], list[TokenIds]]:
+        """Draw texts, one beyond all windows, and the same ones with every second text reversed."""
+        config, ending = self._module.config, self._ending
+        windows = [size for name, size in config.to_dict().items() if _WINDOWS.search(name)]
+        windows.append(_read_option(config, "sliding_window"))  # Of ModernBERT no field.
         window = max((size for size in windows if type(size) is int), default=0)
         longest = min(_LONGEST_TRIAL, 2 * window + _LONG_TRIAL)
         # A packed text has no padding.
-        padded = [] if module.config.model_type in PACKED_TYPES else [longest * 7 // 8]
-        texts, others = self._draw_texts((*_TRIAL_LENGTHS, *padded, longest))
-        self._texts = self._pack(texts)
-        # The same lengths, but every second text is reversed.
-        self._beside_others = self._pack(others)
-        kept = np.concatenate([np.full(len(ids), i % 2 == 1) for i, ids in enumerate(texts)])
-        self._kept = to_device(target.device, np.flatnonzero(kept))
-        self._calibration = encode_calibration(tokenizer) if target.quantized else []
-        self._longest = tokenizer.max_length
-        self._refused: list[Proof] = []
-        self._compute_alone()
-
-    def _draw_texts(self, lengths: tuple[int, ...]) -> tuple[list[TokenIds], list[TokenIds]]:
-        """Draw texts of these lengths, and the same ones with every second text reversed."""
-        random, ending = np.random.default_rng(0), self._ending
-        texts = [
-            random.integers(*_TRIAL_IDS, min(length, self._count)) for length in sorted(lengths)
-        ]
+        padded = [] if config.model_type in PACKED_TYPES else [longest * 7 // 8]
+        # Tokens that stand for pictures or sound are not embedded as others.
+        named = [value for name, value in whole.config.to_dict().items() if "token" in name]
+        ids = np.array([id_ for id_ in range(*_TRIAL_IDS) if id_ not in named])
+        random, lengths = np.random.default_rng(0), sorted((*_TRIAL_LENGTHS, *padded, longest))
+        texts = [random.choice(ids, min(length, self._count)) for length in lengths]
         # A head that needs as many ending tokens in each text of a batch does not get batches.
         for text in texts[1::2] if self._classifies else ():
             text[: len(ending)] = ending[: len(text)]
         others = [ids[::-1].copy() if i % 2 == 0 else ids for i, ids in enumerate(texts)]
         for text in (*texts, *others):
             text[max(0, len(text) - len(ending)) :] = ending[-len(text) :]
-            if self.positions.segment_offset:
+            if self._positions.segment_offset:
                 text[len(text) // 2 :] |= SECOND_SEGMENT
         return texts, others
 
     @torch.inference_mode()
-    def _compute_alone(self) -> None:
+    def _compute_alone(self, whole: Any) -> None:
         """Compute the states of each text alone; raises `StartupError` if they are unusable."""
         alone = PaddedModule(self._module, ALONE)
         try:
-            self._expected = alone(self._texts)
+            if self._is_part:
+                texts = torch.split(self._texts.input_ids, self._texts.lengths, dim=1)
+                self._expected = torch.cat([compute_states(whole, text)[0] for text in texts])
+            else:
+                self._expected = alone(self._texts)
         except Exception as error:
-            raise cannot_compute_error(self._described, error) from error
-        self.hidden_size = self._expected.shape[1]
+            raise _cannot_compute_error(self._described, error) from error
         if not self._expected.cpu().isfinite().any():
             raise never_finite_error(f"in {self._folder}")
         is_bidirectional = getattr(self._module.config, "is_causal", None) is False
         if is_bidirectional and self._count > 1 and not self._classifies:
-            texts = self._pack([np.array([5, 6])]), self._pack([np.array([5, 7])])
-            first, other = (alone(text)[0] for text in texts)
+            first, other = (alone(self._pack([np.array([5, last])]))[0] for last in (6, 7))
             if torch.equal(first, other):
                 raise StartupError(
                     f"{self._described} attends in both directions by its configuration, but "
@@ -380,56 +266,53 @@ class _Trial:
         if self._calibration:
             self._exact = alone(self._pack(self._calibration))
 
-    @property
-    def encode_images(self) -> Callable[..., tuple[Tensor, int]] | None:
-        """The method of the chosen module that computes pictures, if it reads them."""
-        return self._module.encode_images if isinstance(self._module, TextTower) else None
-
     @torch.inference_mode()
-    def choose(self) -> tuple[Transformer, Target]:
-        """Return the fastest way to compute texts as if each was alone, and its target.
-
-        Raises `StartupError` if there is none.
-        """
-        config, layouts, found = self._module.config, [PADDED, ONE_LENGTH, ALONE], None
+    def _choose(self) -> tuple[Transformer, Target]:
+        """Return the transformer of the fastest way that holds, and its target."""
+        config, target, layouts = self._module.config, self._target, [PADDED, ONE_LENGTH, ALONE]
+        ways: list[tuple[str, list[str]]] = []
         selects_keys = any(_read_option(config, name) for name in _KEY_COUNTS)
         if selects_keys or _rotary_kinds(config) & _KINDS_BY_LONGEST:
             layouts.remove(PADDED)
         elif config.model_type in PACKED_TYPES and not self._classifies:
-            found = self._try(_BACKEND, [PACKED])
-        if self._target.attention_named and not found:
+            ways.append((_BACKEND, [PACKED]))
+        if not target.attention_named:
+            ways.append((_BACKEND, layouts))
+            if not target.quantized:
+                ways.append((TRANSFORMERS, layouts))
+        for parts, tried in ways:
+            if (found := self._try(parts, tried)) is not None:
+                return found
+        if target.attention_named:
             raise StartupError(
                 f"the model in {self._folder} has its own attention, which no other can replace; "
                 "set ATTENTION to auto"
             )
-        found = found or self._try(_BACKEND, layouts)
-        if self._target.quantized and not found:
-            failed = self._refused[-1]
+        failed = self._refused[-1]
+        if target.quantized:
             reason = ": ".join(filter(None, (failed.reason, failed.message)))
             raise StartupError(
                 f"{self._described} is not computed in 8 bits ({reason}); set DTYPE to auto"
             )
-        found = found or self._try(TRANSFORMERS, layouts)
-        if not found:
-            raise StartupError(
-                f"{self._described} computes different vectors for the same text each time "
-                f"({self._refused[-1].reason})"
-            )
-        return found
+        differs = "computes different vectors for the same text each time"
+        if self._is_part:
+            differs = "computes a text otherwise than its text part, which alone could be served"
+        raise StartupError(f"{self._described} {differs} ({failed.reason})")
 
     def _try(self, parts: str, layouts: list[str]) -> tuple[Transformer, Target] | None:
         """Return the first layout that holds if `parts` computes the module's parts, or None."""
         if self._refused:  # The module's parts were replaced.
-            self._module = self._load()
+            self._module = self._load()[1]
         refused, packs = list[Proof](), layouts == [PACKED]
         try:
             make, target = self._prepare(parts, packs=packs)
             for layout in layouts:
                 proof = self._prove(layout, make)
                 if proof.holds:
+                    transformer = make(layout)
+                    self._finish(transformer)
                     target = target.with_path(_LAYOUT, layout, refused)
-                    target = replace(target, refused=(*self._refused, *target.refused))
-                    return self._finish(make(layout)), target
+                    return transformer, replace(target, refused=(*self._refused, *target.refused))
                 refused.append(proof)
         except StartupError:
             raise
@@ -446,29 +329,33 @@ class _Trial:
     def _prepare(self, parts: str, *, packs: bool) -> tuple[Callable[..., Transformer], Target]:
         """Replace parts of the module; return how to make its transformer of a layout."""
         module, target = self._module, self._target
+        make: Callable[..., Transformer] = partial(PaddedModule, module)
         if parts == TRANSFORMERS:
-            return partial(PaddedModule, module), target.with_path(ATTENTION, self._own_attention)
+            return make, target.with_path(ATTENTION, self._own_attention)
         if packs:
             AttentionInterface.register(_PACKED_ATTENTION, attend_packed)
             module.set_attn_implementation(_PACKED_ATTENTION)
-        body = module.body if isinstance(module, Classifier | TextTower) else module
-        replaced = find_parts(body, target.dtype, packed=packs)
-        operations = sorted({name for part in replaced for name in part.operations})
-        shapes = _read_shapes(module, self.hidden_size)
+        body = module.body if isinstance(module, HeadedModule) else module
+        found = find_parts(body, target.dtype, packed=packs)
+        operations = sorted({name for part in found for name in part.match.operations})
+        shapes = _read_shapes(module, self._expected.shape[1])
         target = prove(target, shapes, [ATTENTION, *operations] if packs else operations)
-        make: Callable[..., Transformer] = partial(PaddedModule, module)
         if packs:
             attend = target.backend.attention
             make = lambda *_: PackedModule(module, attend)  # noqa: E731 - has the other's arguments
         else:
             target = target.with_path(ATTENTION, self._own_attention)
         if not target.quantized:
-            replace_parts(replaced, target.backend)
+            replace_parts(found, target.backend)
             return make, target
         # One call calibrates all texts; a module that is not packed gets them as one text.
-        texts = self._calibration if packs else [np.concatenate(self._calibration)[: self._longest]]
+        texts = (
+            self._calibration
+            if packs
+            else [np.concatenate(self._calibration)[: self.tokenizer.max_length]]
+        )
         with calibrating_backend(target.backend, target.dtype) as int8_backend:
-            replace_parts(replaced, int8_backend)
+            replace_parts(found, int8_backend)
             for parameter in module.parameters():
                 parameter.data = parameter.data.to(target.dtype)
             make(ALONE)(self._pack(texts))
@@ -500,16 +387,21 @@ class _Trial:
         kept = [states[0].index_select(0, self._kept)]
         return try_path("forward", layout, compute_beside_others, kept, tolerance)
 
-    def _finish(self, transformer: Transformer) -> Transformer:
+    def _finish(self, transformer: Transformer) -> None:
         """Measure the attention's memory; log a warning if vectors in 8 bits are inexact."""
         if isinstance(transformer, PaddedModule):
-            transformer.bytes_per_pair = _measure_bytes_per_pair(
-                self._module, self._count, self._target.device, self._ending
-            )
+            transformer.measure_attention(self._count, self._target.device, self._ending)
         if self._calibration:
             texts = self._pack(self._calibration)
             warn_if_inexact(self._folder.name, transformer(texts), self._exact, texts)
-        return transformer
+
+
+def _cannot_compute_error(described: str, error: Exception) -> StartupError:
+    """Return an error that says why a model cannot compute a text, as far as `error` tells."""
+    message = one_line(error)
+    reasons = (reason for words, reason in _REASONS.items() if re.search(words, message))
+    reason = next(reasons, "cannot compute every text alone in its batch")
+    return StartupError(f"{described} {reason}: {message}")
 
 
 def _rotary_kinds(config: Any) -> set[str]:
@@ -545,53 +437,3 @@ def _read_shapes(module: Any, width: int) -> Shapes:
         bias=False,
         causal=any(getattr(part, "is_causal", False) for part in module.modules()),
     )
-
-
-class _LiveBytes(TorchFunctionMode):
-    """Records, after each operation, the bytes of the results that are still in memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.after: list[int] = []
-        self._sizes: dict[int, int] = {}
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Implement `TorchFunctionMode`."""
-        del types
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            # Tensors within `vmap`, which makes masks, are parts of its result, which counts once.
-            if isinstance(leaf, Tensor) and not is_batchedtensor(leaf):
-                storage = leaf.untyped_storage()
-                if id(storage) not in self._sizes:
-                    weakref.finalize(storage, self._sizes.pop, id(storage))
-                self._sizes[id(storage)] = storage.nbytes()
-        self.after.append(sum(self._sizes.values()))
-        return result
-
-
-@torch.inference_mode()
-def _measure_bytes_per_pair(
-    module: Any, positions: int, device: torch.device, ending: TokenIds
-) -> float:
-    """Return the memory that a forward takes for each pair of tokens of a text, in bytes.
-
-    After each operation the memory in use is a quadratic polynomial of the number of tokens. Texts
-    of three lengths determine the factor of its square, which is 0 if no memory is quadratic.
-    """
-    step = max(1, min(_MEASURED_TOKENS, positions // 3))
-    counts: list[list[int]] = []
-    for length in (step, 2 * step, 3 * step):
-        with _LiveBytes() as live:
-            ids = torch.full((1, length), _OTHER_PADDING, device=device)
-            ids[0, length - min(length, len(ending)) :] = to_device(device, ending[-length:])
-            module(input_ids=ids, attention_mask=torch.ones_like(ids))
-        counts.append(live.after)
-    if len({len(count) for count in counts}) > 1:  # Longer texts take other operations.
-        counts = [[max(count)] for count in counts]
-    squares = [
-        (third - 2 * second + first) / 2 for first, second, third in zip(*counts, strict=True)
-    ]
-    return float(max(0.0, *squares) / step**2)

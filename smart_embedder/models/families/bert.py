@@ -23,6 +23,7 @@ from smart_embedder.kernels.backend import (
 )
 from smart_embedder.kernels.native import NativeEncoderLayer
 from smart_embedder.kernels.packed_batch import PackedBatch, PositionScheme
+from smart_embedder.kernels.target import Shapes
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     attend_by_heads,
@@ -117,6 +118,18 @@ class EncoderConfig:
     def position_scheme(self) -> PositionScheme:
         """How positions are counted; those of the second segment follow all others."""
         return PositionScheme(self.padding, self.max_length if self.reads_segments else 0)
+
+    @property
+    def shapes(self) -> Shapes:
+        """The sizes of the layers."""
+        return Shapes(
+            self.width,
+            self.inner_width,
+            self.heads,
+            self.heads,
+            self.width // self.heads,
+            activation=self.activation,
+        )
 
     @property
     def parameters(self) -> int:
@@ -295,10 +308,8 @@ def read_layer(
     return EncoderLayer.of(parts)
 
 
-def make_encoder(
-    weights: Weights, config: EncoderConfig, backend: Backend, dtype: torch.dtype
-) -> Encoder:
-    """Make the encoder with the parameters of a checkpoint, in `dtype`."""
-    embeddings = read_embeddings(weights, config, backend, dtype)
+def make_encoder(weights: Weights, config: EncoderConfig, backend: Backend) -> Encoder:
+    """Make the encoder with the parameters of a checkpoint, in the dtype of `weights`."""
+    embeddings = read_embeddings(weights, config, backend, weights.dtype or torch.float32)
     layers = [read_layer(weights, config, index, backend) for index in range(config.layers)]
     return Encoder(layers, backend.attention, embeddings)

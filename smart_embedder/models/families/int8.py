@@ -33,7 +33,7 @@ from smart_embedder.kernels.backend import (
     make_add_linear,
     unprepared_backend,
 )
-from smart_embedder.kernels.packed_batch import PackedBatch
+from smart_embedder.kernels.packed_batch import PackedBatch, pack
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families import bert, qwen3
 from smart_embedder.models.families.backbone import rows_undivided
@@ -53,6 +53,8 @@ log = structlog.get_logger(__name__)
 _TINY = 1e-30
 # The lowest cosine between vectors in 8 bits and in float32 that is usual for trained models.
 _MIN_COSINE = 0.995
+# One in this many texts is compared with float32; all would take seconds.
+_COMPARED_EVERY = 8
 # SmoothQuant's alpha: 1 divides channels by the size of activations, 0 by that of weights.
 _SMOOTHING = 0.4
 # The smallest size of a channel, relative to the largest: calibration may not use it at all.
@@ -235,15 +237,15 @@ def make_quantized_encoder(
     weights: Weights,
     config: EncoderConfig,
     target: Target,
-    calibration: PackedBatch,
-    *,
-    compared: PackedBatch,
+    texts: Sequence[TokenIds],
 ) -> Encoder:
     """Make an encoder that computes products in 8 bits, and the rest in the target's dtype.
 
-    It is quantized for texts like those of `calibration`. For the texts in `compared` the layers
-    are also computed in float32, to log a warning if the vectors differ.
+    It is quantized for texts like these. For some of them the layers are also computed in float32,
+    to log a warning if the vectors differ.
     """
+    pack_texts = partial(pack, device=target.device, positions=config.position_scheme)
+    calibration, compared = pack_texts(texts), pack_texts(texts[1::_COMPARED_EVERY])
     backend, dtype, reference = target.backend, target.dtype, unprepared_backend()
     # In float32, so that the weights in the file are rounded only once.
     weights = weights.to(target.device, torch.float32)
@@ -272,12 +274,13 @@ def _finish_layer(layer: EncoderLayer, backend: Backend) -> EncoderLayer:
 
 @torch.inference_mode()
 def make_quantized_decoder(
-    weights: Weights, config: DecoderConfig, target: Target, calibration: PackedBatch
+    weights: Weights, config: DecoderConfig, target: Target, texts: Sequence[TokenIds]
 ) -> Decoder:
     """Make a decoder as `make_quantized_encoder` does.
 
-    For all texts of `calibration` the layers are also computed in float32.
+    For all texts the layers are also computed in float32.
     """
+    calibration = pack(texts, device=target.device)
     backend, dtype, reference = target.backend, target.dtype, unprepared_backend()
     weights = weights.to(target.device, torch.float32)
     table, norm = read_ends(weights, config, dtype)

@@ -4,10 +4,9 @@ A part is recognised by its layers and by its results for a few numbers. A part 
 recognised stays as it is. `auto_model` then compares the states of the whole module.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -95,42 +94,10 @@ class _RowsPart(nn.Module):
         return self._compute(rows).view(*states.shape[:-1], -1)
 
 
-def _product(layer: nn.Linear, backend: Backend) -> nn.Module:
-    return _RowsPart(backend.linear([layer]))
-
-
-def _rms_norm(norm: RmsNorm, backend: Backend) -> nn.Module:
-    return _RowsPart(lambda rows: backend.rms_norm(rows, norm))
-
-
-def _layer_norm(source: nn.LayerNorm, backend: Backend) -> nn.Module:
-    """Replace `nn.LayerNorm` on a CPU, where PyTorch's wakes its threads for a single row.
-
-    `add_norm` adds the states to themselves. The norm of twice the states with four times the
-    epsilon is the norm of the states, to the last bit.
-    """
-    weight = source.weight.detach().float()
-    bias = torch.zeros_like(weight) if source.bias is None else source.bias.detach().float()
-    norm = LayerNorm(weight, bias, 4 * source.eps)
-    return _RowsPart(lambda rows: backend.add_norm(rows.clone(), rows, norm))
-
-
-def _gated(
-    gate_and_up: list[nn.Linear], down: nn.Linear, activation: str, backend: Backend
-) -> nn.Module:
-    """Replace a gated feed-forward: `down(activation(gate(x)) up(x))`."""
-    to_gate_up, to_output = backend.linear(gate_and_up), backend.linear([down])
-
-    def feed_forward(rows: Tensor) -> Tensor:
-        return to_output(backend.gate(to_gate_up(rows), activation))
-
-    return _RowsPart(partial(run_in_row_blocks, feed_forward))
-
-
 class _Rotary(nn.Module):
     """Replaces a rotary embedding, which would round cosines and sines to the model's dtype."""
 
-    def __init__(self, source: nn.Module, _: Backend) -> None:
+    def __init__(self, source: nn.Module) -> None:
         super().__init__()
         self._source = source
 
@@ -200,12 +167,18 @@ class _SelfAttention(nn.Module):
         return projected
 
 
-# Makes the replacement of a part.
-Make = Callable[[Backend], nn.Module]
+class Match(NamedTuple):
+    """How a part can be replaced: `make` makes the replacement, which needs these `operations`."""
+
+    operations: tuple[str, ...]
+    make: Callable[[Backend], nn.Module]
 
 
-def _match_attention(module: nn.Module, dtype: torch.dtype) -> Make | None:
-    """Return how to replace a self-attention; None for other parts and unsupported attentions."""
+# Returns how the backend computes a part on states in a dtype, or None for other parts.
+Rule = Callable[[nn.Module, torch.dtype], Match | None]
+
+
+def _match_attention(module: nn.Module, dtype: torch.dtype) -> Match | None:
     projections = _find_layers(module, *_PROJECTIONS)
     output = _find_layers(module, *_OUTPUTS)
     width = getattr(module, "head_dim", getattr(module, "attention_head_size", None))
@@ -220,7 +193,8 @@ def _match_attention(module: nn.Module, dtype: torch.dtype) -> Make | None:
     if norm is None or not _has_only(module, *projections, *output, *norms):
         return None
     layers = module, projections, output
-    return partial(_SelfAttention, *layers, heads=heads, width=width, norm=norm)
+    make = partial(_SelfAttention, *layers, heads=heads, width=width, norm=norm)
+    return Match(("linear", "rotary"), make)
 
 
 def _join_head_norms(
@@ -234,23 +208,25 @@ def _join_head_norms(
         return None
     if not norms:
         return RmsNorm.identity(heads[0] + heads[1], like.new_empty(width))
-    matched = [_match_rms_norm(norm, like.dtype) for norm in norms]
-    weights = [
-        norm.weight.expand(count, -1)
-        for norm, count in zip(matched, heads, strict=False)
-        if norm is not None and norm.weight.shape == (width,)
-    ]
-    if len(weights) < len(_HEAD_NORMS):
+    matched = [norm for norm in (_read_rms_norm(norm, like.dtype) for norm in norms) if norm]
+    if [norm.weight.shape for norm in matched] != [(width,)] * len(_HEAD_NORMS):
         return None
-    return RmsNorm(torch.cat(weights), next(norm.epsilon for norm in matched if norm is not None))
+    weights = [norm.weight.expand(count, -1) for norm, count in zip(matched, heads, strict=False)]
+    return RmsNorm(torch.cat(weights), matched[0].epsilon)
 
 
-def _match_gated(module: nn.Module) -> Make | None:
-    """Return how to replace a gated feed-forward; None for other parts and unsupported ones."""
+def _match_rotary(module: nn.Module, _: torch.dtype) -> Match | None:
+    if not type(module).__name__.endswith("RotaryEmbedding"):
+        return None
+    return Match((), lambda _: _Rotary(module))
+
+
+def _match_gated(module: nn.Module, _: torch.dtype) -> Match | None:
+    """Match a gated feed-forward: `down(activation(gate(x)) up(x))`."""
     layers = _find_layers(module, *_GATED)
     if layers is None:
         return None
-    functions = [child for child in module.children() if _match_activation(child)]
+    functions = [child for child in module.children() if _find_activation(child)]
     if len(functions) != 1 or not _has_only(module, *layers, *functions):
         return None
     *first, down = layers
@@ -260,7 +236,93 @@ def _match_gated(module: nn.Module) -> Make | None:
         first = list(map(make_linear, gate_up.weight.chunk(2), biases))
     if [layer.out_features for layer in first] != [down.in_features] * 2:
         return None
-    return partial(_gated, first, down, _match_activation(functions[0]) or "")
+    activation = _find_activation(functions[0]) or ""
+
+    def make(backend: Backend) -> nn.Module:
+        to_gate_up, to_output = backend.linear(first), backend.linear([down])
+
+        def feed_forward(rows: Tensor) -> Tensor:
+            return to_output(backend.gate(to_gate_up(rows), activation))
+
+        return _RowsPart(partial(run_in_row_blocks, feed_forward))
+
+    return Match(("linear", "gate"), make)
+
+
+def _match_rows(module: nn.Module, dtype: torch.dtype) -> Match | None:
+    """Match a product, a layer norm or an RMS norm, which compute each row by itself."""
+    if type(module) is nn.Linear:
+        return Match(("linear",), lambda backend: _RowsPart(backend.linear([module])))
+    if (norm := _read_layer_norm(module)) is not None:
+        return Match(("add_norm",), partial(_normalize_sum, norm))
+    if (rms_norm := _read_rms_norm(module, dtype)) is not None:
+        return Match(("rms_norm",), partial(_normalize_by_rms, rms_norm))
+    return None
+
+
+def _normalize_by_rms(norm: RmsNorm, backend: Backend) -> nn.Module:
+    return _RowsPart(lambda rows: backend.rms_norm(rows, norm))
+
+
+def _normalize_sum(norm: LayerNorm, backend: Backend) -> nn.Module:
+    return _RowsPart(lambda rows: backend.add_norm(rows.clone(), rows, norm))
+
+
+def _read_layer_norm(module: nn.Module) -> LayerNorm | None:
+    """Return a layer norm for rows that are added to themselves, in place of that of PyTorch.
+
+    On a CPU PyTorch's wakes its threads for a single row. The norm of twice the states with four
+    times the epsilon is the norm of the states, to the last bit.
+    """
+    if type(module) is not nn.LayerNorm or not module.elementwise_affine:
+        return None
+    if len(module.normalized_shape) > 1 or module.weight.device.type != "cpu":
+        return None
+    weight = module.weight.detach().float()
+    bias = torch.zeros_like(weight) if module.bias is None else module.bias.detach().float()
+    return LayerNorm(weight, bias, 4 * module.eps)
+
+
+@torch.inference_mode()
+def _read_rms_norm(module: nn.Module, dtype: torch.dtype) -> RmsNorm | None:
+    """Return the RMS norm that computes the same values as the module, or None.
+
+    Some families add 1 to the weight.
+    """
+    weights = dict(module.named_parameters())
+    epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+    if list(weights) != ["weight"] or weights["weight"].ndim != 1 or not isinstance(epsilon, float):
+        return None
+    stored = weights["weight"].detach().float().cpu()
+    states = torch.randn(5, len(stored), generator=torch.Generator().manual_seed(0))
+    try:
+        outputs = functional_call(module, {"weight": stored}, (states,))
+    except Exception:  # noqa: BLE001 - it is another part, which stays as it is
+        return None
+    for weight in (stored, 1 + stored):
+        if _is_close(outputs, RmsNorm(weight, epsilon)(states)):
+            return RmsNorm(weight.to(weights["weight"].device, dtype), epsilon)
+    return None
+
+
+@torch.inference_mode()
+def _find_activation(module: nn.Module) -> str | None:
+    """Return the name of the activation that computes the same values as the module, or None."""
+    if any(True for _ in module.children()) or any(True for _ in module.parameters()):
+        return None
+    inputs = torch.linspace(-6, 6, 97)
+    try:
+        outputs = module(inputs)
+    except Exception:  # noqa: BLE001 - it is another part, which stays as it is
+        return None
+    known = filter(None, ACTIVATIONS)
+    return next(
+        (name for name in known if _is_close(outputs, activate(inputs.clone(), name))), None
+    )
+
+
+def _is_close(actual: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(actual, expected, rtol=_ROUNDING, atol=_ROUNDING)
 
 
 def _find_layers(module: nn.Module, *choices: tuple[str, ...]) -> list[nn.Linear] | None:
@@ -283,59 +345,12 @@ def _has_only(module: nn.Module, *parts: nn.Module) -> bool:
     return are_idle and not list(module.parameters(recurse=False))
 
 
-@torch.inference_mode()
-def _match_activation(module: nn.Module) -> str | None:
-    """Return the name of the activation that computes the same values as the module, or None."""
-    if any(True for _ in module.children()) or any(True for _ in module.parameters()):
-        return None
-    inputs = torch.linspace(-6, 6, 97)
-    try:
-        outputs = module(inputs)
-    except Exception:  # noqa: BLE001 - it is another part, which stays as it is
-        return None
-    known = filter(None, ACTIVATIONS)
-    return next(
-        (name for name in known if _is_close(outputs, activate(inputs.clone(), name))), None
-    )
-
-
-@torch.inference_mode()
-def _match_rms_norm(module: nn.Module, dtype: torch.dtype) -> RmsNorm | None:
-    """Return the RMS norm that computes the same values as the module, or None.
-
-    Some families add 1 to the weight.
-    """
-    weights = dict(module.named_parameters())
-    epsilon = getattr(module, "eps", getattr(module, "variance_epsilon", None))
-    if list(weights) != ["weight"] or weights["weight"].ndim != 1 or not isinstance(epsilon, float):
-        return None
-    stored = weights["weight"].detach().float().cpu()
-    states = torch.randn(5, len(stored), generator=torch.Generator().manual_seed(0))
-    try:
-        outputs = functional_call(module, {"weight": stored}, (states,))
-    except Exception:  # noqa: BLE001 - it is another part, which stays as it is
-        return None
-    for weight in (stored, 1 + stored):
-        if _is_close(outputs, RmsNorm(weight, epsilon)(states)):
-            return RmsNorm(weight.to(weights["weight"].device, dtype), epsilon)
-    return None
-
-
-def _is_close(actual: Tensor, expected: Tensor) -> bool:
-    return torch.allclose(actual, expected, rtol=_ROUNDING, atol=_ROUNDING)
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """A part that can be replaced: the child `name` of `parent`.
-
-    `make` makes the replacement, which needs the backend's `operations`.
-    """
+class Replacement(NamedTuple):
+    """A part that can be replaced: the child `name` of `parent`."""
 
     parent: nn.Module
     name: str
-    make: Make
-    operations: tuple[str, ...]
+    match: Match
 
 
 def find_parts(module: nn.Module, dtype: torch.dtype, *, packed: bool) -> list[Replacement]:
@@ -343,36 +358,19 @@ def find_parts(module: nn.Module, dtype: torch.dtype, *, packed: bool) -> list[R
 
     Attentions are replaced only if texts are packed, and get rotary embeddings in another form.
     """
-    found = {part: _match_attention(part, dtype) for part in module.modules()} if packed else {}
-    attentions = {part: make for part, make in found.items() if make is not None}
-    return list(_find_in(module, dtype, attentions))
+    rules: list[Rule] = [_match_gated, _match_rows]
+    if packed and any(_match_attention(part, dtype) for part in module.modules()):
+        rules = [_match_attention, _match_rotary, *rules]
+    return list(_find_in(module, dtype, rules))
 
 
-def _find_in(
-    module: nn.Module, dtype: torch.dtype, attentions: dict[nn.Module, Make]
-) -> Iterator[Replacement]:
+def _find_in(module: nn.Module, dtype: torch.dtype, rules: Sequence[Rule]) -> Iterator[Replacement]:
     for name, child in module.named_children():
-        replace_by = partial(Replacement, module, name)
-        if child in attentions:
-            yield replace_by(attentions[child], ("linear", "rotary"))
-        elif attentions and type(child).__name__.endswith("RotaryEmbedding"):
-            yield replace_by(partial(_Rotary, child), ())
-        elif (gated := _match_gated(child)) is not None:
-            yield replace_by(gated, ("linear", "gate"))
-        elif type(child) is nn.Linear:
-            yield replace_by(partial(_product, child), ("linear",))
-        elif isinstance(child, nn.LayerNorm) and _can_replace(child):
-            yield replace_by(partial(_layer_norm, child), ("add_norm",))
-        elif (norm := _match_rms_norm(child, dtype)) is not None:
-            yield replace_by(partial(_rms_norm, norm), ("rms_norm",))
+        matches = (rule(child, dtype) for rule in rules)
+        if (match := next(filter(None, matches), None)) is not None:
+            yield Replacement(module, name, match)
         else:
-            yield from _find_in(child, dtype, attentions)
-
-
-def _can_replace(norm: nn.LayerNorm) -> bool:
-    """Whether a norm is on a CPU, normalises the last dimension, and has a weight."""
-    has_weight = type(norm) is nn.LayerNorm and norm.elementwise_affine
-    return has_weight and len(norm.normalized_shape) == 1 and norm.weight.device.type == "cpu"
+            yield from _find_in(child, dtype, rules)
 
 
 def replace_parts(parts: list[Replacement], backend: Backend) -> None:
@@ -382,4 +380,4 @@ def replace_parts(parts: list[Replacement], backend: Backend) -> None:
     """
     while parts:
         part = parts.pop(0)
-        setattr(part.parent, part.name, part.make(backend))
+        setattr(part.parent, part.name, part.match.make(backend))

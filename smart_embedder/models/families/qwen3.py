@@ -22,7 +22,8 @@ from smart_embedder.kernels.backend import (
     RotaryEmbedding,
     find_activation,
 )
-from smart_embedder.kernels.packed_batch import PackedBatch
+from smart_embedder.kernels.packed_batch import PackedBatch, PositionScheme
+from smart_embedder.kernels.target import Shapes
 from smart_embedder.models.families.backbone import (
     LayeredTransformer,
     attend_by_heads,
@@ -107,6 +108,29 @@ class DecoderConfig:
             epsilon=read_number(folder, config, "rms_norm_eps", _DEFAULT_EPSILON),
             theta=_read_theta(folder, config),
             tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a sequence."""
+        return self.positions
+
+    @property
+    def position_scheme(self) -> PositionScheme:
+        """How positions are counted."""
+        return PositionScheme()
+
+    @property
+    def shapes(self) -> Shapes:
+        """The sizes of the layers."""
+        return Shapes(
+            self.width,
+            self.inner_width,
+            self.heads,
+            self.key_heads,
+            self.head_width,
+            bias=False,
+            causal=True,
         )
 
     @property

@@ -6,7 +6,7 @@ Types without an implementation here are loaded by transformers' modules.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,9 +14,9 @@ from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import Backend, float8_backend, unprepared_backend
 from smart_embedder.kernels.cuda import CUDA
 from smart_embedder.kernels.native import can_attend, can_multiply
-from smart_embedder.kernels.packed_batch import PackedBatch, PositionScheme, pack
+from smart_embedder.kernels.packed_batch import PackedBatch, pack
 from smart_embedder.kernels.proof import prove
-from smart_embedder.kernels.target import DECODER, ENCODER, GPU_ENCODER, Shapes, Target
+from smart_embedder.kernels.target import DECODER, ENCODER, GPU_ENCODER, Target
 from smart_embedder.models.families import bert, qwen3
 from smart_embedder.models.families.backbone import Backbone, Transformer
 from smart_embedder.models.families.bert import (
@@ -42,8 +42,29 @@ from smart_embedder.tokens import TokenIds
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "distilbert", "electra", "mpnet"}
 # The lowest cosine between vectors in float8 and in the target's dtype; random weights reach 0.99.
 _MIN_COSINE = 0.98
-# One in this many calibration texts is compared with float32; all would take seconds.
-_COMPARED_EVERY = 8
+
+
+class _Family(NamedTuple):
+    """A family whose layers are implemented here.
+
+    The names of its tensors are those of transformers, and `first_tensor` is one of each
+    checkpoint.
+    """
+
+    config: type[Any]
+    first_tensor: str
+    make: Callable[[Weights, Any, Backend], Transformer]
+    make_quantized: Callable[[Weights, Any, Target, Sequence[TokenIds]], Transformer]
+    operations: Sequence[str]
+    gpu_operations: Sequence[str]
+
+
+_ENCODER = _Family(
+    EncoderConfig, bert.TOKENS, make_encoder, make_quantized_encoder, ENCODER, GPU_ENCODER
+)
+_DECODER = _Family(
+    DecoderConfig, qwen3.TOKENS, make_decoder, make_quantized_decoder, DECODER, DECODER
+)
 
 
 def is_qwen3(folder: Path) -> bool:
@@ -53,14 +74,16 @@ def is_qwen3(folder: Path) -> bool:
     return config.get("model_type") == "qwen3" and bool(attends_back)
 
 
-def is_quantized_by_layers(folder: Path) -> bool:
-    """Whether the start in 8 bits quantizes layer by layer, so that it never holds all weights."""
-    return _is_decoder(folder) or is_encoder(read_transformer_config(folder))
+def _find_family(folder: Path) -> _Family | None:
+    config = read_transformer_config(folder)
+    if is_encoder(config):
+        return _ENCODER
+    return _DECODER if is_qwen3(folder) and find_other_option(config) is None else None
 
 
-def _is_decoder(folder: Path) -> bool:
-    """Whether the decoder implemented here computes the model."""
-    return is_qwen3(folder) and find_other_option(read_transformer_config(folder)) is None
+def has_own_layers(folder: Path) -> bool:
+    """Whether the layers of the model are implemented here, and not by transformers."""
+    return _find_family(folder) is not None
 
 
 def overflows_float16(folder: Path) -> bool:
@@ -97,13 +120,10 @@ def load_backbone(
             folder, longest, closing=closing, lower_case=texts.lower_case, frame=frame
         )
 
-    if _is_decoder(folder) and not classifier:
-        tokenizer = read_tokenizer(DecoderConfig.read(folder).positions)
-        weights = weights or Weights.read(folder)
-        return load_decoder(folder, target, weights, calibrate(tokenizer)), tokenizer
-    if is_encoder(read_transformer_config(folder)) and not classifier:
-        tokenizer = read_tokenizer(EncoderConfig.read(folder).max_length)
-        return load_encoder(folder, target, calibrate(tokenizer), weights), tokenizer
+    family = _find_family(folder)
+    if family is not None and not classifier:
+        tokenizer = read_tokenizer(family.config.read(folder).max_length)
+        return load_own(folder, target, calibrate(tokenizer), weights), tokenizer
     if target.float8:
         raise StartupError(
             f"DTYPE=float8 is for models of BERT's kind and Qwen3, and the model in {folder} is "
@@ -115,88 +135,43 @@ def load_backbone(
     return load_by_transformers(folder, target, read_tokenizer, **classifier)
 
 
-def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
-    """Load an encoder's tokenizer; it cuts texts to `max_length` or the number of positions.
-
-    Raises `StartupError` for a folder that cannot be used.
-    """
-    return TextTokenizer.from_folder(folder, min(max_length, EncoderConfig.read(folder).max_length))
-
-
-def load_encoder(
+def load_own(
     folder: Path,
     target: Target,
     calibration: Sequence[TokenIds],
     weights: Weights | None = None,
 ) -> Backbone:
-    """Load an encoder of BERT's or RoBERTa's architecture, from `weights` if they are given.
+    """Load a transformer whose layers are implemented here, from `weights` if they are given.
 
     In 8 bits it is quantized for texts like those of `calibration`. Raises `StartupError` for a
     folder that cannot be used.
     """
-    config = EncoderConfig.read(folder)
-    weights = (weights or Weights.read(folder)).with_prefix_of(bert.TOKENS)
-    # Checks all shapes before `prove` computes with the sizes in config.json.
-    make_encoder(weights.shapes_only(), config, unprepared_backend(), target.dtype)
-    heads, head_width = config.heads, config.width // config.heads
-    shapes = Shapes(
-        config.width, config.inner_width, heads, heads, head_width, activation=config.activation
-    )
-    target = prove(target, shapes, ENCODER if target.device.type == "cpu" else GPU_ENCODER)
-    pack_texts = partial(pack, device=target.device, positions=config.position_scheme)
-    encoder: Transformer
+    family = _find_family(folder) or _ENCODER
+    config = family.config.read(folder)
+    weights = (weights or Weights.read(folder)).with_prefix_of(family.first_tensor)
+    # Checks all shapes before `prove` computes with the sizes in config.json. Nothing is computed
+    # on this device, or PyTorch would import its compiler, which takes a second.
+    family.make(weights.to(torch.device("meta"), target.dtype), config, unprepared_backend())
+    is_on_cpu = target.device.type == "cpu"
+    target = prove(target, config.shapes, family.operations if is_on_cpu else family.gpu_operations)
     if target.quantized:
-        compared = calibration[1::_COMPARED_EVERY]
-        encoder = make_quantized_encoder(
-            weights, config, target, pack_texts(calibration), compared=pack_texts(compared)
-        )
+        transformer = family.make_quantized(weights, config, target, calibration)
     else:
-        weights = weights.to(target.device, target.dtype)
-        make = partial(make_encoder, weights, config, dtype=target.dtype)
-        encoder = _make_transformer(make, target, partial(pack_texts, calibration), folder.name)
+        make = partial(family.make, weights.to(target.device, target.dtype), config)
+        positions = config.position_scheme
+        pack_texts = partial(pack, calibration, device=target.device, positions=positions)
+        transformer = _make_transformer(make, target, pack_texts, folder.name)
+    shapes = config.shapes
     return Backbone(
-        encoder,
+        transformer,
         target,
         hidden_size=config.width,
         max_length=config.max_length,
         parameters=config.parameters,
         positions=config.position_scheme,
         configuration=config,
-        reproducible=can_multiply(config.width, config.inner_width) and can_attend(head_width),
-    )
-
-
-def load_decoder(
-    folder: Path, target: Target, weights: Weights, calibration: Sequence[TokenIds]
-) -> Backbone:
-    """Load a decoder of Qwen3's architecture, as `load_encoder` does."""
-    config = DecoderConfig.read(folder)
-    weights = weights.with_prefix_of(qwen3.TOKENS)
-    make_decoder(weights.shapes_only(), config, unprepared_backend())
-    shapes = Shapes(
-        config.width, config.inner_width, config.heads, config.key_heads, config.head_width,
-        bias=False, causal=True,
-    )  # fmt: skip
-    target = prove(target, shapes, DECODER)
-    pack_texts = partial(pack, calibration, device=target.device)
-    decoder: Transformer
-    if target.quantized:
-        decoder = make_quantized_decoder(weights, config, target, pack_texts())
-    else:
-        weights = weights.to(target.device, target.dtype)
-        decoder = _make_transformer(
-            partial(make_decoder, weights, config), target, pack_texts, folder.name
-        )
-    return Backbone(
-        decoder,
-        target,
-        hidden_size=config.width,
-        max_length=config.positions,
-        parameters=config.parameters,
-        positions=PositionScheme(),
-        configuration=config,
-        reproducible=can_multiply(config.width, config.inner_width)
-        and can_attend(config.head_width),
+        reproducible=can_multiply(shapes.width, shapes.inner_width)
+        and can_attend(shapes.head_width),
     )
 
 

@@ -21,12 +21,7 @@ from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import make_linear, parameter_dict
-from smart_embedder.models.files.adapters import (
-    CONFIG_FILE,
-    WEIGHT_FILES,
-    LowRank,
-    find_additions,
-)
+from smart_embedder.models.files.adapters import CONFIG_FILE, WEIGHT_FILES, LowRank, find_additions
 from smart_embedder.models.files.config import read_optional, transformer_folder
 from smart_embedder.models.files.digest import TensorDigest, copy_in_this_thread
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
@@ -205,19 +200,15 @@ class Weights:
         return replace(self, prefix=found[0] if found else self.prefix)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Self:
-        """Return the same tensors, to be read to a device in a number format."""
+        """Return the same tensors, to be read to a device in a number format.
+
+        On the device `meta` only shapes are compared, and none is read.
+        """
         return replace(self, device=device, dtype=dtype)
 
     def caching(self) -> Self:
         """Return the same tensors; the new object keeps each once it is read."""
         return replace(self, kept={})
-
-    def shapes_only(self) -> Self:
-        """Return the same tensors on the device `meta`: only shapes are compared, none is read.
-
-        Do not compute with such tensors: PyTorch would import its compiler, which takes a second.
-        """
-        return replace(self, device=torch.device("meta"))
 
     def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Read the tensor of that shape into memory of its own, in `dtype` if that is given.

@@ -14,12 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from smart_embedder.errors import InferenceError
-from smart_embedder.hardware.transfer import (
-    DeviceRows,
-    HostRows,
-    not_finite_error,
-    start_copies,
-)
+from smart_embedder.hardware.transfer import DeviceRows, HostRows, not_finite_error, start_copies
 from smart_embedder.kernels.backend import Backend
 from smart_embedder.kernels.packed_batch import (
     TOKEN_ID,

@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 
 from smart_embedder.kernels.target import Target
-from smart_embedder.models.families.int8 import encode_calibration
-from smart_embedder.models.families.registry import load_encoder, load_tokenizer
+from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
+    TextOptions,
     read_pooling,
     read_prompts,
     require_known_modules,
@@ -36,8 +36,7 @@ class M3Embedder(HeadsEmbedder):
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
         """Load the model; raises `StartupError` if the folder cannot be used."""
         require_known_modules(folder, "Transformer", "Pooling", "Normalize")
-        tokenizer = load_tokenizer(folder, max_length)
-        backbone = load_encoder(folder, target, encode_calibration(tokenizer))
+        backbone, tokenizer = load_backbone(folder, target, max_length, TextOptions())
         width = backbone.hidden_size
         sparse_head = backbone.place_head(read_linear(folder / _SPARSE_HEAD, width, 1))
         linear = read_linear(folder / _COLBERT_HEAD, width)

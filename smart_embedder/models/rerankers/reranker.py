@@ -25,12 +25,7 @@ from smart_embedder.models.files.config import (
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.heads.pooling import describe_layers
 from smart_embedder.models.rerankers.heads import Scorer, load_classifier, load_language_model
-from smart_embedder.models.rerankers.pairs import (
-    Pairs,
-    QwenPairs,
-    TemplatePairs,
-    TokenizerPairs,
-)
+from smart_embedder.models.rerankers.pairs import Pairs, QwenPairs, TemplatePairs, TokenizerPairs
 from smart_embedder.models.rerankers.templates import (
     Template,
     choose_template,

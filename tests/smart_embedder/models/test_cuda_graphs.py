@@ -27,8 +27,7 @@ from smart_embedder.models.cuda_graphs import (
     make_buckets,
 )
 from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.families.registry import load_decoder, load_encoder
-from smart_embedder.models.files.weights import Weights
+from smart_embedder.models.families.registry import load_own
 from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
 from tests.support.encoders import FAMILIES, load, save_family, word_tokenizer
 
@@ -53,8 +52,8 @@ def backbone(
         folder = tmp_path_factory.mktemp("families") / request.param
         return load(save_family(folder, request.param, word_tokenizer()), target)._backbone
     if request.param == "decoder":
-        return load_decoder(tiny_qwen, target, Weights.read(tiny_qwen), ())
-    return load_encoder(tiny_m3, target, ())
+        return load_own(tiny_qwen, target, ())
+    return load_own(tiny_m3, target, ())
 
 
 @pytest.fixture(autouse=True)
@@ -236,7 +235,7 @@ GPU = torch.device("cuda")
 
 def on_gpu(folder: Path) -> Backbone:
     target = Target(GPU, torch.float16, choose_backend(GPU, torch.float16))
-    return load_encoder(folder, target, ())
+    return load_own(folder, target, ())
 
 
 @pytest.mark.device

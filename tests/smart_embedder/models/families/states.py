@@ -7,10 +7,8 @@ import torch
 
 from smart_embedder.kernels.target import Target, choose_backend
 from smart_embedder.models.families.backbone import Backbone
-from smart_embedder.models.families.int8 import encode_calibration
-from smart_embedder.models.families.registry import load_decoder, load_encoder, load_tokenizer
-from smart_embedder.models.files.weights import Weights
-from smart_embedder.models.tokenizer import TextTokenizer
+from smart_embedder.models.families.registry import load_backbone, load_own
+from smart_embedder.models.files.config import TextOptions
 
 CPU = torch.device("cpu")
 
@@ -23,12 +21,9 @@ def target(
 
 def load(folder: Path, model_target: Target) -> Backbone:
     """Load the encoder or decoder in a folder; read its tokenizer only for 8 bits."""
-    is_decoder = "qwen3" in (folder / "config.json").read_text()
-    read = TextTokenizer.from_folder if is_decoder else load_tokenizer
-    texts = encode_calibration(read(folder, 8192)) if model_target.quantized else ()
-    if is_decoder:
-        return load_decoder(folder, model_target, Weights.read(folder), texts)
-    return load_encoder(folder, model_target, texts)
+    if model_target.quantized:
+        return load_backbone(folder, model_target, 8192, TextOptions())[0]
+    return load_own(folder, model_target, ())
 
 
 def random_sequences(lengths: tuple[int, ...], vocabulary: int = 120) -> list[np.ndarray]:

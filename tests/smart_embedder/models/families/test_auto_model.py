@@ -25,9 +25,8 @@ from transformers import (
 
 from smart_embedder.errors import OutOfMemoryError, StartupError
 from smart_embedder.interface import MemoryUsage
-from smart_embedder.models.families import auto_model as transformers_module
-from smart_embedder.models.families import module_parts
-from smart_embedder.models.families.auto_model import attend_packed
+from smart_embedder.models.families import module_layouts, module_parts
+from smart_embedder.models.families.module_parts import attend_packed
 from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.requests import EmbedRequest, Outputs
 from tests.smart_embedder.engines import engine_on_cpu
@@ -144,7 +143,7 @@ def test_padded_groups_fit_the_memory_of_attention(t5: Path, monkeypatch) -> Non
     model = load(t5)
     monkeypatch.setattr(T5EncoderModel, "forward", counted)
     # 49 bytes for each pair: three times the scores of four heads in float32, and a byte of mask.
-    monkeypatch.setattr(transformers_module, "_GROUP_BYTES", 49 * 2 * 120**2)
+    monkeypatch.setattr(module_layouts, "_GROUP_BYTES", 49 * 2 * 120**2)
     ids = [np.full(length, 9) for length in (100, 110, 120, 120, 40, 40, 40)]
     together = model.forward(ids, DENSE)
     assert rows == [(3, 40), (2, 110), (2, 120)]
@@ -159,7 +158,7 @@ async def test_text_whose_attention_does_not_fit_the_memory_is_refused(
     async with engine_on_cpu(t5) as engine:
         alone = (await engine.embed(EmbedRequest(["music"]))).embeddings[0].dense
         free = MemoryUsage(used=2**30, total=2**31)
-        monkeypatch.setattr(transformers_module, "memory_usage", lambda _: free)
+        monkeypatch.setattr(module_layouts, "memory_usage", lambda _: free)
         short, refused = await asyncio.gather(
             engine.embed(EmbedRequest(["music"])),
             engine.embed(EmbedRequest([long])),

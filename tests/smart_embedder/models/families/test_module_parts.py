@@ -15,6 +15,7 @@ from smart_embedder.hardware.device import cpu_has_int8
 from smart_embedder.kernels.attention import sdpa, varlen
 from smart_embedder.models.families import auto_model as transformers_module
 from smart_embedder.models.families import int8, module_parts
+from smart_embedder.models.families.module_layouts import PADDED, PackedModule, PaddedModule
 from smart_embedder.models.families.module_parts import find_parts
 from tests.smart_embedder.models.families.states import target
 from tests.support.checkpoints import spread_weights
@@ -189,9 +190,9 @@ def test_int8_product_that_calibration_never_reaches_is_logged(
     loaded = transformers_module.load_module
 
     def load_with_more(folder, target, **options):
-        module = loaded(folder, target, **options)
+        whole, module = loaded(folder, target, **options)
         module.unused = nn.Linear(64, 64)
-        return module
+        return whole, module
 
     monkeypatch.setattr(transformers_module, "load_module", load_with_more)
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
@@ -206,5 +207,5 @@ def test_int8_product_that_calibration_never_reaches_is_logged(
 def test_module_is_capturable_if_the_attention_supports_its_window() -> None:
     module = module_of("modernbert")
     for attention, capturable in ((sdpa, False), (varlen, True)):
-        assert transformers_module.PackedModule(module, attention).capturable == capturable
-    assert not transformers_module.PaddedModule(module, transformers_module.PADDED).capturable
+        assert PackedModule(module, attention).capturable == capturable
+    assert not PaddedModule(module, PADDED).capturable
