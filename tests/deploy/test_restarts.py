@@ -16,11 +16,10 @@ import httpx2
 
 from tests.faults.tally import EMBED, Tally
 from tests.support.proxies import LIMIT, NAME, run_caddy
-from tests.support.server import REPOSITORY, RunningServer, free_port, run_server
+from tests.support.replica import Replica
+from tests.support.server import REPOSITORY
 from tests.support.waiting import wait_until
 
-# As compose sets it.
-DELAY = {"SHUTDOWN_DELAY": "2"}
 # Seconds between two requests, so that they leave the processor to those who start.
 PAUSE = 0.005
 # Sends the arguments to the test, and waits until it has done what they say.
@@ -34,29 +33,6 @@ with socket.create_connection(("127.0.0.1", {port})) as test:
 """
 
 
-class Replica:
-    """A process at one port, which can be replaced by a new one."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        self.port = free_port()
-        self._folder = folder
-        self._settings = {"PORT": str(self.port), "EMBEDDING_MODEL": str(model)} | DELAY
-        self._running = ExitStack()
-        self.server = self.start()
-
-    def start(self) -> RunningServer:
-        return self._running.enter_context(run_server(self._folder, **self._settings))
-
-    def replace(self) -> None:
-        """Stop the process, and wait until its successor is healthy."""
-        assert self.server.stop() == 0
-        self._running.close()
-        self.server = self.start()
-
-    def end(self) -> None:
-        self._running.close()
-
-
 @contextmanager
 def replicas_behind_caddy(
     folder: Path, model: Path, count: int
@@ -64,9 +40,9 @@ def replicas_behind_caddy(
     with ExitStack() as ending:
         replicas = []
         for _ in range(count):
-            replicas.append(Replica(folder, model))
+            replicas.append(Replica(folder, model).start())
             ending.callback(replicas[-1].end)
-        upstreams = " ".join(f"127.0.0.1:{replica.port}" for replica in replicas)
+        upstreams = " ".join(replica.address for replica in replicas)
         yield replicas, ending.enter_context(run_caddy(folder, upstreams))
 
 
@@ -141,7 +117,7 @@ def docker_that_replaces(folder: Path, replicas: dict[str, Replica]) -> Iterator
 
 def test_no_request_is_lost_while_two_replicas_are_updated(tmp_path: Path, tiny_m3: Path) -> None:
     with replicas_behind_caddy(tmp_path, tiny_m3, 2) as (replicas, url):
-        before = [replica.server.process.pid for replica in replicas]
+        before = [replica.pid for replica in replicas]
         named = dict(zip(("embedder", "embedder-2"), replicas, strict=True))
         with docker_that_replaces(tmp_path, named) as commands:
             environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
@@ -151,7 +127,7 @@ def test_no_request_is_lost_while_two_replicas_are_updated(tmp_path: Path, tiny_
                 subprocess.run(command, env=environment, check=True)
 
             tally = send_during(url, update, 1000)
-        after = [replica.server.process.pid for replica in replicas]
+        after = [replica.pid for replica in replicas]
         assert not set(before) & set(after)
     assert [line.split()[-1] for line in commands] == ["embedder", "embedder", "embedder-2"]
     assert all(" --wait " in line for line in commands[1:])
