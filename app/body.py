@@ -31,6 +31,7 @@ from app.error_responses import invalid_json_error
 from app.errors import ClientGoneError, UnsupportedMediaError
 from app.headers import read_preference
 from app.logs import escape_text
+from app.message_pack import MESSAGE_PACK, TooManyValuesError, unpack
 from app.schemas import OPENAI_TEXTS, RequestModel, invalid_body
 from app.settings import Settings
 from smart_embedder.errors import InvalidRequestError
@@ -63,7 +64,7 @@ def max_json_values(settings: Settings) -> int:
     return _VALUES_BESIDES_TEXTS + max(_VALUES_PER_TEXT * texts, _VALUES_PER_OBJECT * OPENAI_TEXTS)
 
 
-async def read_json(
+async def read_body(
     request: Request,
     schemas: Sequence[type[RequestModel]],
     max_values: int,
@@ -72,16 +73,18 @@ async def read_json(
     *,
     decode: Callable[[Any], Awaitable[int]] | None = None,
 ) -> Any:
-    """Read the body and parse it; errors show an example of the first of `schemas`.
+    """Read the body and parse JSON, or MessagePack if the first of `schemas` reads it.
 
-    A body of more than `max_values` values is refused before it is read whole. A large body is
-    parsed with the `lock` held. Lone surrogates are replaced as in `parse_json`. `decode` replaces
-    token ids in the parsed body and returns their number, which does not count as values. Raises
-    `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never quote the
-    client's texts.
+    Errors show an example of that schema. A body of more than `max_values` values is refused before
+    it is read whole. A large body is parsed with the `lock` held. Lone surrogates are replaced as
+    in `parse_json`. `decode` replaces token ids in the parsed body and returns their number, which
+    does not count as values. Raises `UnsupportedMediaError`, `InvalidRequestError` or
+    `ClientGoneError`, which never quote the client's texts.
     """
-    _require_json(request.headers)
     chunks, schema = list[bytes](), schemas[0]
+    if schema.reads_message_pack and _is_message_pack(request.headers):
+        return await _read_message_pack(request, max_values, lock)
+    _require_json(request.headers)
     max_outside = math.inf if decode else _MAX_BYTES_PER_VALUE * max_values
     counter = JsonValueCounter(max_values, max_outside, without_integers=decode is not None)
     try:
@@ -89,7 +92,7 @@ async def read_json(
             counter.feed(chunk)
             chunks.append(chunk)
     except ClientDisconnect:
-        raise ClientGoneError("the client left before its request was complete") from None
+        raise _client_gone_error() from None
     except InvalidRequestError as error:
         if schema.dialect is NATIVE or decode is not None:
             raise
@@ -178,6 +181,29 @@ def parse_json(
         raise invalid_json_error(str(error), schema, len(content)) from None
 
 
+async def _read_message_pack(request: Request, max_values: int, lock: asyncio.Lock) -> Any:
+    """Read MessagePack as `read_body` does; values are counted while they are made."""
+    check_encoding(request.headers)
+    try:
+        content = await request.body()
+    except ClientDisconnect:
+        raise _client_gone_error() from None
+    try:
+        async with lock:
+            # Let other work run before the next body is parsed.
+            await asyncio.sleep(0)
+            return unpack(content, max_values)
+    except TooManyValuesError:
+        raise _too_many_values_error(max_values) from None
+    except ValueError as error:
+        message = f"the body of {len(content)} bytes is not MessagePack ({error})"
+        raise invalid_body(message) from None
+
+
+def _client_gone_error() -> ClientGoneError:
+    return ClientGoneError("the client left before its request was complete")
+
+
 class JsonValueCounter:
     """Counts commas, colons and opening brackets outside strings, chunk by chunk.
 
@@ -225,7 +251,7 @@ class JsonValueCounter:
         self._outside += len(outside)
         self._in_string ^= len(parts) % 2 == 0
         if self._count > self._max_values or len(parts) > max_parts:
-            raise self._too_many_values_error()
+            raise _too_many_values_error(self._max_values)
         if self._outside > self._max_outside:
             raise invalid_body(
                 f"the body holds more than {self._max_outside} bytes beside its texts, more than "
@@ -235,13 +261,20 @@ class JsonValueCounter:
     def require_few_integers(self, besides: int) -> None:
         """Raise `InvalidRequestError` for too many whole numbers; `besides` of them are allowed."""
         if self._integers - besides > self._max_values:
-            raise self._too_many_values_error()
+            raise _too_many_values_error(self._max_values)
 
-    def _too_many_values_error(self) -> InvalidRequestError:
-        return invalid_body(
-            f"the body holds more than {self._max_values} values, more than any request needs "
-            "that MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"
-        )
+
+def _too_many_values_error(max_values: int) -> InvalidRequestError:
+    return invalid_body(
+        f"the body holds more than {max_values} values, more than any request needs that "
+        "MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"
+    )
+
+
+def _is_message_pack(headers: Headers) -> bool:
+    """Whether the headers declare MessagePack, under either of its names."""
+    kinds = [value.partition(";")[0].strip().lower() for value in headers.getlist("content-type")]
+    return kinds in ([MESSAGE_PACK], ["application/x-msgpack"])
 
 
 def _require_json(headers: Headers) -> None:

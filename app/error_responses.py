@@ -285,7 +285,11 @@ def _describe(value: Any) -> str:
         case list():
             return f"a list of {len(value)} items"
         case _:
-            return f"an object with {len(value)} fields"
+            return (
+                f"{len(value)} bytes"
+                if isinstance(value, bytes)
+                else f"an object with {len(value)} fields"
+            )
 
 
 def _example(model: type[RequestModel]) -> str:

@@ -256,10 +256,12 @@ async def score_passages(
     return await call.run(work, request, model, counter, passages=len(request.passages))
 
 
-async def extract(call: Call, request: ExtractRequest, model: ServedModel) -> ExtractionResult:
-    """Check the texts, and find the spans of each."""
+async def extract(
+    call: Call, request: ExtractRequest, model: ServedModel, field: str = "texts"
+) -> ExtractionResult:
+    """Check the texts of the request's `field`, and find the spans of each."""
     settings, metrics = call.service.settings, call.service.metrics
-    check_texts(request.texts, "texts", settings.max_sentences_per_request)
+    check_texts(request.texts, field, settings.max_sentences_per_request)
     work = call.service.engine.extraction.extract
     return await call.run(work, request, model, metrics.sentences, sentences=len(request.texts))
 

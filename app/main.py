@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from app.body import max_json_values
 from app.catalogue import ModelCatalogue
 from app.context import NATIVE
-from app.dialects import cohere, embedding_server, ollama, openai, tei
+from app.dialects import cohere, embedding_server, ollama, openai, sie, tei
 from app.error_responses import install_error_handlers
 from app.http_metrics import Metrics, describe_server, measure_lateness
 from app.logs import flush_each_line
@@ -56,6 +56,7 @@ ROUTERS = (
     tei.router,
     tei.model_router,
     extract.router,
+    sie.router,
     embedding_server.router,
     ollama.router,
     models.router,

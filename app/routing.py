@@ -9,15 +9,15 @@ import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Final, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from app.body import list_discriminators, read_json, schema_of
+from app.body import list_discriminators, read_body, schema_of
 from app.context import NATIVE, Dialect, PathFacts, context_of
 from app.error_responses import invalid_request_error
 from app.handler import Call, cancel_on_disconnect, time_limit
@@ -37,6 +37,15 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
     ),
     "schema": {"type": "string", "default": "u=3"},
 }
+
+
+async def _declare_model(
+    model: Annotated[str, Path(description="Any name of a model; see /v1/models.")],
+) -> None:
+    """Add the path's parameter to OpenAPI: the operations read it from the request."""
+
+
+DECLARE_MODEL = Depends(_declare_model)
 
 
 class WorkRoute(APIRoute):
@@ -63,10 +72,12 @@ class WorkRoute(APIRoute):
                     reserve = context.answer.add_body
                     decode = partial(service.token_table.decode_input, reserve=reserve)
                 replaced = context.replaced
-                value = await read_json(request, schemas, values, lock, replaced, decode=decode)
+                value = await read_body(request, schemas, values, lock, replaced, decode=decode)
                 schema = schema_of(value, schemas)
                 if schema is not None:
                     context.dialects, context.endpoint = (schema.dialect,), schema.endpoint
+                if schemas[0].reads_message_pack:
+                    request = _without_content_type(request)
                 async with AsyncExitStack() as leases:
                     call = Call(request, service, leases, value, timeout.when())
                     try:
@@ -75,6 +86,12 @@ class WorkRoute(APIRoute):
                         raise _convert_error(error, value, schema, schemas) from None
 
         return answer
+
+
+def _without_content_type(request: Request) -> Request:
+    """Remove the type of a parsed body, of which FastAPI only reads JSON."""
+    headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
+    return Request({**request.scope, "headers": headers}, request.receive)
 
 
 def _convert_error(
@@ -117,7 +134,7 @@ class Router(APIRouter):
     ) -> None:
         super().__init__(
             generate_unique_id_function=_operation_id,
-            strict_content_type=False,  # `read_json` checks it.
+            strict_content_type=False,  # `read_body` checks it.
             responses={"default": {"model": error, "description": "An error"}},
             **options,
         )

@@ -80,6 +80,7 @@ class RequestModel(BaseModel):
     several schemas share a path, only this one has the field that `discriminator` names. Error
     messages show `example`, and suggest a field for a name in `aliases`. With `reads_token_ids`,
     the field `input` may hold token ids, which are decoded before validation if TOKEN_IDS is set.
+    With `reads_message_pack`, the body may also be MessagePack.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -89,6 +90,7 @@ class RequestModel(BaseModel):
     example: ClassVar[Mapping[str, JsonValue]]
     aliases: ClassVar[Mapping[str, str]] = {}
     reads_token_ids: ClassVar[bool] = False
+    reads_message_pack: ClassVar[bool] = False
 
     @model_validator(mode="before")
     @classmethod

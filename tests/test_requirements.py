@@ -21,7 +21,7 @@ TORCH = {"cpu": "requirements/torch-cpu.lock", "gpu": "requirements/torch-gpu.lo
 DOCS = "requirements/docs.lock"
 LOCKS = [SERVICE, VERIFY, DEV, DOCS, *TORCH.values()]
 OTHER_ENVIRONMENTS = [
-    f"requirements/{name}.txt" for name in ("clients", "examples", "fuzz", "references")
+    f"requirements/{name}.txt" for name in ("clients", "examples", "fuzz", "references", "sie")
 ]
 PYTORCH_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
 ENTRY = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^ ;]+)( ; [^\\\n]+)? \\\n((?: +--hash=.*\n)+)")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, JsonValue
 from starlette.responses import JSONResponse, Response
 
 from app.answers import render_list, render_object, text_as_json
-from app.body import read_json
+from app.body import read_body
 from app.catalogue import ServedModel
 from app.context import Dialect, Endpoint, ErrorFacts
 from app.dialects import fields
@@ -185,7 +185,7 @@ async def list_tags(service: ServiceDep) -> Response:
 async def show_tag(request: Request, service: ServiceDep) -> Response:
     """Describe the model that the field `model`, formerly `name`, names."""
     async with time_limit(service.settings.request_timeout):
-        value = await read_json(request, [_ModelRequest], _MAX_SHOW_VALUES, service.body_lock, [])
+        value = await read_body(request, [_ModelRequest], _MAX_SHOW_VALUES, service.body_lock, [])
     sent = value if isinstance(value, dict) else {}
     name = sent.get("model") or sent.get("name")
     if not isinstance(name, str):

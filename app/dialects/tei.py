@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Annotated, Any
 
 import orjson
-from fastapi import Depends, Path
 from pydantic import Tag
 from starlette.responses import JSONResponse, Response
 
@@ -37,7 +36,7 @@ from app.dialects.tei_schemas import (
     TokenizeRequest,
     Tokens,
 )
-from app.routing import Router
+from app.routing import DECLARE_MODEL, Router
 from app.schemas import check_texts
 from app.service import Service, ServiceDep
 from smart_embedder import __version__
@@ -58,13 +57,7 @@ _TAGS = (
 )
 
 
-async def _declare_model(
-    model: Annotated[str, Path(description="Any name of a model; see /v1/models.")],
-) -> None:
-    """Add the path's parameter to OpenAPI: the operations read it from the request."""
-
-
-_MODEL_ROUTES: dict[str, Any] = {"tags": [_MODEL_TAG], "dependencies": [Depends(_declare_model)]}
+_MODEL_ROUTES: dict[str, Any] = {"tags": [_MODEL_TAG], "dependencies": [DECLARE_MODEL]}
 _MODEL_PATH = "/models/{model:path}"
 
 router = Router(TEI, TeiError, _TAGS, tags=[_ROOT_TAG])

@@ -8,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from app.catalogue import ServedModel
 from app.context import DEFAULT_NAME, OPERATOR_NAME, context_of
+from app.dialects import sie
 from app.dialects.openai import OPENAI, TAG, OpenAIError
 from app.errors import NotOperatorError, UnknownModelError
 from app.routing import Router
@@ -50,9 +51,14 @@ class OpenAIModels(BaseModel):
 
 @router.get_and_head("/v1/models", summary="List model names", response_model=OpenAIModels)
 @router.get_and_head("/models", include_in_schema=False)
-async def list_models(service: ServiceDep) -> Response:
-    """List hub ids, short names and aliases; an embedding model has a name with `embed` in it."""
+async def list_models(request: Request, service: ServiceDep) -> Response:
+    """List hub ids, short names and aliases; an embedding model has a name with `embed` in it.
+
+    SIE's client gets the models in SIE's form.
+    """
     models = service.catalogue.models
+    if sie.SDK_HEADER in request.headers:
+        return JSONResponse({"models": [sie.describe_model(model, service) for model in models]})
     data = [_describe(name, model, service) for model in models for name in model.names]
     return JSONResponse({"object": "list", "data": data})
 
@@ -61,9 +67,12 @@ async def list_models(service: ServiceDep) -> Response:
 @router.get_and_head(
     "/v1/models/{model:path}", summary="Describe a model", response_model=OpenAIModel
 )
-async def show_model(model: str, service: ServiceDep) -> Response:
+async def show_model(model: str, request: Request, service: ServiceDep) -> Response:
     """Describe the model with this name."""
-    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+    found = service.catalogue.find(model)
+    if sie.SDK_HEADER in request.headers:
+        return JSONResponse(sie.describe_model(found, service))
+    return JSONResponse(_describe(model, found, service))
 
 
 @router.post(

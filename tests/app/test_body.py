@@ -134,7 +134,7 @@ async def read(
         return {"type": "http.request", "body": part, "more_body": bool(left) or leaves}
 
     request = Request({"type": "http", "headers": list(headers)}, receive)
-    return await body.read_json(request, schemas, most, lock or asyncio.Lock(), [], **options)
+    return await body.read_body(request, schemas, most, lock or asyncio.Lock(), [], **options)
 
 
 async def test_large_bodies_are_parsed_one_at_a_time_with_other_work_in_between(

@@ -16,6 +16,7 @@ WORKING = ["/embeddings/", "/rerank", "/extract"]
 # allows.
 FOREIGN = ["/v1/embeddings", "/v1/rerank", "/v2/rerank"]
 TEI = ["/embed", "/embed_sparse", "/tokenize"]
+FOREIGN += [f"/v1/{work}/{{model}}" for work in ("encode", "score", "extract")]
 FOREIGN += ["/", *TEI, "/v1/embed", "/v2/embed", "/api/v1/embed", "/api/embed", "/api/embeddings"]
 OF_A_MODEL = [f"/models/{{model}}{path}" for path in ("", *TEI, "/rerank")]
 READING = ["/", "/health", "/health/ready", "/health/live", "/stats", "/metrics"]
@@ -76,7 +77,7 @@ def asks_in_vain(body: object) -> bool:
     strings_of_none = bool(body.get("return_tokens")) and no_tokens
     dense, colbert = body.get("return_dense", True), body.get("return_colbert", True)
     dtype = body.get("output_dtype", "float32")
-    half = dtype in {"float16", "bfloat16"} and body.get("encoding") != "base64"
+    half = dtype in ("float16", "bfloat16") and body.get("encoding") != "base64"
     pooled_in_vain = body.get("colbert_pool_factor") is not None and (
         not colbert or body.get("muvera") == "query" or body.get("return_tokens")
     )

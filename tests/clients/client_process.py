@@ -18,6 +18,7 @@ _EXAMPLE = re.compile(
 )
 _COMMANDS = {
     "python": [str(ENVIRONMENT / "bin" / "python"), str(HERE / "run_client.py")],
+    "sie": [str(ENVIRONMENT / "sie" / "bin" / "python"), str(HERE / "run_client.py")],
     "js": ["node", str(HERE / "run_client.mjs"), str(ENVIRONMENT / "node")],
 }
 
@@ -33,13 +34,16 @@ _ALONE = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Code of the page, in `python` or `js`."""
+    """Code of the page, in `python`, in `sie` (a newer Python with SIE's client), or in `js`."""
 
     language: str
     code: str
 
 
-EXAMPLES = {name: Example(language, code) for name, language, code in _EXAMPLE.findall(PAGE)}
+EXAMPLES = {
+    name: Example("sie" if "sie_sdk" in code else language, code)
+    for name, language, code in _EXAMPLE.findall(PAGE)
+}
 
 
 class ClientProcess:

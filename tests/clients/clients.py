@@ -69,6 +69,22 @@ OF_AI_SDK = Client(
 )
 OF_OLLAMA = Client(*["ResponseError"] * 5, retries=False, most=OPENAI_TEXTS)
 OF_THE_HUB = Client(None, *["HfHubHTTPError"] * 4, retries=False)
+# It tries again for a quarter of an hour, and names the status alone where it gives up on 429.
+OF_SIE = Client(
+    "RequestError",
+    "RequestError",
+    "RequestError",
+    "ServerError",
+    "RateLimitError",
+    impatient=(
+        'api_key="my-token")',
+        """api_key="my-token")
+from functools import partial
+client.encode = partial(client.encode, provision_timeout_s=1)
+client.score = partial(client.score, provision_timeout_s=1)""",
+    ),
+    silent=("too_many",),
+)
 CLIENTS = {
     "openai, Python": of_openai(IN_PYTHON),
     "openai, Node": of_openai(IN_JAVASCRIPT),
@@ -134,6 +150,10 @@ CLIENTS = {
         None, *["KeyError"] * 4, retries=False, most=OPENAI_TEXTS, silent=EVERYTHING
     ),
     "Milvus, Cohere": replace(OF_COHERE, oversized=None, batch=96),
+    "SIE": OF_SIE,
+    "SIE, score": OF_SIE,
+    "SIE, langchain": OF_SIE,
+    "SIE, Qdrant": OF_SIE,
 }
 IN_LANGCHAIN_JS = 'model: "BAAI/bge-m3",'
 # Applications and providers that are built on a client: its example, and replacements in the code.

@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
@@ -10,6 +11,7 @@ from pathlib import Path
 import httpx2
 
 from tests.support.answering_http import Handler, serving, url_of
+from tests.support.formats import MESSAGE_PACK
 from tests.support.waiting import LIMIT
 
 RECORDED = Path(__file__).parent / "recorded.jsonl"
@@ -47,7 +49,7 @@ class _Handler(Handler):
                 "headers": {
                     k.lower(): v for k, v in self.headers.items() if k.lower() in _RECORDED
                 },
-                "body": body.decode(),
+                "body": as_text(body, self.headers["content-type"]),
             }
         )
         if self.server.prepare and len(self.server.requests) == 1:
@@ -64,6 +66,17 @@ class _Handler(Handler):
 def recorder(target: str, prepare: Callable[[], None] | None = None) -> Iterator[Recorder]:
     with serving(Recorder(target, prepare)) as proxy, proxy.client:
         yield proxy
+
+
+def as_text(body: bytes, content_type: str | None) -> str:
+    """Return a body for a file of JSON: MessagePack in base64, others as they are."""
+    return b64encode(body).decode() if content_type == MESSAGE_PACK else body.decode()
+
+
+def as_bytes(request: dict) -> bytes:
+    """Return the body of a stored request."""
+    is_packed = request["headers"].get("content-type") == MESSAGE_PACK
+    return b64decode(request["body"]) if is_packed else request["body"].encode()
 
 
 def stem(name: str) -> str:

@@ -18,7 +18,8 @@ def test_every_example_is_tested_and_its_request_is_stored() -> None:
 
 
 def test_shown_versions_are_the_pinned_ones() -> None:
-    pins = (REPOSITORY / "requirements/clients.txt").read_text().split()
+    files = [REPOSITORY / "requirements" / name for name in ("clients.txt", "sie.txt")]
+    pins = [pin for file in files for pin in file.read_text().split()]
     node = json.loads((HERE / "package.json").read_text())["dependencies"]
     shown = re.findall(r"^## ([^\n]+)\n\n`(\S+) (\S+)`$", PAGE, re.MULTILINE)
     assert [name for name, _, _ in shown] == list(EXAMPLES)
@@ -29,10 +30,17 @@ def test_shown_versions_are_the_pinned_ones() -> None:
             assert f"{package}=={version}" in pins
 
 
-@pytest.mark.parametrize("package", ["openai", "cohere"])
-def test_api_table_and_dialect_name_the_pinned_version(package: str) -> None:
-    pins = (REPOSITORY / "requirements/clients.txt").read_text()
+@pytest.mark.parametrize(
+    ("package", "dialect", "file"),
+    [
+        ("openai", "openai", "clients.txt"),
+        ("cohere", "cohere", "clients.txt"),
+        ("sie-sdk", "sie", "sie.txt"),
+    ],
+)
+def test_api_table_and_dialect_name_the_pinned_version(package, dialect, file) -> None:
+    pins = (REPOSITORY / "requirements" / file).read_text()
     version = re.search(rf"^{package}==(\d+\.\d+)", pins, re.MULTILINE)
     assert version
     assert f"| `{package}` {version[1]} |" in (REPOSITORY / "docs/api.md").read_text()
-    assert f"`{package}` {version[1]} " in (REPOSITORY / f"app/dialects/{package}.py").read_text()
+    assert f"`{package}` {version[1]} " in (REPOSITORY / f"app/dialects/{dialect}.py").read_text()

@@ -11,7 +11,8 @@ import pytest
 
 from tests.clients.conftest import TOKEN
 from tests.clients.expected import check_scores, decode_vector, embed_natively, rerank_natively
-from tests.clients.recorder import RECORDED, read_requests
+from tests.clients.recorder import RECORDED, as_bytes, read_requests
+from tests.support.formats import MESSAGE_PACK, from_message_pack
 from tests.support.server import RunningServer
 
 REQUESTS = read_requests(RECORDED) | read_requests(RECORDED.with_name("written.jsonl"))
@@ -25,9 +26,14 @@ def test_recorded_request_gets_the_native_numbers(
     with clients_server.client() as client:
         client.headers.clear()
         response = client.request(
-            recorded["method"], recorded["path"], content=recorded["body"], headers=headers
+            recorded["method"], recorded["path"], content=as_bytes(recorded), headers=headers
         )
     assert response.status_code == 200, response.text
+    if headers.get("content-type") == MESSAGE_PACK:
+        check_sie(
+            from_message_pack(as_bytes(recorded)), from_message_pack(response.content), native
+        )
+        return
     sent, answer = json.loads(recorded["body"]), response.json()
     if "inputs" in sent:
         assert np.float32(answer).tobytes() == embed_natively(native, sent["inputs"]).tobytes()
@@ -55,3 +61,14 @@ def test_recorded_request_gets_the_native_numbers(
         assert vectors.tobytes() == embed_natively(native, texts).tobytes()
         is_base64 = sent.get("encoding_format") == "base64"
         assert all(isinstance(item["embedding"], str) == is_base64 for item in answer["data"])
+
+
+def check_sie(sent: dict, answer: dict, native) -> None:
+    texts = [item["text"] for item in sent["items"]]
+    if "query" not in sent:
+        vectors = np.stack([item["dense"]["values"] for item in answer["items"]])
+        assert vectors.tobytes() == embed_natively(native, texts).tobytes()
+        return
+    named = {item.get("id", f"item-{i}"): item["text"] for i, item in enumerate(sent["items"])}
+    found = [(named[entry["item_id"]], entry["score"]) for entry in answer["scores"]]
+    check_scores(found, rerank_natively(native, sent["query"]["text"], texts))

@@ -14,7 +14,7 @@ from tests.oracle.comparison import distances
 from tests.oracle.described import RULES, Question, Schema, questions
 from tests.oracle.rules import Served
 from tests.oracle.truth import RefusedError
-from tests.support.formats import Item, decode
+from tests.support.formats import MESSAGE_PACK, Item, decode, from_message_pack
 
 # For numbers in float32, as transformers computes them.
 TOLERANCE = 1e-5
@@ -66,7 +66,10 @@ def _send(client: httpx2.Client, question: Question, served: Served) -> httpx2.R
     model = served.ranking_model if rule.of_reranker else served.dense_model
     if question.operation.answer == "SparseVectors":
         model = served.m3
-    path = question.operation.path.replace("{model}", model.name)
+    name = model.name
+    if question.operation.answer == "SieSpans" and served.classifier is not None:
+        name = served.classifier.folder.name
+    path = question.operation.path.replace("{model}", name)
     headers = {"Content-Type": question.reads, "Accept": question.writes}
     return client.post(path, content=orjson.dumps(question.body), headers=headers)
 
@@ -82,7 +85,8 @@ def _faults(question: Question, expected: Any, response: httpx2.Response) -> Ite
     if response.headers["content-type"].partition(";")[0] != question.writes:
         yield f"the type is {response.headers['content-type']}"
         return
-    dtype = str(question.body.get("output_dtype") or "float32")
+    dtypes = (question.body.get("output_dtype"), question.options.get("params.output_dtype"))
+    dtype = next(filter(None, dtypes), "float32")
     actual = _read(question, response.content)
     # The order of warnings is not promised.
     for side in (expected, actual):
@@ -106,7 +110,7 @@ def _read(question: Question, content: bytes) -> Any:
     if answer == "EmbeddingResponse|Base64Response":
         items, members = decode(question.writes, content)
         return members | {"data": [{"vectors": _vectors(item)} for item in items]}
-    found = orjson.loads(content)
+    found = from_message_pack(content) if question.writes == MESSAGE_PACK else orjson.loads(content)
     if answer == "RerankResponse":
         found["warnings"] = [warning["target"]["pointer"] for warning in found["warnings"]]
     return found

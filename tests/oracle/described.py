@@ -12,11 +12,12 @@ from typing import Any
 
 from tests.oracle.rules import Body, Rule
 from tests.oracle.score_rules import SCORE_RULES
+from tests.oracle.sie_rules import SIE_RULES
 from tests.oracle.span_rules import SPAN_RULES
 from tests.oracle.vector_rules import VECTOR_RULES
 
 Schema = dict[str, Any]
-RULES = VECTOR_RULES | SCORE_RULES | SPAN_RULES
+RULES = VECTOR_RULES | SCORE_RULES | SPAN_RULES | SIE_RULES
 _REFUSED = "Refused."
 _FREE = object()
 # Operations without vectors or scores, with the reason.
@@ -130,8 +131,11 @@ def _options_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
 def _as_body(options: Body) -> Body:
     body: Body = {}
     for name, value in options.items():
-        outer, _, inner = name.partition(".")
-        body[outer] = {inner: value} if inner else value
+        *outer, last = name.split(".")
+        inner = body
+        for part in outer:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
     return body
 
 

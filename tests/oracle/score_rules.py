@@ -48,7 +48,7 @@ class Scored:
     cut: list[int] = field(default_factory=list)
 
 
-def _score(
+def score(
     served: Served,
     query: str,
     passages: list[str],
@@ -92,9 +92,9 @@ def _late(
         raise RefusedError
     for index, passage in enumerate(passages):
         vectors = served.m3.vectors(passage, options)
-        score, parts = fused(query_vectors, vectors, weights)
-        found.raw.append(score)
-        found.scores.append(score if raw else sigmoid(score))
+        fusion, parts = fused(query_vectors, vectors, weights)
+        found.raw.append(fusion)
+        found.scores.append(fusion if raw else sigmoid(fusion))
         found.parts.append({kind: np.asarray(part) for kind, part in parts.items()})
         found.tokens += len(vectors.ids.read)
         if vectors.ids.original > vectors.ids.limit:
@@ -102,7 +102,7 @@ def _late(
     return found
 
 
-def _order(found: Scored) -> list[int]:
+def order(found: Scored) -> list[int]:
     return sorted(range(len(found.scores)), key=lambda index: -found.raw[index])
 
 
@@ -113,9 +113,9 @@ def _native_rerank(served: Served, question: Any) -> Body:
     options = read_options(body)
     # Only the logits of cross-encoders are normalized by a sigmoid.
     raw = not body.get("normalize") or served.reranker is None
-    found = _score(served, body["query"], body["passages"], options, body, raw=raw)
+    found = score(served, body["query"], body["passages"], options, body, raw=raw)
     results = []
-    for index in _order(found):
+    for index in order(found):
         result: Body = {"index": index, "passage": body["passages"][index]}
         result["score"] = np.asarray(found.scores[index])
         if found.parts:
@@ -142,10 +142,10 @@ def _documents(served: Served, question: Any) -> Body:
         options = replace(options, truncate=False)
     raw = activation is False or bool(body.get("raw_scores"))
     query = texts_of(body["query"])[0]
-    found = _score(served, query, texts, options, body, raw=raw)
-    order = _order(found)[: first(body, "top_n", "top_k") or None]
+    found = score(served, query, texts, options, body, raw=raw)
+    ranking = order(found)[: first(body, "top_n", "top_k") or None]
     results: list[Body] = [
-        {"index": index, "relevance_score": np.asarray(found.scores[index])} for index in order
+        {"index": index, "relevance_score": np.asarray(found.scores[index])} for index in ranking
     ]
     with_texts = bool(body.get("return_documents"))
     answer: Body = {
@@ -172,11 +172,11 @@ def _ranks(served: Served, question: Any) -> list[Body]:
     body = question.body
     options = read_options(body)
     raw = bool(body.get("raw_scores"))
-    found = _score(served, body["query"], body["texts"], options, body, raw=raw)
+    found = score(served, body["query"], body["texts"], options, body, raw=raw)
     return [
         {"index": index, "score": np.asarray(found.scores[index])}
         | ({"text": body["texts"][index]} if body.get("return_text") else {})
-        for index in _order(found)
+        for index in order(found)
     ]
 
 

@@ -8,26 +8,33 @@ from tests.oracle.rules import ELSEWHERE, LONG, SHORT, Body, Rule, Served, usage
 from tests.oracle.truth import RefusedError
 
 
-def _spans(served: Served, question: Any) -> Body:
-    body, classifier = question.body, served.classifier
-    if classifier is None or body.get("if_vector_space"):
+def found_spans(served: Served, body: Body) -> tuple[list[list[Body]], int]:
+    """Find the spans of each text, and count the tokens."""
+    classifier = served.classifier
+    if classifier is None:
         raise RefusedError
     aggregation, wanted = body.get("aggregation", "simple"), body.get("labels")
     if not {*(wanted or ())} <= classifier.labels(aggregation):
         raise RefusedError
-    rows = []
-    for index, text in enumerate(body["texts"]):
-        spans = [
+    found = [
+        [
             span | {"text": text[span["start"] : span["end"]], "score": np.asarray(span["score"])}
             for span in classifier.spans(text, aggregation)
-            if span["score"] >= body.get("threshold", 0)
+            if span["score"] >= (body.get("threshold") or 0)
             if wanted is None or span["label"] in wanted
         ]
-        rows.append({"id": index, "spans": spans})
-    tokens = sum(map(classifier.count_tokens, body["texts"]))
+        for text in body["texts"]
+    ]
+    return found, sum(map(classifier.count_tokens, body["texts"]))
+
+
+def _spans(served: Served, question: Any) -> Body:
+    if question.body.get("if_vector_space"):
+        raise RefusedError
+    spans, tokens = found_spans(served, question.body)
     return {
-        "data": rows,
-        "model_name": classifier.folder.name,
+        "data": [{"id": index, "spans": found} for index, found in enumerate(spans)],
+        "model_name": served.classifier and served.classifier.folder.name,
         "warnings": [],
         "usage": usage(tokens),
     }

@@ -109,12 +109,13 @@ def test_every_option_of_embeddings_equals_transformers(server, tiny_m3: Path, c
 def test_every_option_of_extract_equals_the_pipeline(tmp_path, tiny_m3: Path, changed) -> None:
     folder, models = save_token_classifier(tmp_path / "tiny-ner", "Bert"), tmp_path / "models.yaml"
     models.write_text(f"- name: {folder}\n  task: extract\n", "utf-8")
-    changed["paths"] = {"/extract": changed["paths"]["/extract"]}
+    paths = ("/extract", "/v1/extract/{model}")
+    changed["paths"] = {path: changed["paths"][path] for path in paths}
     served = Served(M3(tiny_m3, 8192), None, None, Classifier(folder))
     with serving(embedding_model=str(tiny_m3), models=read_model_entries(models)) as client:
         outcome = check_every_request(client, changed, served)
     assert outcome.wrong == []
-    assert (outcome.answers.total(), outcome.refusals) == (30, 6)
+    assert (outcome.answers.total(), outcome.refusals) == (70, 18)
 
 
 def test_wrong_response_is_named(server, tiny_m3: Path, changed) -> None:

@@ -7,8 +7,10 @@ import orjson
 import safetensors
 
 from app.answers import TextVectors
+from app.message_pack import unpack
 
 JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
+MESSAGE_PACK = "application/msgpack"
 
 Item = dict[str, Any]
 
@@ -97,3 +99,21 @@ DECODERS = {
     SAFETENSORS: from_safetensors,
     JSON: from_json,
 }
+
+
+def from_message_pack(content: bytes) -> Any:
+    """Read MessagePack, with the arrays of msgpack-numpy.
+
+    Clients read the service's responses with its library in `scripts/check_clients.sh`.
+    """
+    return _with_arrays(unpack(content, 1_000_000))
+
+
+def _with_arrays(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_with_arrays, value))
+    if isinstance(value, dict) and value.get(b"nd"):
+        return np.frombuffer(value[b"data"], value[b"type"]).reshape(value[b"shape"])
+    if isinstance(value, dict):
+        return {name: _with_arrays(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,193 @@
+"""Request bodies, responses and errors of SIE's API, as `sie-sdk` 0.10 sends and reads them."""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
+
+from app.context import Dialect, Endpoint, ErrorFacts
+from app.dialects import fields
+from app.error_responses import NO_422
+from app.schemas import ForeignRequest, RequestModel
+from smart_embedder.requests import Purpose
+
+# The codes by which its client retries, or raises errors of their own.
+_CODES = {
+    "loading": "MODEL_LOADING",
+    "model_not_loaded": "MODEL_LOAD_FAILED",
+    "model_too_large": "MODEL_LOAD_FAILED",
+    "out_of_memory": "RESOURCE_EXHAUSTED",
+    "queue_full": "QUEUE_FULL",
+    "draining": "QUEUE_FULL",
+    "rate_limited": "RATE_LIMIT",
+    "model_not_found": "MODEL_NOT_FOUND",
+    "text_too_long": "INPUT_TOO_LONG",
+    "body_too_large": "INPUT_TOO_LONG",
+    "inference_failed": "INFERENCE_ERROR",
+}
+_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+
+
+def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    """Build the error as its client reads it."""
+    default = "INVALID_INPUT" if error.status in _REFUSED else error.code.upper()
+    code = _CODES.get(error.code, default)
+    return {"detail": {"code": code, "message": error.message, "request_id": request_id}}
+
+
+SIE = Dialect(
+    "SIE", _error_body, {**NO_422, **dict.fromkeys(("model_not_loaded", "model_too_large"), 502)}
+)
+
+
+_Refused = Annotated[fields.Unsupported, fields.allow_only()]
+
+
+class SieItem(RequestModel):
+    """A text. Pictures, sound and documents are refused."""
+
+    model_config = ConfigDict(extra="ignore")
+    example: ClassVar[Mapping[str, JsonValue]] = {"text": "What is hybrid search?"}
+
+    id: str | None = None
+    images: _Refused = None
+    audio: _Refused = None
+    video: _Refused = None
+    document: _Refused = None
+    text: str
+
+
+Items = Annotated[list[SieItem], FailFast(), Field(json_schema_extra={"minItems": 1})]
+
+
+class EncodeOptions(RequestModel):
+    """How texts are embedded."""
+
+    example: ClassVar[Mapping[str, JsonValue]] = {"is_query": True}
+
+    is_query: bool | None = Field(None, description="Whether the texts are queries.")
+    normalize: bool | None = Field(None, description="false: the raw vectors of Qwen3.")
+    muvera: dict[str, Any] | None = Field(
+        None, max_length=0, description="{}: `dense` is MUVERA's vector, as in /embeddings/."
+    )
+
+
+class EncodeParams(RequestModel):
+    """Which vectors are returned, and how texts are embedded."""
+
+    model_config = ConfigDict(extra="ignore")
+    example: ClassVar[Mapping[str, JsonValue]] = {"output_types": ["dense", "sparse"]}
+
+    output_types: Annotated[
+        list[Literal["dense", "sparse", "multivector"]] | None,
+        FailFast(),
+        Field(description="`dense` by default."),
+    ] = None
+    output_dtype: Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"] | None = None
+    instruction: str | None = Field(None, description="Put before each text.")
+    options: EncodeOptions | None = None
+
+
+class _SieRequest(ForeignRequest):
+    """A body in JSON or MessagePack."""
+
+    dialect, reads_message_pack = SIE, True
+    aliases = dict.fromkeys(("inputs", "input", "texts"), "items")
+
+    items: Items
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts of the items."""
+        return [item.text for item in self.items]
+
+
+class EncodeBody(_SieRequest):
+    """Texts to embed."""
+
+    endpoint = Endpoint("/v1/encode")
+    example: ClassVar[Mapping[str, JsonValue]] = {"items": [{"text": "What is hybrid search?"}]}
+
+    params: EncodeParams | None = None
+
+
+class ScoreBody(_SieRequest):
+    """A query, and texts to score."""
+
+    endpoint = Endpoint("/v1/score", Purpose.RERANKING)
+    example: ClassVar[Mapping[str, JsonValue]] = {
+        "query": {"text": "What is hybrid search?"},
+        "items": [{"text": "It joins two rankings."}],
+    }
+
+    query: SieItem
+    instruction: str | None = Field(None, description="The task, for rerankers that read one.")
+    options: _Refused = None
+
+
+class ExtractOptions(RequestModel):
+    """Which spans are returned."""
+
+    example: ClassVar[Mapping[str, JsonValue]] = {"threshold": 0.5}
+
+    threshold: Annotated[float | None, Field(ge=0, le=1)] = None
+
+
+class ExtractParams(RequestModel):
+    """Which spans are returned."""
+
+    model_config = ConfigDict(extra="ignore")
+    example: ClassVar[Mapping[str, JsonValue]] = {"labels": ["PER"]}
+
+    labels: Annotated[list[str] | None, FailFast()] = None
+    output_schema: _Refused = None
+    instruction: _Refused = None
+    options: ExtractOptions | None = None
+
+
+class ExtractItems(_SieRequest):
+    """Texts in which to find spans."""
+
+    endpoint = Endpoint("/v1/extract")
+    example: ClassVar[Mapping[str, JsonValue]] = {"items": [{"text": "Ada lived in London."}]}
+
+    params: ExtractParams | None = None
+
+
+class SieUsage(BaseModel):
+    """Tokens that the model read."""
+
+    input_tokens: int
+
+
+class SieVectors(BaseModel):
+    """The model and the vectors of each item, with their shapes and types."""
+
+    model: str
+    items: list[dict[str, Any]]
+    timing: dict[str, float]
+    usage: SieUsage
+
+
+class SieScores(BaseModel):
+    """The scores of the items, the best first."""
+
+    model: str
+    query_id: str | None
+    scores: list[dict[str, Any]]
+    usage: SieUsage
+
+
+class SieSpans(BaseModel):
+    """The spans of each item, as `entities`."""
+
+    model: str
+    items: list[dict[str, Any]]
+    usage: SieUsage
+
+
+class SieError(BaseModel):
+    """An error with a code that its client knows."""
+
+    detail: dict[str, str]
