@@ -1,4 +1,4 @@
-/** Starts the page: the state of the server, and four views, of which one is shown. */
+/** Starts the page: the state of the server, and five views, of which one is shown. */
 
 import { byId } from "./core/dom.js";
 import { Models } from "./core/models.js";
@@ -12,6 +12,7 @@ const LOADERS = {
   text: async () => (await import("./text/view.js")).createTextView(models),
   match: async () => (await import("./match/view.js")).createMatchView(models),
   search: async () => (await import("./search/view.js")).createSearchView(models),
+  extract: async () => (await import("./extract/view.js")).createExtractView(models),
   service: async () => new (await import("./service/view.js")).ServiceView(status),
 };
 const loading = {};
@@ -65,7 +66,7 @@ function showPending(name) {
   const link = pending[name];
   byId("link-bar").hidden = !link;
   byId("link-open").hidden = !link?.fields;
-  const model = [link?.embedder, link?.reranker].filter(Boolean).join(" and ").slice(0, 200);
+  const model = [link?.embedder, link?.reranker, link?.extractor].filter(Boolean).join(" and ").slice(0, 200);
   byId("link-text").textContent = link?.isLong
     ? "The link is too long, so it was not read."
     : `A link has filled in this view${model && `, for ${model}`}. Nothing has been sent yet.`;

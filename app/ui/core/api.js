@@ -39,7 +39,7 @@ export async function embedRaw(texts, model, options = {}, { signal, background 
   return (await post(path, body, headers, signal)).arrayBuffer();
 }
 
-/** The requests of `embed` and `rerank`. */
+/** The requests of `embed`, `rerank` and `extract`. */
 export const embedRequest = (texts, model, options = {}) => ({
   path: "embeddings",
   body: { sentences: texts, ...named(model), ...options },
@@ -47,6 +47,11 @@ export const embedRequest = (texts, model, options = {}) => ({
 export const rerankRequest = (query, passages, model) => ({
   path: "rerank",
   body: { query, passages, ...named(model) },
+});
+
+export const extractRequest = (texts, model, options = {}) => ({
+  path: "extract",
+  body: { texts, ...named(model), ...options },
 });
 
 /** The full address of a `path`, and whether requests need a token, for exported code. */
@@ -69,6 +74,12 @@ export async function tokenize(texts, model, { signal } = {}) {
 /** Scores of passages: `{results: [{index, score}], ...}` by falling score. */
 export async function rerank(query, passages, model, { signal } = {}) {
   const { path, body } = rerankRequest(query, passages, model);
+  return (await post(path, body, {}, signal)).json();
+}
+
+/** The spans of texts: `{data: [{spans: [{text, start, end, label, score}]}], ...}`. */
+export async function extract(texts, model, options = {}, { signal } = {}) {
+  const { path, body } = extractRequest(texts, model, options);
   return (await post(path, body, {}, signal)).json();
 }
 

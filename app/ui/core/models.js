@@ -62,11 +62,15 @@ export function rerankersOf({ model, reranker_model: own, served_models: served 
   return [offer(first ?? { name: own }, ""), ...further];
 }
 
-const OFFERS = { embedder: embeddersOf, reranker: rerankersOf };
+/** The models that find spans. */
+const extractorsOf = ({ served_models: served }) =>
+  served.filter((model) => model.task === "extract").map((model) => offer(model));
+
+const OFFERS = { embedder: embeddersOf, reranker: rerankersOf, extractor: extractorsOf };
 
 /** Fires `choice` when another model is chosen. */
 export class Models extends EventTarget {
-  #offered = { embedder: [], reranker: [] };
+  #offered = { embedder: [], reranker: [], extractor: [] };
   #keys = {};
 
   constructor(status) {
@@ -89,6 +93,11 @@ export class Models extends EventTarget {
     return this.#keys.reranker;
   }
 
+  /** The same for the chosen model that finds spans. */
+  get extractorKey() {
+    return this.#keys.extractor;
+  }
+
   /** The chosen embedding model, or that of a `key`; waits until it is loaded. */
   embedder(signal, key) {
     return this.#known("embedder", signal, key);
@@ -104,6 +113,11 @@ export class Models extends EventTarget {
   /** The chosen reranker, or null if there is none. */
   reranker(signal) {
     return this.#known("reranker", signal);
+  }
+
+  /** The chosen model that finds spans, or null if there is none. */
+  extractor(signal) {
+    return this.#known("extractor", signal);
   }
 
   /** Chooses models by their names in requests, if they are served. */
@@ -154,9 +168,11 @@ export class Models extends EventTarget {
       byId(`${what}-choice`).hidden = this.#offered[what].length < 2;
       fillSelect(byId(what), this.#offered[what], this.#keys[what]);
     }
+    byId("to-extract").hidden = !this.#offered.extractor.length;
     const isHidden = Object.values(this.#offered).every((offered) => offered.length < 2);
     byId("model-bar").hidden = isHidden;
-    const said = isHidden ? "" : sentenceOf(this.#chosen("embedder"));
+    const says = this.#offered.embedder.length > 1 || this.#offered.reranker.length > 1;
+    const said = says ? sentenceOf(this.#chosen("embedder")) : "";
     if (byId("model-state").textContent !== said) byId("model-state").textContent = said;
   }
 }

@@ -11,8 +11,9 @@ const FIELDS = {
   text: { texts: "texts" },
   match: { query: "match-query", passages: "match-passages" },
   search: { query: "search-query", text: "corpus" },
+  extract: { texts: "extract-texts", threshold: "extract-threshold" },
 };
-const MODELS = ["embedder", "reranker"];
+const MODELS = ["embedder", "reranker", "extractor"];
 
 /** Functions that write the code, by language. */
 const CODE = {
@@ -98,7 +99,7 @@ function button(text, run) {
 const plain = (_, value) => (ArrayBuffer.isView(value) ? Array.from(value) : value);
 
 /**
- * Reads the part of an address after "#": `{view, fields, embedder, reranker, isLong}`. It is not
+ * Reads the part of an address after "#": `{view, fields, isLong}` and the models. It is not
  * trusted: `fields`, by the ids of elements, are null unless they are those of a view.
  */
 export function readLink(hash) {
@@ -108,8 +109,8 @@ export function readLink(hash) {
   const given = new URLSearchParams(query);
   const filled = Object.entries(known).filter(([name]) => given.has(name));
   const fields = filled.map(([name, id]) => [id, given.get(name)]);
-  const [embedder, reranker] = MODELS.map((what) => given.get(what) ?? "");
-  return { view, embedder, reranker, fields: fields.length ? fields : null };
+  const models = Object.fromEntries(MODELS.map((what) => [what, given.get(what) ?? ""]));
+  return { view, ...models, fields: fields.length ? fields : null };
 }
 
 const json = (body) => JSON.stringify(body, null, 2);
