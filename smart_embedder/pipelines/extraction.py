@@ -4,6 +4,8 @@ import time
 from functools import partial
 from itertools import islice
 
+import numpy as np
+
 from smart_embedder.errors import EmptyInputError, InvalidRequestError
 from smart_embedder.interface import Extractor, LoadedModels
 from smart_embedder.interrupts import stop_if_given_up
@@ -106,13 +108,15 @@ def _find_spans(
     """Find the spans of each text that the request asks for; `size` bytes are reserved already."""
     remaining, found = iter(results), list[list[Span]]()
     labels = None if request.labels is None else set(request.labels)
+    # Rounded as scores are, so that the score of a span as a threshold keeps the span.
+    threshold = np.float32(request.threshold)
     for text, read in zip(request.texts, windows, strict=True):
         stop_if_given_up()
         of_text = list(islice(remaining, len(read.sequences)))
         spans = [
             span
             for span in model.find_spans(text, read, of_text, request.aggregation)
-            if span.score >= request.threshold and (labels is None or span.label in labels)
+            if span.score >= threshold and (labels is None or span.label in labels)
         ]
         found.append(spans)
         size += _count_bytes(spans)

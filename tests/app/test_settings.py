@@ -217,6 +217,8 @@ def test_compose_variables_are_listed_with_the_defaults_of_compose() -> None:
     found = dict(VARIABLE.findall(text))
     for name in ("API_TOKENS_FILE", "TRUSTED_PROXIES"):
         found.pop(name)  # Without a default in compose, the service has its own.
+    # Caddy asks once a second whether a replica ends.
+    assert found.pop("SHUTDOWN_DELAY") == "2"
     assert found.items() <= (listed_settings() | listed_for_others()).items()
     for name in engine.LIBRARY_VARIABLES:
         found.setdefault(name, listed_for_others()[name])
