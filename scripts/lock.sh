@@ -14,6 +14,8 @@
 #   verify.lock     from the default index: what tools.verify and tools.evaluate need besides
 #   dev.lock        from the default index: what run_tests.sh needs besides
 #   docs.lock       from the default index: what scripts/build_docs.sh needs
+# Environments whose versions a person chooses get their hashes: clients.txt, cluster.txt, fuzz.txt,
+# manifests.txt, references.txt, sie.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PWD/.venv-tests/bin:$PATH
@@ -23,7 +25,7 @@ trap 'rm -rf "$work"' EXIT
 of_cuda='/^[a-z0-9]/ { cuda = /^(torch=|triton=|nvidia-|cuda-)/ } { print > (cuda ? torch : rest) }'
 
 compile() {
-  uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
+  uv pip compile --quiet --universal --python-version "${python:-3.11}" --no-header --no-annotate \
     --no-emit-index-url --generate-hashes "$@"
 }
 head_of() {
@@ -59,10 +61,19 @@ cp requirements/docs.lock "$work/docs" 2>/dev/null || true
 compile requirements/docs.txt "$@" --output-file "$work/docs"
 { head_of "requirements/docs.txt"; cat "$work/docs"; } > "$work/docs.whole"
 
+for name in clients cluster fuzz manifests references sie; do
+  # SIE's client has no older versions of its packages.
+  [[ $name == sie ]] && python=3.12
+  { grep '^#' "requirements/$name.txt"; compile --no-deps "requirements/$name.txt"; } > "$work/$name"
+done
+
 cp "$work/docs.whole" requirements/docs.lock
 cp "$work/torch" requirements/torch-gpu.lock
 cp "$work/rest" requirements/service.lock
 cp "$work/launcher" requirements/launcher.lock
 cp "$work/verify.whole" requirements/verify.lock
 cp "$work/dev.whole" requirements/dev.lock
+for name in clients cluster fuzz manifests references sie; do
+  cp "$work/$name" "requirements/$name.txt"
+done
 python3 scripts/lock_torch.py
