@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import transformers
 from PIL import Image, ImageOps, UnidentifiedImageError
-from transformers import AutoImageProcessor
+from transformers import AutoImageProcessor, AutoProcessor
 from transformers.image_transforms import get_resize_output_image_size
 from transformers.image_utils import ChannelDimension, SizeDict
 
@@ -56,9 +56,7 @@ class ImageReader:
     def __init__(self, folder: Path) -> None:
         """Raises `StartupError` if the folder has no processor that works with Pillow."""
         try:
-            self._processor: Any = AutoImageProcessor.from_pretrained(
-                folder, backend="pil", local_files_only=True, trust_remote_code=False
-            )
+            self._processor: Any = self._load(folder)
         except Exception as error:
             raise StartupError(
                 f"transformers {transformers.__version__} cannot load the image processor in "
@@ -72,6 +70,16 @@ class ImageReader:
         self.description = sorted((name, repr(value)) for name, value in options)
         self._on_pillow = self._try_pillow()
 
+    def _load(self, folder: Path) -> Any:
+        """Load the processor, and return its part for pictures."""
+        return AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        )
+
+    def _make_arrays(self, processor: Any, picture: Image.Image) -> Arrays:
+        """Make the arrays with the processor for pictures, or with a changed copy."""
+        return dict(processor(images=picture, return_tensors="np"))
+
     def read(self, image: ImageInput, held: int = 0) -> Arrays:
         """Decode and process one picture, beside `held` bytes of its request's others.
 
@@ -83,9 +91,9 @@ class ImageReader:
         if self._on_pillow is not None:
             # Some processors need an array where they do not resize, as of small pictures.
             with suppress(Exception):
-                return _process(self._on_pillow, picture)
+                return self._make_arrays(self._on_pillow, picture)
         try:
-            return _process(self._processor, picture)
+            return self._make_arrays(self._processor, picture)
         except Exception as error:
             size = f"{picture.width} x {picture.height}"
             raise InvalidRequestError(
@@ -100,12 +108,28 @@ class ImageReader:
         probe = Image.open(BytesIO(make_probe().read()))
         changed = copy(self._processor)
         changed.process_image, changed.resize = _keep, partial(_resize, self._processor)
-        expected = _process(self._processor, probe)
+        expected = self._make_arrays(self._processor, probe)
         with suppress(Exception):
-            arrays = _process(changed, probe)
+            arrays = self._make_arrays(changed, probe)
             if all(np.array_equal(arrays[name], expected[name]) for name in expected):
                 return changed
         return None
+
+
+class PageReader(ImageReader):
+    """Turns pictures of pages into arrays, with the token ids around their patches."""
+
+    def _load(self, folder: Path) -> Any:
+        self.whole: Any = AutoProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        )
+        return self.whole.image_processor
+
+    def _make_arrays(self, processor: Any, picture: Image.Image) -> Arrays:
+        whole = copy(self.whole)
+        whole.image_processor = processor
+        made = whole.process_images(images=[picture], return_tensors="pt")
+        return {name: tensor.numpy() for name, tensor in made.items() if name != "labels"}
 
 
 def make_probe() -> ImageInput:
@@ -114,10 +138,6 @@ def make_probe() -> ImageInput:
     file = BytesIO()
     Image.frombytes("RGB", _PROBE_SIZE, pixels.astype(np.uint8).tobytes()).save(file, "PNG")
     return ImageInput(file.getvalue())
-
-
-def _process(processor: Any, picture: Image.Image) -> Arrays:
-    return dict(processor(images=picture, return_tensors="np"))
 
 
 def _keep(picture: Any, **_: object) -> Any:

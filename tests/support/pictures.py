@@ -1,6 +1,7 @@
 """Random pictures, and tiny checkpoints of models that read them."""
 
 from base64 import b64encode
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ _WIDTH = {"projection_dim": 24}
 _ALTCLIP = {"project_dim": 24, "pad_token_id": 1, "max_position_embeddings": POSITIONS + 2}
 _GROUPS = {"depths": [1, 1, 1], "num_group_tokens": [4, 2, 0], "num_output_groups": [4, 2, 2]}
 
+_PAGE_TEXTS = _TEXTS | {
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+}  # fmt: skip
 # Of each family the classes' name, options of the whole, its texts and its pictures, and the image
 # processor with its options.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, Any]] = {
@@ -75,6 +79,99 @@ def save_image_text(folder: Path, family: str) -> Path:
         folder
     )
     return folder
+
+
+def save_pages(folder: Path, family: str) -> Path:
+    """Save a random checkpoint of one of `PAGES`."""
+    torch.manual_seed(8)
+    model, processor = PAGES[family]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def _make_colpali() -> tuple[Any, Any]:
+    tokenizer = _add_tokens("<image>")
+    config = transformers.PaliGemmaConfig(
+        text_config=_PAGE_TEXTS | {"model_type": "gemma", "vocab_size": len(tokenizer)},
+        vision_config=_PIXELS | {"model_type": "siglip_vision_model", "projection_dim": 64},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        projection_dim=64,
+    )
+    processor = get_image_processor_class_from_name("SiglipImageProcessorPil")(size=_SQUARE)
+    processor.image_seq_length = 16
+    model = transformers.ColPaliForRetrieval(
+        transformers.ColPaliConfig(vlm_config=config, embedding_dim=16)
+    )
+    return model, transformers.ColPaliProcessor(processor, tokenizer)
+
+
+def _make_colqwen2() -> tuple[Any, Any]:
+    names = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
+    tokenizer = _add_tokens(*names, "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    image, begin, end = map(tokenizer.convert_tokens_to_ids, names)
+    rotary = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10_000.0}
+    config = transformers.Qwen2VLConfig(
+        text_config=_PAGE_TEXTS | {"vocab_size": len(tokenizer), "rope_parameters": rotary},
+        vision_config={
+            "depth": 2, "embed_dim": 32, "num_heads": 4, "hidden_size": 64, "patch_size": 8,
+            "mlp_ratio": 2,
+        },
+        image_token_id=image,
+        vision_start_token_id=begin,
+        vision_end_token_id=end,
+    )  # fmt: skip
+    processor = get_image_processor_class_from_name("Qwen2VLImageProcessorPil")(
+        patch_size=8, size={"shortest_edge": 256, "longest_edge": 4096}
+    )
+    model = transformers.ColQwen2ForRetrieval(
+        transformers.ColQwen2Config(vlm_config=config, embedding_dim=16)
+    )
+    return model, transformers.ColQwen2Processor(processor, tokenizer)
+
+
+def _make_colmodernvbert() -> tuple[Any, Any]:
+    places = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    names = ("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>")
+    tokenizer = _add_tokens(*names, *places)
+    texts = _PAGE_TEXTS | {"vocab_size": len(tokenizer), "local_attention": 16}
+    del texts["num_key_value_heads"], texts["head_dim"]
+    config = transformers.ModernVBertConfig(
+        text_config=texts | {"model_type": "modernbert", "cls_token_id": 2, "sep_token_id": 3},
+        vision_config=_PIXELS | {"model_type": "siglip_vision_model"},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pixel_shuffle_factor=2,
+    )
+    processor = get_image_processor_class_from_name("Idefics3ImageProcessorPil")(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
+    )
+    model = transformers.ColModernVBertForRetrieval(
+        transformers.ColModernVBertConfig(vlm_config=config, embedding_dim=16)
+    )
+    return model, transformers.ColModernVBertProcessor(processor, tokenizer, image_seq_len=4)
+
+
+PAGES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "colpali": _make_colpali,
+    "colqwen2": _make_colqwen2,
+    "colmodernvbert": _make_colmodernvbert,
+}
+
+
+def _add_tokens(*tokens: str) -> transformers.PreTrainedTokenizerFast:
+    """Make a tokenizer of words with these special tokens."""
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=word_tokenizer(),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        bos_token="[CLS]",
+        eos_token="[SEP]",
+        additional_special_tokens=list(tokens),
+    )
 
 
 def _save_letters(folder: Path) -> None:

@@ -274,7 +274,7 @@ class _Trial:
         selects_keys = any(_read_option(config, name) for name in _KEY_COUNTS)
         if selects_keys or _rotary_kinds(config) & _KINDS_BY_LONGEST:
             layouts.remove(PADDED)
-        elif config.model_type in PACKED_TYPES and not self._classifies:
+        elif config.model_type in PACKED_TYPES and not isinstance(self._module, HeadedModule):
             ways.append((_BACKEND, [PACKED]))
         if not target.attention_named:
             ways.append((_BACKEND, layouts))

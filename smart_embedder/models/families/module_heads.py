@@ -69,12 +69,40 @@ class TextTower(HeadedModule):
 
     def encode_images(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Tensor, int]:
         """Compute the vectors of pictures, `[N, width]`, and return the tokens of each, too."""
+        found = self.whole.get_image_features(**self._to_device(arrays))
+        return found.pooler_output, found.last_hidden_state.shape[1]
+
+    def _to_device(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
         device, dtype = self.whole.device, self.whole.dtype
         tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        for name, tensor in tensors.items():
-            tensors[name] = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        found = self.whole.get_image_features(**tensors)
-        return found.pooler_output, found.last_hidden_state.shape[1]
+        return {
+            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+
+
+class PageTower(TextTower):
+    """The queries of a model with a vector for each token of a query or the picture of a page."""
+
+    def __init__(self, whole: Any) -> None:
+        HeadedModule.__init__(self)
+        self.whole, self.config = whole, whole.vlm.config.get_text_config()
+
+    @property
+    def body(self) -> Any:
+        """The part that reads texts."""
+        return find_text_part(self.whole.vlm)
+
+    def forward(self, input_ids: Tensor, **options: Tensor) -> BaseModelOutput:
+        """Compute `[N, L, width]` from `input_ids` `[N, L]`."""
+        if self.whole.config.model_type == "colpali":  # Without segments it would be causal.
+            options["token_type_ids"] = torch.zeros_like(input_ids)
+        return BaseModelOutput(self.whole(input_ids=input_ids, **options).embeddings)
+
+    def encode_images(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Tensor, int]:
+        """Compute the vectors of pictures, `[N, tokens, width]`, and return their tokens, too."""
+        vectors = self.whole(**self._to_device(arrays)).embeddings
+        return vectors, vectors.shape[1]
 
 
 def find_text_part(module: Any) -> Any:

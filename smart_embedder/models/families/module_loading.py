@@ -41,10 +41,17 @@ from smart_embedder.models.families.bert import require_positions
 from smart_embedder.models.families.module_heads import (
     Classified,
     Classifier,
+    PageTower,
     TextTower,
     find_text_part,
 )
-from smart_embedder.models.files.config import IMAGE_TEXT_TYPES, PPLX, read_config, unusable_value
+from smart_embedder.models.files.config import (
+    IMAGE_TEXT_TYPES,
+    PAGE_TYPES,
+    PPLX,
+    read_config,
+    unusable_value,
+)
 from smart_embedder.models.files.record import current_record
 from smart_embedder.models.files.weights import StoredTensor, Weights
 
@@ -68,7 +75,7 @@ _TEXT_IDS = range(5, 21)
 
 def _projects_images(model: Any) -> bool:
     """Whether a model has vectors of texts and of pictures that can be compared."""
-    return model.config.model_type in IMAGE_TEXT_TYPES
+    return model.config.model_type in IMAGE_TEXT_TYPES | PAGE_TYPES.keys()
 
 
 def load_module(
@@ -89,7 +96,8 @@ def load_module(
     body = whole if classifies else _without_decoder(whole)
     module: Any = whole if classifies else find_text_part(body)
     if not classifies and _projects_images(whole):
-        body = module = TextTower(whole)
+        is_of_pages = whole.config.model_type in PAGE_TYPES
+        body = module = PageTower(whole) if is_of_pages else TextTower(whole)
     # A pooler that no head reads is not computed.
     computed = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
     missing = sorted(
@@ -122,7 +130,7 @@ def _load_whole(
     if automatic is AutoModelForTextEncoding:  # T5Gemma's encoder is only made without.
         config.is_encoder_decoder = False
     with torch.device("meta"):
-        described = automatic.from_config(config)
+        described = getattr(automatic, "from_config", automatic)(config)
     _require_text_model(folder, described, weights)
     # With the tensors, not the folder's name, from which transformers would map the files.
     whole, report = type(described).from_pretrained(
@@ -177,7 +185,10 @@ def _require_possible(folder: Path, config: Any, weights: Weights) -> None:
 
 
 def _find_class(folder: Path, config: Any, *, classifies: Classified | None) -> Any:
-    """Return transformers' automatic class of a classifier, or of an encoder, if there is one."""
+    """Return transformers' automatic class of a classifier, or of an encoder, if there is one.
+
+    Models of pages have none; of these it is the class itself.
+    """
     if classifies:
         known, automatic = _CLASSIFIERS[classifies]
         if type(config) not in known:
@@ -186,6 +197,8 @@ def _find_class(folder: Path, config: Any, *, classifies: Classified | None) -> 
                 f"{transformers.__version__} has no classifier of this type"
             )
         return automatic
+    if config.model_type in PAGE_TYPES:
+        return getattr(transformers, PAGE_TYPES[config.model_type])
     encoder = MODEL_FOR_TEXT_ENCODING_MAPPING.get(type(config), None)
     # Some types have an encoder only for their text part.
     if encoder is None or encoder.config_class is not type(config):

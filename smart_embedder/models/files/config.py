@@ -77,6 +77,12 @@ IMAGE_TEXT_TYPES = {
     "aimv2", "altclip", "blip", "chinese_clip", "clip", "clipseg", "groupvit", "metaclip_2",
     "owlv2", "owlvit", "siglip", "siglip2",
 }  # fmt: skip
+# The classes of families with a vector for each token of a text, or of the picture of a page.
+PAGE_TYPES = {
+    "colmodernvbert": "ColModernVBertForRetrieval",
+    "colpali": "ColPaliForRetrieval",
+    "colqwen2": "ColQwen2ForRetrieval",
+}
 _WITH_TOKENIZER = (*TRANSFORMERS, "StaticEmbedding")
 _SENTENCE_CONFIG = "config_sentence_transformers.json"
 # A tokenizer's configuration states no limit as a much larger number.

@@ -1,5 +1,9 @@
-"""Dense vectors of texts and pictures in one space, as of CLIP and SigLIP."""
+"""Texts and pictures in one space: dense vectors, as of CLIP and SigLIP, and those of pages.
 
+ColPali's kind of models has a vector for each token of a query and each patch of a page's picture.
+"""
+
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
 from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start_copies
 from smart_embedder.kernels.packed_batch import UNATTENDED
 from smart_embedder.kernels.target import Target
+from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
     NO_OVERRIDES,
     SentenceOverrides,
@@ -22,11 +28,12 @@ from smart_embedder.models.files.config import (
     transformer_folder,
 )
 from smart_embedder.models.heads.dense import DenseEmbedder
-from smart_embedder.models.images import ImageReader, make_probe
+from smart_embedder.models.heads.embedder import HeadsEmbedder
+from smart_embedder.models.images import Arrays, ImageReader, PageReader, make_probe
+from smart_embedder.models.runner import OutputSpec
 from smart_embedder.models.tokenizer import NO_IDS
 from smart_embedder.requests import (
     CUT_AT_END,
-    DENSE,
     InputType,
     Outputs,
     TruncationOptions,
@@ -41,10 +48,96 @@ _PROBE_TEXT = "A text"
 _STACKED_BYTES = 2**23
 
 
-class ImageTextEmbedder(DenseEmbedder):
-    """Implements `smart_embedder.interface.Embedder` for texts and pictures."""
+class ImageEmbedder(HeadsEmbedder):
+    """Reads pictures beside texts, and computes them apart; one kind of vectors.
+
+    Subclasses set `_images`, `_encode_images` and the other methods for pictures.
+    """
 
     reads_images = True
+    _images: ImageReader
+    _encode_images: Callable[[Arrays], tuple[Tensor, int]]
+
+    def tokenize(
+        self,
+        texts: list[Any],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
+    ) -> list[TokenizedText]:
+        """Tokenize each text, and decode and process each picture.
+
+        Raises `InvalidRequestError` for a picture that cannot be used.
+        """
+        written = [text for text in texts if isinstance(text, str)]
+        tokenized = self._tokenize_texts(written, prompt, truncation, input_type)
+        if len(written) == len(texts):
+            return tokenized
+        read, held, next_text = list[TokenizedText](), 0, iter(tokenized)
+        for index, text in enumerate(texts):
+            if isinstance(text, str):
+                read.append(next(next_text))
+                continue
+            try:
+                arrays = self._images.read(text, held)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"the input at index {index}: {error}") from error
+            tokens = ImageTokens.of(self._find_image_ids(arrays), arrays)
+            held += tokens.array_bytes
+            read.append(TokenizedText(tokens, len(tokens)))
+        return read
+
+    @abstractmethod
+    def _tokenize_texts(
+        self,
+        texts: list[str],
+        prompt: str,
+        truncation: TruncationOptions,
+        input_type: InputType | None,
+    ) -> list[TokenizedText]:
+        """Tokenize texts as `tokenize` does."""
+
+    @abstractmethod
+    def _find_image_ids(self, arrays: Arrays) -> TokenIds:
+        """Return the token ids of a picture, or as many zeros."""
+
+    @abstractmethod
+    def _embed_images(self, images: Sequence[ImageTokens]) -> list[Tensor]:
+        """Compute the vectors of each picture, `[rows, width]` float32."""
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
+        """Implement `DeviceModel`."""
+        images = [ids for ids in sequences if isinstance(ids, ImageTokens)]
+        if not images:
+            return super().launch(sequences, outputs)
+        texts = [ids for ids in sequences if not isinstance(ids, ImageTokens)]
+        collect_texts = super().launch(texts, [self.kinds] * len(texts)) if texts else list
+        tokens = sum(map(len, images))
+        self._backbone.set_threads(tokens)
+        vectors = self._embed_images(images)
+        borders = np.cumsum(list(map(len, vectors)))[:-1]
+        copies = start_copies([DeviceRows.of(torch.cat(vectors))], tokens)
+
+        def collect() -> list[TextEmbedding | InferenceError]:
+            (host,), of_texts = copies(), iter(collect_texts())
+            kind = "dense" if self.kinds.dense else "colbert"
+            rows = self._to_vectors(kind, list(images), np.split(host.values, borders))
+            of_images = (
+                TextEmbedding(**{kind: row}) if is_finite.all() else not_finite_error()
+                for row, is_finite in zip(rows, np.split(host.finite, borders), strict=True)
+            )
+            return [
+                next(of_images if isinstance(ids, ImageTokens) else of_texts) for ids in sequences
+            ]
+
+        return collect
+
+
+class ImageTextEmbedder(ImageEmbedder, DenseEmbedder):
+    """Implements `smart_embedder.interface.Embedder` for dense vectors of texts and pictures."""
 
     def __init__(
         self,
@@ -99,71 +192,116 @@ class ImageTextEmbedder(DenseEmbedder):
             )
         return np.full(length, ids[-1]) | (0 if is_attended[-1] else UNATTENDED)
 
-    def tokenize(
+    def _tokenize_texts(
         self,
-        texts: list[Any],
-        prompt: str = "",
-        truncation: TruncationOptions = CUT_AT_END,
-        input_type: InputType | None = None,
+        texts: list[str],
+        prompt: str,
+        truncation: TruncationOptions,
+        input_type: InputType | None,
     ) -> list[TokenizedText]:
-        """Tokenize each text, and decode and process each picture.
-
-        Raises `InvalidRequestError` for a picture that cannot be used.
-        """
-        written = [text for text in texts if isinstance(text, str)]
-        tokenized = map(self._fill, super().tokenize(written, prompt, truncation, input_type))
-        if len(written) == len(texts):
-            return list(tokenized)
-        read, held = list[TokenizedText](), 0
-        for index, text in enumerate(texts):
-            if isinstance(text, str):
-                read.append(next(tokenized))
-                continue
-            try:
-                arrays = self._images.read(text, held)
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"the input at index {index}: {error}") from error
-            tokens = ImageTokens.of(np.zeros(self._image_tokens, np.int64), arrays)
-            held += tokens.array_bytes
-            read.append(TokenizedText(tokens, len(tokens)))
-        return read
+        """Implement `ImageEmbedder`: fill up texts to the tokenizer's limit, where it must be."""
+        tokenized = DenseEmbedder.tokenize(self, texts, prompt, truncation, input_type)
+        return [*map(self._fill, tokenized)] if len(self._filling) else tokenized
 
     def _fill(self, text: TokenizedText) -> TokenizedText:
-        """Fill up a text to the tokenizer's limit, if the model reads texts so."""
         missing = self._filling[len(text.ids) :]
-        if not len(missing):
-            return text
         ids = np.concatenate((text.ids, missing))
         return TokenizedText(ids, text.original_tokens + len(missing), text.exact)
 
-    @torch.inference_mode()
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
-        """Implement `DeviceModel`: compute pictures apart from texts."""
-        images = [ids for ids in sequences if isinstance(ids, ImageTokens)]
-        if not images:
-            return super().launch(sequences, outputs)
-        texts = [ids for ids in sequences if not isinstance(ids, ImageTokens)]
-        collect_texts = super().launch(texts, [DENSE] * len(texts)) if texts else list
-        tokens = sum(map(len, images))
-        self._backbone.set_threads(tokens)
+    def _find_image_ids(self, arrays: Arrays) -> TokenIds:
+        """Implement `ImageEmbedder`."""
+        del arrays
+        return np.zeros(self._image_tokens, np.int64)
+
+    def _embed_images(self, images: Sequence[ImageTokens]) -> list[Tensor]:
+        """Implement `ImageEmbedder`: a few pictures at a time."""
         vectors = torch.cat([self._encode_images(arrays)[0] for arrays in _stack(images)]).float()
         for step in self._steps:
             vectors = step(vectors)
-        copies = start_copies([DeviceRows.of(vectors)], tokens)
+        return [vectors[index : index + 1] for index in range(len(vectors))]
 
-        def collect() -> list[TextEmbedding | InferenceError]:
-            (rows,), of_texts = copies(), iter(collect_texts())
-            of_images = (
-                TextEmbedding(row) if is_finite else not_finite_error()
-                for row, is_finite in zip(rows.values, rows.finite, strict=True)
+
+class PageEmbedder(ImageEmbedder):
+    """Implements `Embedder` for ColBERT vectors of queries, and of the pictures of pages."""
+
+    kinds = Outputs(colbert=True)
+    pooling = "colbert"
+    normalizes = False
+    reads_input_type = True
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        max_length: int,
+        target: Target,
+        overrides: SentenceOverrides = NO_OVERRIDES,
+    ) -> None:
+        """Load the model; raises `StartupError` if the folder cannot be used."""
+        settings = ("pooling", "normalize", "query_prompt", "document_prompt")
+        overrides.refuse(*settings, for_model=f"{name}, a model of pages")
+        texts = TextOptions.read(folder)
+        backbone, tokenizer = load_backbone(folder, target, max_length, texts)
+        super().__init__(name, backbone, tokenizer, {})
+        if backbone.encode_images is None:
+            raise StartupError(f"{folder} has no part that reads pictures")
+        self._encode_images = backbone.encode_images
+        self._images = pages = PageReader(folder)
+        self.colbert_width = backbone.hidden_size
+        self._token_heads = {"colbert": lambda states: DeviceRows.of(states.float())}
+        self._query_prefix: str = pages.whole.query_prefix
+        (expected,) = pages.whole.process_queries([_PROBE_TEXT])["input_ids"].numpy()
+        (plain,) = tokenizer.encode_plain([_PROBE_TEXT], len(expected), prompt=self._query_prefix)
+        windows = (expected[start : start + plain.kept] for start in range(len(expected)))
+        found = (start for start, ids in enumerate(windows) if np.array_equal(ids, plain.ids))
+        start = next(found, 0)
+        self._before, self._after = expected[:start], expected[start + plain.kept :]
+        template = (self._query_prefix, self._before.tolist(), self._after.tolist())
+        reading = (pages.description, pages.whole.visual_prompt_prefix, template)
+        spec = OutputSpec("token", self.colbert_width, unit_length=True, reading=reading)
+        self._output_specs = {"colbert": spec}
+        (query,) = self._tokenize_texts([_PROBE_TEXT], "", CUT_AT_END, None)
+        if not np.array_equal(query.ids, expected):
+            raise StartupError(f"transformers' processor in {folder} contradicts tokenizer.json")
+
+    def _tokenize_texts(
+        self,
+        texts: list[str],
+        prompt: str,
+        truncation: TruncationOptions,
+        input_type: InputType | None,
+    ) -> list[TokenizedText]:
+        """Implement `ImageEmbedder`: every text is a query."""
+        if input_type == "document" and texts:
+            raise InvalidRequestError(
+                f"{self.name} reads texts as queries, and documents as pictures of their pages: "
+                "send those"
             )
-            return [
-                next(of_images if isinstance(ids, ImageTokens) else of_texts) for ids in sequences
-            ]
+        special = len(self._before) + len(self._after)
+        limit = self.max_length - special
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        prompt = self._query_prefix + prompt
+        return [
+            TokenizedText(
+                np.concatenate((self._before, text.ids, self._after)),
+                text.total + special,
+                text.exact,
+            )
+            for text in self._tokenizer.encode_plain(texts, limit, truncation.side, prompt)
+        ]
 
-        return collect
+    def _find_image_ids(self, arrays: Arrays) -> TokenIds:
+        """Implement `ImageEmbedder`."""
+        return np.ascontiguousarray(arrays["input_ids"][0])
+
+    def _embed_images(self, images: Sequence[ImageTokens]) -> list[Tensor]:
+        """Implement `ImageEmbedder`: pages are long, so they are computed one by one."""
+        return [self._encode_images(dict(ids.arrays))[0][0].float() for ids in images]
+
+    def _with_vector(self, ids: TokenIds) -> slice:
+        del ids
+        return slice(None)
 
 
 def _stack(images: Sequence[ImageTokens]) -> Iterator[dict[str, npt.NDArray[Any]]]:

@@ -6,19 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from sentence_transformers import SentenceTransformer
-from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoProcessor,
+    AutoTokenizer,
+)
 
 from smart_embedder.errors import InvalidRequestError, StartupError
-from smart_embedder.requests import EmbedRequest, ImageInput
+from smart_embedder.models.loader import load_embedder
+from smart_embedder.requests import EmbedRequest, ImageInput, Outputs, RerankRequest
 from tests.smart_embedder.engines import engine_on_cpu
-from tests.support.encoders import assert_close, embed, load
+from tests.support.encoders import assert_close, embed, float32, load
 from tests.support.pictures import (
     FAMILIES,
+    PAGES,
     POSITIONS,
     draw_picture,
     input_of,
     save_image_text,
+    save_pages,
 )
 from tests.support.wordpiece import change
 
@@ -62,6 +72,57 @@ def test_texts_and_pictures_of_each_family_match_transformers(family, tmp_path) 
     assert_close(embed(model, inputs_of(MIXED)), alone)
     assert model.reads_images
     assert not model.normalizes
+
+
+@torch.inference_mode()
+def reference_vectors_of_pages(folder: Path, items: list[Any]) -> list[np.ndarray]:
+    """Embed queries and pictures of pages with the classes of transformers, one by one."""
+    processor = AutoProcessor.from_pretrained(folder, backend="pil")
+    model = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])
+    model = model.from_pretrained(folder).eval()
+    vectors = []
+    for item in items:
+        process = processor.process_queries if isinstance(item, str) else processor.process_images
+        inputs = process([item], return_tensors="pt")
+        inputs.pop("labels", None)
+        vectors.append(model(**inputs).embeddings[0].numpy())
+    return vectors
+
+
+@pytest.mark.parametrize("family", PAGES)
+def test_queries_and_pages_of_each_family_match_transformers(family, tmp_path) -> None:
+    folder = save_pages(tmp_path / family, family)
+    model: Any = load_embedder(family, folder, 8192, float32())
+    items = ["hybrid search", PICTURES[0], "vector river. " * 9, PICTURES[2], ""]
+    sequences = [text.ids for text in model.tokenize(inputs_of(items), input_type="query")]
+    expected = reference_vectors_of_pages(folder, items)
+    together = model.forward(sequences, Outputs(colbert=True))
+    for ids, row, theirs in zip(sequences, together, expected, strict=True):
+        (alone,) = model.forward([ids], Outputs(colbert=True))
+        assert len(ids) == len(theirs)
+        assert_close(alone.colbert, theirs)
+        assert_close(row.colbert, theirs)
+
+
+async def test_late_interaction_ranks_pictures_of_pages_for_a_query(tmp_path) -> None:
+    folder = save_pages(tmp_path / "colqwen2", "colqwen2")
+    async with engine_on_cpu(folder, reranker_model="late-interaction") as engine:
+        result = await engine.rerank(RerankRequest("hybrid search", inputs_of(PICTURES)))
+        query, *pages = reference_vectors_of_pages(folder, ["hybrid search", *PICTURES])
+        expected = [(page @ query.T).max(axis=0).mean() for page in pages]
+        assert_close(result.scores, expected)
+        assert result.tokens == len(query) + sum(map(len, pages))
+        with pytest.raises(InvalidRequestError, match="reads texts as queries, and documents as"):
+            await engine.rerank(RerankRequest("hybrid search", ["a document"]))
+
+
+def test_a_long_query_keeps_the_tokens_around_it(tmp_path) -> None:
+    model: Any = load_embedder("colqwen2", save_pages(tmp_path, "colqwen2"), 64, float32())
+    short, long = model.tokenize(["vector", "vector " * 90])
+    assert len(long.ids) == 64
+    assert long.truncated
+    assert not short.truncated
+    assert np.array_equal(long.ids[-11:], short.ids[-11:])
 
 
 def test_pictures_of_clip_match_sentence_transformers(clip) -> None:
