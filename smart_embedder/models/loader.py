@@ -67,6 +67,7 @@ _BESIDE_WEIGHTS = 2**25
 _LONGEST_RUN = 0.1
 
 Result = TypeVar("Result")
+Model = TypeVar("Model", bound=DeviceModel[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +116,13 @@ def load_embedder(
     overrides: config.SentenceOverrides = config.NO_OVERRIDES,
 ) -> embedders.EmbeddingModel:
     """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
-    _warn_of_ignored_code(name, folder)
-    with record_reading(folder, config.transformer_folder(folder)) as record:
+
+    def make() -> embedders.EmbeddingModel:
         model = _make_embedder(name, folder, max_length, target, overrides)
-    record.require_all_read()
-    model.prompts = {**model.prompts, **overrides.prompts}
-    model.set_vector_spaces(record)
-    return model
+        model.prompts = {**model.prompts, **overrides.prompts}
+        return model
+
+    return _read_all(name, folder, make)
 
 
 def _make_embedder(
@@ -168,19 +169,25 @@ def load_reranker(
 
     `kind` is that of its entry in MODELS, or the setting RERANKER_KIND.
     """
-    _warn_of_ignored_code(name, folder)
-    with record_reading(folder, config.transformer_folder(folder)) as record:
-        model = make_reranker(name, folder, max_length, target, max_pairs=max_qwen_pairs, kind=kind)
-    record.require_all_read()
-    model.set_vector_spaces(record)
-    return model
+    make = partial(
+        make_reranker, name, folder, max_length, target, max_pairs=max_qwen_pairs, kind=kind
+    )
+    return _read_all(name, folder, make)
 
 
 def load_extractor(name: str, folder: Path, max_length: int, target: Target) -> TokenClassifier:
     """Load a model that finds spans of texts; raises `StartupError`."""
+    return _read_all(name, folder, partial(TokenClassifier, name, folder, max_length, target))
+
+
+def _read_all(name: str, folder: Path, make: Callable[[], Model]) -> Model:
+    """Make a model, whose vector spaces follow from what is read meanwhile.
+
+    Raises `StartupError` if it leaves a tensor of the folder unread.
+    """
     _warn_of_ignored_code(name, folder)
-    with record_reading(folder, folder) as record:
-        model = TokenClassifier(name, folder, max_length, target)
+    with record_reading(folder, config.transformer_folder(folder)) as record:
+        model = make()
     record.require_all_read()
     model.set_vector_spaces(record)
     return model

@@ -16,6 +16,9 @@ from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.families.int8 import CALIBRATION_TEXTS
 from smart_embedder.models.files.config import (
+    CLASSES,
+    STATES,
+    has_module,
     name_labels,
     read_config,
     read_default_prompt,
@@ -30,7 +33,7 @@ from smart_embedder.models.rerankers.templates import (
     Template,
     choose_template,
     is_qwen3_reranker,
-    read_classifier_template,
+    read_chat_template,
 )
 from smart_embedder.models.runner import DeviceModel, OutputSpec
 from smart_embedder.models.tokenizer import TextTokenizer
@@ -166,7 +169,8 @@ def _make_classifier(
     name: str, folder: Path, max_length: int, target: Target, kind: str | None
 ) -> Reranker:
     transformer = transformer_folder(folder)
-    config, template = read_config(transformer), read_classifier_template(folder)
+    config, task = read_config(transformer), STATES if has_module(folder, "Pooling") else CLASSES
+    template = read_chat_template(folder, task)
     if template is None:
         _require_default_prompt(folder, "")
     marks = marks_segments(transformer)

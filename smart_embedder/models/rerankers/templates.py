@@ -12,10 +12,8 @@ from smart_embedder.errors import StartupError
 from smart_embedder.models.families.registry import is_qwen3
 from smart_embedder.models.files.chat_template import ChatTemplate
 from smart_embedder.models.files.config import (
-    CLASSES,
     LANGUAGE,
     POOLING_FOLDER,
-    STATES,
     TextOptions,
     has_module,
     read_architecture,
@@ -189,13 +187,12 @@ def has_scores(folder: Path) -> bool:
 def _read_own_template(folder: Path) -> Template:
     """Read the chat template of a folder with `LogitScore`, and the tokens that it compares."""
     require_known_modules(folder, "Transformer", LOGIT_SCORE)
-    texts = TextOptions.read(transformer_folder(folder), LANGUAGE)
-    if texts.message_format is None:
+    template = read_chat_template(folder, LANGUAGE)
+    if template is None:
         raise StartupError(
             f"{folder} holds a language model that reads pairs without a chat template, which is "
             f"not supported; if it is one of these, set its kind: {KINDS}"
         )
-    template = _read_chat_template(folder, texts)
     if is_qwen3(folder) and is_qwen3_reranker(template):
         return QWEN3_RERANKER
     return replace(template, answers=_read_answers(folder))
@@ -212,24 +209,19 @@ def _read_answers(folder: Path) -> tuple[int, ...]:
     return tuple(read_integer(scores, config, name, least=0) for name in names)
 
 
-def read_classifier_template(folder: Path) -> Template | None:
-    """Read the chat template with which sentence-transformers would read pairs, if it would."""
-    transformer = transformer_folder(folder)
-    if not read_modules(folder):
-        has_template = ChatTemplate.read(transformer) is not None
-        return _read_chat_template(folder, TextOptions()) if has_template else None
-    texts = TextOptions.read(transformer, STATES if has_module(folder, "Pooling") else CLASSES)
-    return None if texts.message_format is None else _read_chat_template(folder, texts)
+def read_chat_template(folder: Path, task: tuple[str, str]) -> Template | None:
+    """Read the chat template with which sentence-transformers would read pairs, if it would.
 
-
-def _read_chat_template(folder: Path, texts: TextOptions) -> Template:
-    """Read the chat template of a folder as a template for pairs.
-
-    sentence-transformers renders a pair as a message of the query and one of the document, and an
-    instruction as that of the system. Raises `StartupError` if the template does not repeat them.
+    It renders a pair as a message of the query and one of the document, and an instruction as that
+    of the system. Raises `StartupError` if the template does not repeat them.
     """
-    transformer = transformer_folder(folder)
-    chat = ChatTemplate.read(transformer, texts.message_format or "auto", texts.template_options)
+    transformer, modules = transformer_folder(folder), read_modules(folder)
+    texts = TextOptions.read(transformer, task) if modules else TextOptions(message_format="auto")
+    if texts.message_format is None:
+        return None
+    chat = ChatTemplate.read(transformer, texts.message_format, texts.template_options)
+    if chat is None and not modules:
+        return None
     if chat is None or (transformer / "processor_config.json").is_file():
         raise StartupError(f"{folder} has no chat template for pairs of texts")
     pair = (("query", QUERY), ("document", PASSAGE))
