@@ -96,8 +96,10 @@ CONFIGURED = {
 def test_dense_configurations_equal_sentence_transformers(configured, copy) -> None:
     save_modules(copy, **configured)
     model, texts = load(copy), [*TEXTS, "HYBRID Search", " ".join(corpus(9))]
-    vectors = embed(model, texts)
-    assert_close(vectors, reference(copy).encode(texts))
+    vectors, expected = embed(model, texts), reference(copy).encode(texts)
+    # Divided by the root of its length only, the vector of a long text has large numbers.
+    scale = max(1.0, np.abs(expected).max())
+    assert_close(vectors / scale, expected / scale)
     assert model.dense_width == vectors.shape[1]
     assert model.max_length == configured.get("texts", {}).get("max_seq_length", 200)
     if "prompts" not in configured:
