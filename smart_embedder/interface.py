@@ -168,7 +168,7 @@ class Extractor(Model, Protocol):
         windows: TextWindows,
         results: Sequence[FloatArray],
         aggregation: Aggregation,
-    ) -> list[Span]:
+    ) -> Iterator[Span]:
         """Find the spans of a text in the results of its windows; safe in several threads."""
 
 

@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -15,8 +15,9 @@ from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
 from smart_embedder.scheduling.job import Job, timings_of
 from smart_embedder.tokens import TextWindows
 
-# A token's id and the characters that it stands for, each twice while a text is joined.
-_TOKEN_BYTES = 6 * 8
+# The numbers of a token that are held at once: its id and characters, in parts, joined and in
+# windows, and those by which spans are found.
+_TOKEN_BYTES = 16 * 8
 # A number for each label of a token: the model's, those of joined windows, and their softmax twice.
 _LABEL_BYTES = 4 * 4
 # The objects of a span and its JSON, without its text; and a character of the text.
@@ -67,7 +68,8 @@ class ExtractionPipeline:
             results = await self._admission.results(*jobs)
             find = partial(_find_spans, model, request, windows, results[0] if jobs else [], size)
             spans = await self._admission.threads.run(find, request.texts, request.client)
-        request.answer.reserve(size + sum(map(_count_bytes, spans)), *_MEMORY_ERROR_TEXTS)
+        size += sum(map(_count_bytes, chain.from_iterable(spans)))
+        request.answer.reserve(size, *_MEMORY_ERROR_TEXTS)
         timings = timings_of(started, tokenized=[stage], jobs=jobs)
         return ExtractionResult(spans, sum(map(len, sequences)), timings)
 
@@ -113,17 +115,15 @@ def _find_spans(
     for text, read in zip(request.texts, windows, strict=True):
         stop_if_given_up()
         of_text = list(islice(remaining, len(read.sequences)))
-        spans = [
-            span
-            for span in model.find_spans(text, read, of_text, request.aggregation)
-            if span.score >= threshold and (labels is None or span.label in labels)
-        ]
-        found.append(spans)
-        size += _count_bytes(spans)
-        request.answer.check(size, *_MEMORY_ERROR_TEXTS)
+        found.append([])
+        for span in model.find_spans(text, read, of_text, request.aggregation):
+            if span.score >= threshold and (labels is None or span.label in labels):
+                size += _count_bytes(span)
+                request.answer.check(size, *_MEMORY_ERROR_TEXTS)
+                found[-1].append(span)
     return found
 
 
-def _count_bytes(spans: list[Span]) -> int:
-    """Return the bytes of spans in a response."""
-    return sum([_SPAN_BYTES + _CHARACTER_BYTES * len(span.text) for span in spans])
+def _count_bytes(span: Span) -> int:
+    """Return the bytes of a span in a response."""
+    return _SPAN_BYTES + _CHARACTER_BYTES * len(span.text)

@@ -4,7 +4,7 @@ A label may begin with `B-` (the first token of a span) or `I-` (a further one);
 counts as a further one. Tokens labelled `O` are outside all spans.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,8 +46,8 @@ class ScoredTokens:
     scores: FloatArray
     continues: Flags
 
-    def find_spans(self, names: LabelNames, aggregation: Aggregation) -> list[Span]:
-        """Return the spans in their order in the text, without those outside of all labels."""
+    def find_spans(self, names: LabelNames, aggregation: Aggregation) -> Iterator[Span]:
+        """Yield the spans in their order in the text, without those outside of all labels."""
         starts, stops, scores = self.spans.starts, self.spans.stops, self.scores
         if aggregation not in {"none", "simple"}:
             first = _starts_of(self.continues)
@@ -60,14 +60,13 @@ class ScoredTokens:
             joins = np.zeros(len(labels), np.bool_)
             joins[1:] = (tags[1:] == tags[:-1]) & ~names.begins[labels[1:]]
             first = _starts_of(joins)
-        spans, named = list[Span](), names.names(aggregation)
+        named = names.names(aggregation)
         for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(labels)], strict=True):
             label = named[labels[begin]]
             if label != _OUTSIDE:
                 start, stop = int(starts[begin]), int(stops[end - 1])
                 score = float(best[begin:end].mean())
-                spans.append(Span(self.text[start:stop], start, stop, label, score))
-        return spans
+                yield Span(self.text[start:stop], start, stop, label, score)
 
 
 def softmax(logits: FloatArray) -> FloatArray:

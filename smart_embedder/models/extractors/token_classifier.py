@@ -4,7 +4,7 @@ Long texts are read in windows that overlap by a quarter, so that every token bu
 of a text is read with at least an eighth of a window on either side.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,14 +129,14 @@ class TokenClassifier(DeviceModel[FloatArray]):
         windows: TextWindows,
         results: Sequence[FloatArray],
         aggregation: Aggregation,
-    ) -> list[Span]:
+    ) -> Iterator[Span]:
         """Implement `smart_embedder.interface.Extractor`."""
         if not results:
-            return []
+            return
         logits = np.concatenate(list(keep_middles(windows.windows, results)))
         spans = windows.spans
         tokens = ScoredTokens(text, spans, softmax(logits), self._continues_word(text, spans))
-        return tokens.find_spans(self._names, aggregation)
+        yield from tokens.find_spans(self._names, aggregation)
 
     def _continues_word(self, text: str, spans: TokenSpans) -> Flags:
         """Return which tokens continue a word, as transformers' pipeline finds them.

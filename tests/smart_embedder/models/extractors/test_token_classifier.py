@@ -40,7 +40,7 @@ def read(model: TokenClassifier, texts: list[str]) -> list[Any]:
 def label(model: TokenClassifier, text: str, aggregation: Aggregation) -> list[Span]:
     (windows,) = read(model, [text])
     results = model.forward(windows.sequences, Outputs()) if windows.sequences else []
-    return model.find_spans(text, windows, results, aggregation)
+    return list(model.find_spans(text, windows, results, aggregation))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,7 +75,7 @@ def test_logits_and_spans_of_random_texts_equal_the_pipeline(folders, family) ->
                 warnings.simplefilter("ignore")
                 found = pipeline.postprocess(outputs, aggregation_strategy=strategy)
             key = "entity" if aggregation == "none" else "entity_group"
-            spans = model.find_spans(text, windows[index], [expected], aggregation)
+            spans = list(model.find_spans(text, windows[index], [expected], aggregation))
             assert [(span.start, span.end, span.label) for span in spans] == [
                 (span["start"], span["end"], span[key]) for span in found
             ], (text, aggregation)
