@@ -49,7 +49,7 @@ _NUMBERS, _WIDTHS = (
     for rules in (
         {
             r"vocab_sizes?\w*|vocab|hash_buckets": VOCABULARY,
-            r"experts_per_tok(en)?|top_?k|moe_k|experts_top_k": 2,
+            r"experts_per_tok(en)?|top_?k|moe_k": 2,
             r"shared_experts|topk_group|offset": 1,
             r"n_group|expert_group|period": 2,
             r"experts?|expert_num": 4,

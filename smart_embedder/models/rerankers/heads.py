@@ -48,6 +48,7 @@ from smart_embedder.models.heads.pooling import (
     pool,
 )
 from smart_embedder.models.rerankers.templates import (
+    HEAD,
     KINDS,
     LOGIT_SCORE,
     TOKENS,
@@ -74,13 +75,11 @@ class _HeadNames:
     reads: Literal["first", "last", "configured"] = "first"
 
 
-_ROBERTA = _HeadNames("classifier.dense", nn.Tanh, "classifier.out_proj")
-_NAMES_BY_TYPE = {
+_NAMES_BY_TYPE = dict.fromkeys(
+    ("roberta", "xlm-roberta", "camembert", "mpnet"),
+    _HeadNames("classifier.dense", nn.Tanh, "classifier.out_proj"),
+) | {
     "bert": _HeadNames("pooler.dense", nn.Tanh),
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "mpnet": _ROBERTA,
     "distilbert": _HeadNames("pre_classifier", nn.ReLU),
     "qwen3": _HeadNames(logits="score", reads="last"),
     "modernbert": _HeadNames(
@@ -90,9 +89,8 @@ _NAMES_BY_TYPE = {
 # The ends of architectures of which the body is left if they lack their head.
 _WITHOUT_HEAD = ("Model", "ForCausalLM", "ForSequenceClassification")
 _POOLINGS = {"cls": first, "mean": mean}
-# The head of a language model, and types whose logits are its products with the states, without
-# further steps. Some types share it with the embeddings unless their configuration says otherwise.
-_HEAD = "lm_head.weight"
+# Types whose logits are the products of a language model's head with the states, without further
+# steps, and those that share it with the embeddings unless their configuration says otherwise.
 PLAIN_HEADS = {
     "gemma", "gemma3_text", "llama", "ministral", "ministral3", "mistral", "olmo2", "olmo3",
     "phi3", "qwen2", "qwen3", "smollm3",
@@ -295,9 +293,9 @@ def _read_row(weights: Weights, tokenizer: TextTokenizer, token: str | int) -> T
         if len(ids) != 1:
             raise StartupError(f"the vocabulary in {weights.folder} has no token {token}")
         token = int(ids[0])
-    config, tensors, name = read_config(weights.folder), weights, _HEAD
+    config, tensors, name = read_config(weights.folder), weights, HEAD
     is_tied = config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
-    if _HEAD not in weights and is_tied:
+    if HEAD not in weights and is_tied:
         tensors, name = weights.with_prefix_of(TOKENS), TOKENS
     rows, width = tensors.shape(name, 2)
     if token >= rows:

@@ -33,8 +33,8 @@ QUERY, PASSAGE, INSTRUCTION = "\ue000", "\ue001", "\ue002"
 MARKERS = re.compile(f"([{QUERY}{PASSAGE}{INSTRUCTION}])")
 # The module that makes scores of a language model's logits, and what it reads.
 LOGIT_SCORE, _LOGITS = "LogitScore", "causal_logits"
-# The embeddings of a language model's tokens, and the prefix of its body.
-TOKENS, _BODY = "embed_tokens.weight", "model."
+# A language model's head, the embeddings of its tokens, and the prefix of its body.
+HEAD, TOKENS, _BODY = "lm_head.weight", "embed_tokens.weight", "model."
 # The rows of Qwen3-Reranker's head, and the head of a checkpoint for classification.
 _PUBLISHED_ROWS = 151_669
 _CLASSIFIER = "score.weight"
@@ -176,7 +176,8 @@ def _is_published_qwen3(folder: Path) -> bool:
 def has_language_head(folder: Path, weights: Weights) -> bool:
     """Return whether these are the weights of a language model, and not of its body alone."""
     is_embedder = (folder / POOLING_FOLDER).is_dir()
-    return not is_embedder and weights.with_prefix_of(TOKENS).prefix == _BODY
+    has_head = HEAD in weights or weights.with_prefix_of(TOKENS).prefix == _BODY
+    return has_head and not is_embedder
 
 
 def has_scores(folder: Path) -> bool:
