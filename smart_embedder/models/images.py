@@ -15,6 +15,7 @@ from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +95,8 @@ class ImageReader:
                 return self._make_arrays(self._on_pillow, picture)
         try:
             return self._make_arrays(self._processor, picture)
+        except MemoryError:
+            raise
         except Exception as error:
             size = f"{picture.width} x {picture.height}"
             raise InvalidRequestError(
@@ -125,11 +128,19 @@ class PageReader(ImageReader):
         )
         return self.whole.image_processor
 
-    def _make_arrays(self, processor: Any, picture: Image.Image) -> Arrays:
+    def _make_arrays(self, processor: Any, picture: Any) -> Arrays:
         whole = copy(self.whole)
         whole.image_processor = processor
+        picture.convert = partial(_dereference, ref(picture))  # ColModernVBERT's would copy it.
         made = whole.process_images(images=[picture], return_tensors="pt")
-        return {name: tensor.numpy() for name, tensor in made.items() if name != "labels"}
+        arrays = {name: tensor.numpy() for name, tensor in made.items() if name != "labels"}
+        if (mask := arrays.get("pixel_attention_mask")) is not None:  # Eight bytes for each pixel.
+            arrays["pixel_attention_mask"] = mask.astype(bool)
+        return arrays
+
+
+def _dereference(picture: "ref[Image.Image]", *_: object) -> Image.Image | None:
+    return picture()
 
 
 def make_probe() -> ImageInput:
@@ -174,7 +185,7 @@ def decode(image: ImageInput, held: int = 0, processing: int = 0) -> Image.Image
             picture.load()
             ImageOps.exif_transpose(picture, in_place=True)
             return picture if picture.mode == "RGB" else picture.convert("RGB")
-    except InvalidRequestError:
+    except (InvalidRequestError, MemoryError):
         raise
     except UnidentifiedImageError:
         raise InvalidRequestError(

@@ -65,17 +65,19 @@ def find_truncations(works: list[ModelWork], request: EmbedRequest) -> list[Trun
 
 def reserve_vectors(works: list[ModelWork], answer: AnswerMemory) -> None:
     """Reserve memory for the vectors of all models; raises as `AnswerMemory.reserve`."""
-    size = tokens = 0
+    size = tokens = of_images = 0
     for work in works:
         lengths = [len(text.ids) for text in work.read]
         size += count_vector_bytes(work.model, work.outputs, lengths)
-        size += count_image_bytes(work.read)
+        of_images += count_image_bytes(work.read)
         tokens += sum(lengths)
     source, advice = f"{len(works[-1].texts)} texts", "send fewer texts"
     if any(work.outputs.colbert for work in works):
         source = f"{tokens} tokens"
         advice = "send fewer texts or shorter ones, or ask for no vector of each token"
-    answer.reserve(size, f"the vectors of these {source}", advice)
+    if of_images:
+        source, advice = f"{len(works[-1].texts)} texts and pictures", "send fewer pictures"
+    answer.reserve(size + of_images, f"the vectors of these {source}", advice)
 
 
 def count_vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:

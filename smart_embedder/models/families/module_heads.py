@@ -76,7 +76,7 @@ class TextTower(HeadedModule):
         device, dtype = self.whole.device, self.whole.dtype
         tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
         return {
-            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+            name: tensor.to(dtype if tensor.is_floating_point() else torch.int64)
             for name, tensor in tensors.items()
         }
 

@@ -93,6 +93,16 @@ def test_a_picture_is_decoded_upright_and_in_rgb(case) -> None:
     assert np.array_equal(decode(image), expected)
 
 
+def test_a_lack_of_memory_is_no_damaged_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhaust(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "load", exhaust)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", exhaust)
+    with pytest.raises(MemoryError):
+        decode(ImageInput(USABLE["PNG"]))
+
+
 def test_base64_with_line_breaks_is_read() -> None:
     url = data_url(save_picture(PICTURE))
     broken = "\r\n".join(url[start : start + 76] for start in range(0, len(url), 76))

@@ -1,5 +1,6 @@
 """Texts and pictures in one space, compared with transformers and sentence-transformers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from transformers import (
 
 from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.models.loader import load_embedder
-from smart_embedder.requests import EmbedRequest, ImageInput, Outputs, RerankRequest
+from smart_embedder.requests import (
+    AnswerMemory,
+    EmbedRequest,
+    ImageInput,
+    Outputs,
+    RerankRequest,
+)
 from tests.smart_embedder.engines import engine_on_cpu
 from tests.support.encoders import assert_close, embed, float32, load
 from tests.support.pictures import (
@@ -156,6 +163,19 @@ async def test_a_picture_that_cannot_be_used_is_named_by_its_index(clip) -> None
     async with engine_on_cpu(clip) as engine:
         with pytest.raises(InvalidRequestError, match="the input at index 1: the picture is none"):
             await engine.embed(EmbedRequest(["text", ImageInput(b"<svg/>")]))
+
+
+async def test_the_arrays_of_pictures_are_reserved_with_the_response(clip) -> None:
+    arrays = 3 * 32 * 32 * 4
+    async with engine_on_cpu(clip) as engine:
+        request = EmbedRequest(inputs_of(["text", PICTURES[0], PICTURES[1]]))
+        memory = AnswerMemory(2 * arrays + 40_000)
+        await engine.embed(replace(request, answer=memory))
+        assert memory.held > 2 * arrays
+        # The second picture may be decoded, but not all be held until the response is sent.
+        memory = AnswerMemory(2 * arrays)
+        with pytest.raises(InvalidRequestError, match="of these 3 texts and pictures need"):
+            await engine.embed(replace(request, answer=memory))
 
 
 async def test_a_model_for_texts_alone_refuses_pictures(tiny_m3) -> None:
