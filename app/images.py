@@ -3,6 +3,7 @@
 A picture is never fetched from an address. Its base64 is decoded where the picture is.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, GetCoreSchemaHandler
@@ -23,17 +24,25 @@ class ImageObject(BaseModel):
     image: Annotated[str, Field(description="A data URL in base64: data:image/png;base64,...")]
 
 
-class _OneError:
-    """Reports one error of the type `text_or_image` for an item that matches neither."""
+@dataclass(frozen=True)
+class OneError:
+    """Reports one error, of the type `kind`, for a value that matches no branch of a union."""
+
+    kind: str
+    message: str
 
     def __get_pydantic_core_schema__(self, source: Any, build: GetCoreSchemaHandler) -> CoreSchema:
         """Wrap the schema of the union."""
         return core_schema.custom_error_schema(
-            build(source), "text_or_image", custom_error_message="send a text or a picture"
+            build(source), self.kind, custom_error_message=self.message
         )
 
 
-TextOrImage = Annotated[str | ImageObject, Field(union_mode="left_to_right"), _OneError()]
+TextOrImage = Annotated[
+    str | ImageObject,
+    Field(union_mode="left_to_right"),
+    OneError("text_or_image", "send a text or a picture"),
+]
 TextsOrImages = Annotated[list[TextOrImage], FailFast()]
 
 

@@ -38,6 +38,7 @@ from app.dialects.sie_schemas import (
     SieItem,
     SieScores,
     SieSpans,
+    SieText,
     SieVectors,
 )
 from app.handler import Call, embed, extract, find_embedder, rerank
@@ -68,9 +69,11 @@ _TAG = {"name": SIE.name, "description": "In JSON or MessagePack."}
 router = Router(SIE, SieError, [_TAG], tags=[_TAG["name"]], dependencies=[DECLARE_MODEL])
 
 
-@router.work("/v1/encode/{model:path}", SieVectors, summary="Embed texts", responses=_FORMATS)
+@router.work(
+    "/v1/encode/{model:path}", SieVectors, summary="Embed texts or pictures", responses=_FORMATS
+)
 async def encode_items(body: EncodeBody, call: Call) -> Response:
-    """Embed each text, as dense, sparse or one vector for each token."""
+    """Embed each item, as dense, sparse or one vector for each token."""
     params = body.params or EncodeParams()
     options, types = params.options or EncodeOptions(), params.output_types or ["dense"]
     model = find_embedder(call)
@@ -82,7 +85,7 @@ async def encode_items(body: EncodeBody, call: Call) -> Response:
     side: Literal["query", "document"] = "query" if options.is_query else "document"
     replaces_dense = options.muvera is not None and "dense" in types
     request = EmbedRequest(
-        body.texts,
+        [item.input for item in body.items],
         Outputs("dense" in types and not replaces_dense, "sparse" in types, "multivector" in types),
         normalize_dense=options.normalize is not False,
         input_type=side if params.instruction is None else None,
@@ -155,10 +158,13 @@ def _convert(vectors: FloatArray, dtype: OutputDtype) -> dict[str, Any]:
     "/v1/score/{model:path}", SieScores, summary="Score texts for a query", responses=_FORMATS
 )
 async def score_items(body: ScoreBody, call: Call) -> Response:
-    """Score each text from 0 to 1, the best first."""
+    """Score each item from 0 to 1, the best first."""
     model = call.service.catalogue.reranker(call.path_params["model"])
     request = RerankRequest(
-        body.query.text, body.texts, normalize=True, instruction=body.instruction
+        body.query.text,
+        [item.input for item in body.items],
+        normalize=True,
+        instruction=body.instruction,
     )
     result = await rerank(call, request, model, "items")
     scores = [
@@ -174,7 +180,7 @@ async def score_items(body: ScoreBody, call: Call) -> Response:
     return await _respond(call, lambda: answer)
 
 
-def _name(items: Sequence[SieItem], index: int) -> str:
+def _name(items: Sequence[SieItem | SieText], index: int) -> str:
     name = items[index].id
     return f"item-{index}" if name is None else name
 
@@ -187,7 +193,8 @@ async def extract_items(body: ExtractItems, call: Call) -> Response:
     params = body.params or ExtractParams()
     options = params.options or ExtractOptions()
     model = call.service.catalogue.extractor(call.path_params["model"])
-    request = ExtractRequest(body.texts, params.labels, options.threshold or 0.0)
+    texts = [item.text for item in body.items]
+    request = ExtractRequest(texts, params.labels, options.threshold or 0.0)
     result = await extract(call, request, model, "items")
     return await _respond(call, partial(_spans, body, result, model))
 
@@ -227,14 +234,15 @@ def describe_model(model: ServedModel, service: Service) -> dict[str, Any]:
     status = service.status_of(model)
     is_loaded, makes = status.state is ModelState.READY, status.makes
     kinds = makes.kinds if makes else ()
-    dims = dict[str, int]()
+    dims, inputs = dict[str, int](), ["text"]
     if is_loaded and model.role.embeds:
         embedder = getattr(service.engine.loaded(model.name), model.role.value)
         widths = {"dense": embedder.dense_width, "colbert": embedder.colbert_width}
         dims = {_OUTPUTS[kind]: width for kind, width in widths.items() if kind in kinds}
+        inputs += ["image"] * embedder.reads_images
     return {
         "name": model.name,
-        "inputs": ["text"],
+        "inputs": inputs,
         "outputs": [_OUTPUTS[kind] for kind in kinds],
         "dims": dims,
         "loaded": is_loaded,

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from app.context import Dialect, Endpoint, ErrorFacts
 from app.dialects import fields
 from app.error_responses import NO_422
+from app.images import OneError
 from app.schemas import ForeignRequest, RequestModel
-from smart_embedder.requests import Purpose
+from smart_embedder.requests import ImageInput, Purpose
 
 # The codes by which its client retries, or raises errors of their own.
 _CODES = {
@@ -44,21 +46,60 @@ SIE = Dialect(
 _Refused = Annotated[fields.Unsupported, fields.allow_only()]
 
 
-class SieItem(RequestModel):
-    """A text. Pictures, sound and documents are refused."""
+class _Item(RequestModel):
+    """The name of an item, and the content that is refused."""
 
     model_config = ConfigDict(extra="ignore")
-    example: ClassVar[Mapping[str, JsonValue]] = {"text": "What is hybrid search?"}
 
     id: str | None = None
-    images: _Refused = None
     audio: _Refused = None
     video: _Refused = None
     document: _Refused = None
+
+
+class SieText(_Item):
+    """A text. Pictures, sound and documents are refused."""
+
+    example: ClassVar[Mapping[str, JsonValue]] = {"text": "What is hybrid search?"}
+
+    images: _Refused = None
     text: str
 
 
-Items = Annotated[list[SieItem], FailFast(), Field(json_schema_extra={"minItems": 1})]
+class SieImage(RequestModel):
+    """A file of a picture; JSON holds its base64."""
+
+    model_config = ConfigDict(extra="ignore")
+    example: ClassVar[Mapping[str, JsonValue]] = {"data": "iVBORw0KGgo="}
+
+    data: Annotated[bytes | str, OneError("picture", "send the picture's file, in base64 in JSON")]
+
+
+class SieItem(_Item):
+    """A text, or one picture if the model reads them. Sound and documents are refused."""
+
+    example: ClassVar[Mapping[str, JsonValue]] = {"text": "What is hybrid search?"}
+
+    images: Annotated[list[SieImage] | None, FailFast()] = None
+    text: str | None = None
+
+    @model_validator(mode="after")
+    def _hold_one_input(self) -> Self:
+        if len(self.images or ()) != (self.text is None):
+            raise PydanticCustomError("inputs", "send a text or one picture")
+        return self
+
+    @property
+    def input(self) -> str | ImageInput:
+        """The text or the picture."""
+        if self.text is not None:
+            return self.text
+        [image] = self.images or []
+        return ImageInput(image.data)
+
+
+_NOT_EMPTY = Field(json_schema_extra={"minItems": 1})
+Items = Annotated[list[SieItem], FailFast(), _NOT_EMPTY]
 
 
 class EncodeOptions(RequestModel):
@@ -95,25 +136,19 @@ class _SieRequest(ForeignRequest):
     dialect, reads_message_pack = SIE, True
     aliases = dict.fromkeys(("inputs", "input", "texts"), "items")
 
-    items: Items
-
-    @property
-    def texts(self) -> list[str]:
-        """The texts of the items."""
-        return [item.text for item in self.items]
-
 
 class EncodeBody(_SieRequest):
-    """Texts to embed."""
+    """Texts and pictures to embed."""
 
     endpoint = Endpoint("/v1/encode")
     example: ClassVar[Mapping[str, JsonValue]] = {"items": [{"text": "What is hybrid search?"}]}
 
+    items: Items
     params: EncodeParams | None = None
 
 
 class ScoreBody(_SieRequest):
-    """A query, and texts to score."""
+    """A query, and texts or pictures to score."""
 
     endpoint = Endpoint("/v1/score", Purpose.RERANKING)
     example: ClassVar[Mapping[str, JsonValue]] = {
@@ -121,7 +156,8 @@ class ScoreBody(_SieRequest):
         "items": [{"text": "It joins two rankings."}],
     }
 
-    query: SieItem
+    query: SieText
+    items: Items
     instruction: str | None = Field(None, description="The task, for rerankers that read one.")
     options: _Refused = None
 
@@ -152,6 +188,7 @@ class ExtractItems(_SieRequest):
     endpoint = Endpoint("/v1/extract")
     example: ClassVar[Mapping[str, JsonValue]] = {"items": [{"text": "Ada lived in London."}]}
 
+    items: Annotated[list[SieText], FailFast(), _NOT_EMPTY]
     params: ExtractParams | None = None
 
 

@@ -1,5 +1,6 @@
 """SIE's API: vectors, scores and spans in JSON and MessagePack, options, errors, model lists."""
 
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.app.conftest import answered, metric, serving
 from tests.app.dialects.conftest import dense
 from tests.support.classifiers import save_token_classifier
 from tests.support.formats import from_message_pack
+from tests.support.pictures import data_url, draw_picture, save_image_text, save_picture
 
 TEXTS = ["hybrid search", "", "река 世界", "vector " * 400]
 ITEMS = [{"id": "first", "text": TEXTS[0]}, *({"text": text} for text in TEXTS[1:])]
@@ -25,7 +27,12 @@ def client(tiny_m3: Path, tiny_reranker: Path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("sie")
     classifier = save_token_classifier(folder / "tiny-ner", "Bert")
     models = folder / "models.yaml"
-    models.write_text(f"- name: {classifier}\n  task: extract\n  load: start\n", "utf-8")
+    pictures = save_image_text(folder / "tiny-clip", "clip")
+    models.write_text(
+        f"- name: {classifier}\n  task: extract\n  load: start\n"
+        f"- name: {pictures}\n  load: start\n",
+        "utf-8",
+    )
     with serving(
         embedding_model=str(tiny_m3),
         reranker_model=str(tiny_reranker),
@@ -172,7 +179,7 @@ def test_entities_are_the_spans_of_extract(client) -> None:
 def test_its_client_gets_the_models_in_its_form(client) -> None:
     answered(client, "/extract", texts=["a"])
     models = client.get("/v1/models", headers=SDK).json()["models"]
-    embedder, reranker, extractor = models
+    embedder, reranker, extractor, pictures = models
     assert embedder | {"max_sequence_length": 0} == {
         "name": "tiny-m3",
         "inputs": ["text"],
@@ -185,12 +192,30 @@ def test_its_client_gets_the_models_in_its_form(client) -> None:
         "aliases": ["tiny-m3-embed", "BAAI/bge-m3"],
     }
     assert (reranker["outputs"], extractor["outputs"]) == (["score"], ["json"])
+    assert pictures["inputs"] == ["text", "image"]
     assert client.get("/v1/models/BAAI/bge-m3", headers=SDK).json() == embedder
     assert client.get("/v1/models").json()["object"] == "list"
     assert client.get("/v1/models/tiny-m3").json()["object"] == "model"
 
 
+def test_pictures_are_files_or_base64(client) -> None:
+    files = [save_picture(draw_picture(40, 50, seed)) for seed in range(2)]
+    body = {
+        "model": "tiny-clip",
+        "sentences": ["river", *({"image": data_url(file)} for file in files)],
+        "normalize_dense": True,
+    }
+    native = answered(client, "/embeddings/", **body)["data"]
+    images = [files[0], b64encode(files[1]).decode()]
+    items = [{"text": "river"}, *({"images": [{"data": image}]} for image in images)]
+    encoded = encode(client, "/v1/encode/tiny-clip", items)
+    for item, expected in zip(encoded, native, strict=True):
+        dense = np.float32(expected["embeddings"]["dense"])
+        assert item["dense"]["values"].tobytes() == dense.tobytes()
+
+
 ONE = {"items": [{"text": "a"}]}
+PICTURE = {"items": [{"images": [{"data": b"GIF", "format": "gif"}]}]}
 
 
 @pytest.mark.parametrize(
@@ -201,13 +226,37 @@ ONE = {"items": [{"text": "a"}]}
         ("score/tiny-ner", ONE | {"query": {"text": "a"}}, 404, "MODEL_NOT_FOUND", "rerankers"),
         ("extract/tiny-m3", ONE, 404, "MODEL_NOT_FOUND", "models with the task extract are"),
         ("encode/tiny-m3", {"items": []}, 400, "INVALID_INPUT", "The list items is empty"),
-        ("encode/tiny-m3", {"items": [{"id": "a"}]}, 400, "INVALID_INPUT", "field text is missing"),
-        ("encode/tiny-m3", {"items": [{"text": "a"}] * 41}, 400, "INVALID_INPUT", "at most 40 are"),
+        ("encode/tiny-m3", {"items": [{"id": "a"}]}, 400, "INVALID_INPUT", "a text or one picture"),
+        ("encode/tiny-clip", PICTURE, 400, "INVALID_INPUT", "picture"),
         (
-            "encode/tiny-m3",
-            {"items": [{"images": [{"data": b"GIF", "format": "gif"}]}]},
-            *(400, "INVALID_INPUT", "The field items[0].images: this is not supported here"),
+            "encode/tiny-clip",
+            {"items": [{"images": [{"data": "http://a/b.png"}]}]},
+            *(400, "INVALID_INPUT", "base64"),
         ),
+        (
+            "encode/tiny-clip",
+            {"items": [{"images": [{"data": 3}]}]},
+            *(
+                400,
+                "INVALID_INPUT",
+                "items[0].images[0].data: send the picture's file, in base64 in",
+            ),
+        ),
+        (
+            "encode/tiny-clip",
+            {"items": [PICTURE["items"][0] | {"text": "a"}]},
+            *(400, "INVALID_INPUT", "The field items[0]: send a text or one picture"),
+        ),
+        (
+            "score/tiny-reranker",
+            PICTURE | {"query": {"text": "a"}},
+            400,
+            "INVALID_INPUT",
+            "no pictures",
+        ),
+        ("extract/tiny-ner", PICTURE, 400, "INVALID_INPUT", "[0].images: this is not supported"),
+        ("encode/tiny-m3", {"items": [{"text": "a"}] * 41}, 400, "INVALID_INPUT", "at most 40 are"),
+        ("encode/tiny-m3", PICTURE, 400, "INVALID_INPUT", "Tiny-m3 reads no pictures: send texts"),
         (
             "encode/tiny-m3",
             ONE | {"params": {"options": {"profile": "fast"}}},
