@@ -236,8 +236,8 @@ class EngineSettings(BaseModel):
     """hub id or folder of a cross-encoder, or of a language model that reranks; or
     `late-interaction`, in which `EMBEDDING_MODEL` scores the passages; or `none`"""
     reranker_kind: str | None = None
-    """how `RERANKER_MODEL` is read, where its files do not say it: of several labels the one that
-    means relevant, or the template of a language model: see docs/models.md"""
+    """how to read `RERANKER_MODEL`, if its files do not say: the label that means relevant, or the
+    template of a language model: see docs/models.md"""
     model_revision: str | None = None
     """branch, tag or commit of `EMBEDDING_MODEL` on the hub; not set, the newest"""
     dense_model_revision: str | None = None
@@ -247,12 +247,11 @@ class EngineSettings(BaseModel):
     models: tuple[ModelEntry, ...] | None = None
     """YAML or TOML file of further models, such as `models.yaml`: see docs/models.md"""
     model_memory_threshold: Share = 0.9
-    """share of the memory (on a CPU, of the control group's or the machine's) above which the least
-    recently used models of `MODELS` are unloaded"""
+    """share of the memory above which the least recently used models of `MODELS` are unloaded"""
     hf_home: Path = Path("~/.cache/huggingface")
     """folder of downloaded models, which are in `hub` below it"""
     hf_hub_offline: bool = False
-    """use only models that are on the disk; never ask the hub"""
+    """use only models on the disk; never ask the hub"""
 
     device: DeviceNames = "auto"
     """`cuda`, `mps`, `cpu`, or several workers behind one queue, such as `cuda:0,cuda:1`, or
