@@ -152,3 +152,18 @@ def test_without_a_model_for_it_extraction_says_how_to_add_one(tiny_m3: Path) ->
         answer = plain.post("/extract", json={"texts": ["a"]})
     assert answer.status_code == 404
     assert "give a model of MODELS the task extract" in answer.json()["detail"]
+
+
+def test_tokens_are_charged_to_a_named_token(tiny_m3: Path, classifier: Path, tmp_path) -> None:
+    tokens, models = tmp_path / "tokens", tmp_path / "models.yaml"
+    tokens.write_text("alice:secret\ntokens_per_minute=5 weight=2\n")
+    models.write_text(f"- name: {classifier}\n  task: extract\n", "utf-8")
+    settings = {"models": read_model_entries(models), "api_tokens_file": tokens}
+    headers = {"Authorization": "Bearer secret"}
+    with serving(embedding_model=str(tiny_m3), **settings) as app:
+        answers = [app.post("/extract", json={"texts": TEXTS}, headers=headers) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 429]
+        assert "tokens_per_minute of alice" in answers[1].json()["detail"]
+        used = answers[0].json()["usage"]["total_tokens"]
+        line = f'embedder_client_tokens_total{{client="alice"}} {used:.1f}'
+        assert line in app.get("/metrics").text.splitlines()
