@@ -231,12 +231,14 @@ class ModelAbilities:
     """The abilities of a model, as in /v1/models and /info.
 
     `kinds` are `dense`, `sparse` or `colbert`, `scores` of a reranker, or `spans`. `input_types`
-    are those that change how it reads a text, and `max_length` is its token limit.
+    are those that change how it reads a text, `max_length` is its token limit, and `reads_images`
+    is as in `Embedder`.
     """
 
     kinds: tuple[str, ...]
     input_types: tuple[str, ...]
     max_length: int
+    reads_images: bool = False
 
     @classmethod
     def of(cls, model: Model, task: str) -> Self:
@@ -246,7 +248,7 @@ class ModelAbilities:
         embedder = cast(Embedder, model)
         kinds = tuple(kind for kind in VECTORS if getattr(embedder.kinds, kind))
         types = tuple(kind for kind in get_args(InputType) if has_prompt_for(embedder, kind))
-        return cls(kinds, types, model.max_length)
+        return cls(kinds, types, model.max_length, embedder.reads_images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,12 @@ def test_pictures_and_texts_are_embedded_in_the_order_of_the_request(images_clie
         assert alone["embeddings"]["dense"] == pytest.approx(dense, abs=1e-5)
 
 
+def test_the_models_that_read_pictures_are_listed(images_client, client) -> None:
+    for served, reads in ((images_client, True), (client, False)):
+        (model, *_) = served.get("/health").json()["served_models"]
+        assert model["makes"]["reads_images"] is reads
+
+
 def test_late_interaction_ranks_pictures(images_client) -> None:
     passages = [{"image": URL}, "river", {"image": OTHER}]
     answer = answered(images_client, "/rerank", query="hybrid search", passages=passages)

@@ -39,4 +39,4 @@ class PlainEmbedder:
     pooling = "mean"
     prompts: Mapping[str, str] = MappingProxyType({})
     default_prompt = ""
-    reads_input_type = False
+    reads_input_type = reads_images = False
