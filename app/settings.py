@@ -226,14 +226,13 @@ class Settings(EngineSettings, BaseSettings):
     """serve the page at `/ui`"""
     model_aliases: ModelAliases | None = None
     """further names of models, such as
-    `text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`; the hub id and its
-    last part are always names"""
+    `text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`"""
     token_ids: TokenIds | None = None
-    """table with which the token ids are decoded that clients of OpenAI send instead of texts (400
-    without it)"""
+    """table that decodes the token ids that OpenAI's clients send instead of texts (400 without
+    it)"""
     tiktoken_cache_dir: Path | None = None
-    """folder with the file of this table, under tiktoken's name; not needed if litellm or
-    llama-index-core is installed, which carry it"""
+    """folder with this table's file, under tiktoken's name; not needed if litellm or
+    llama-index-core is installed"""
 
     request_timeout: Seconds = 90
     """seconds of a whole request, until its response is rendered (504)"""

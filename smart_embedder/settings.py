@@ -292,7 +292,7 @@ class EngineSettings(BaseModel):
     """most pairs in one forward of Qwen3-Reranker; the launcher sets it by the memory"""
 
     embedding_cache_bytes: CacheBytes = 0
-    """most bytes of vectors that a process caches; 0 switches the cache off"""
+    """most bytes of vectors that a process caches; 0 is off"""
 
     max_queue_size: Requests = 200
     """embedding requests that may wait; more get 503 after half a second"""
