@@ -206,7 +206,6 @@ class Paths:
         for pattern, facts in self._templates.items():
             if pattern.match(path):
                 return facts
-        dialects = (
-            dialect for prefix, dialect in self._below.items() if f"{path}/".startswith(prefix)
-        )
-        return PathFacts(dialects=(next(dialects, NATIVE),))
+        prefixes = [prefix for prefix in self._below if f"{path}/".startswith(prefix)]
+        dialect = self._below[max(prefixes, key=len)] if prefixes else NATIVE
+        return PathFacts(dialects=(dialect,))

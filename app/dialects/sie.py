@@ -66,7 +66,10 @@ _FORMATS: dict[int | str, dict[str, Any]] = {
 
 
 _TAG = {"name": SIE.name, "description": "In JSON or MessagePack."}
-router = Router(SIE, SieError, [_TAG], tags=[_TAG["name"]], dependencies=[DECLARE_MODEL])
+_BELOW = ("/v1/encode/", "/v1/score/", "/v1/extract/")
+router = Router(
+    SIE, SieError, [_TAG], below=_BELOW, tags=[_TAG["name"]], dependencies=[DECLARE_MODEL]
+)
 
 
 @router.work(

@@ -8,6 +8,7 @@ from app.context import NATIVE
 from app.dialects.cohere import COHERE
 from app.dialects.ollama import OLLAMA
 from app.dialects.openai import OPENAI
+from app.dialects.sie_schemas import SIE
 from app.dialects.tei_schemas import TEI
 from app.formats import media_type_of
 from app.headers import is_bulk, parse_preferences, read_preference
@@ -35,6 +36,9 @@ from tests.support.paths import PATHS
         ("/openai/deployments/x/embeddings", "/v1/embeddings", (OPENAI,)),
         ("/openai/deployments/x/chat", None, (OPENAI,)),
         ("/openair", None, (NATIVE,)),
+        ("/v1/score/own/model", "/v1/score", (SIE,)),
+        # No path of the service has a line feed.
+        ("/v1/score/own\nmodel", None, (SIE,)),
     ],
 )
 def test_a_path_has_an_endpoint_and_its_dialects(path, endpoint, dialects) -> None:
