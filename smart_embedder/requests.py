@@ -5,6 +5,7 @@ from binascii import a2b_base64
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from string import whitespace
 from typing import Any, Literal
 
 import numpy as np
@@ -157,9 +158,9 @@ class ImageInput:
         """Return the file; raises `InvalidRequestError` if it is no base64."""
         if isinstance(self.content, bytes):
             return self.content
-        encoded = self.content[self.content.find(",") + 1 :]
         try:
-            return a2b_base64("".join(encoded.split()), strict_mode=True)
+            encoded = self.content[self.content.find(",") + 1 :].encode("ascii")
+            return a2b_base64(encoded.translate(None, whitespace.encode()), strict_mode=True)
         except ValueError as error:
             raise InvalidRequestError(f"the picture is not valid base64: {error}") from None
 

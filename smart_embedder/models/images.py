@@ -183,6 +183,8 @@ def decode(image: ImageInput, held: int = 0, processing: int = 0) -> Image.Image
         with Image.open(BytesIO(image.read()), formats=FORMATS) as picture:
             _check_limits(picture, image, held, processing)
             picture.load()
+            # The orientation of a PNG may follow its pixels.
+            _check_limits(picture, image, held, processing)
             ImageOps.exif_transpose(picture, in_place=True)
             return picture if picture.mode == "RGB" else picture.convert("RGB")
     except (InvalidRequestError, MemoryError):
@@ -214,7 +216,9 @@ def _check_limits(picture: Image.Image, image: ImageInput, held: int, processing
         raise InvalidRequestError("the picture has several frames: send one of them")
     stored = _OF_MODE.get(picture.mode, _RGB)
     per_pixel = max(stored, _RGB + processing)
-    if picture.getexif().get(_ORIENTATION, 1) != 1:
+    # Pillow would decode a PNG here to find an orientation behind its pixels.
+    is_known = picture.format != "PNG" or "exif" in picture.info
+    if is_known and picture.getexif().get(_ORIENTATION, 1) != 1:
         per_pixel = max(per_pixel, 2 * stored)
     if picture.mode != "RGB":
         per_pixel = max(per_pixel, stored + _RGB)

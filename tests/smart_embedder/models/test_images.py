@@ -1,6 +1,7 @@
 """Decoding of pictures: what Pillow reads, and the limits that are checked before it decodes."""
 
 import struct
+import tracemalloc
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -64,10 +65,17 @@ def test_an_unusable_file_is_refused_in_one_sentence(case) -> None:
         decode(ImageInput(content))
 
 
-def save_rotated(picture: Image.Image) -> bytes:
+def save_rotated(picture: Image.Image, format_: str = "JPEG") -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
-    return save_picture(picture, "JPEG", exif=exif)
+    return save_picture(picture, format_, exif=exif)
+
+
+def move_orientation_behind_pixels(png: bytes) -> bytes:
+    """Move the chunk eXIf of a PNG to its end."""
+    end, start = png.index(b"IEND") - 4, png.index(b"eXIf") - 4
+    stop = start + 12 + int.from_bytes(png[start : start + 4], "big")
+    return png[:start] + png[stop:end] + png[start:stop] + png[end:]
 
 
 USABLE = {
@@ -81,6 +89,7 @@ USABLE = {
     "16 bits": save_picture(Image.fromarray(np.arange(2400, dtype=np.uint16).reshape(40, 60))),
     "phone's": save_picture(PICTURE, "MPO", save_all=True, append_images=[draw_picture(8, 8)]),
     "rotated": save_rotated(PICTURE),
+    "rotated behind pixels": move_orientation_behind_pixels(save_rotated(PICTURE, "PNG")),
 }
 
 
@@ -109,6 +118,17 @@ def test_base64_with_line_breaks_is_read() -> None:
     assert np.array_equal(decode(ImageInput(broken)), PICTURE)
 
 
+def test_base64_with_a_space_between_all_letters_takes_little_memory() -> None:
+    image = ImageInput("Q Q " * 2**18)
+    tracemalloc.start()
+    try:
+        assert len(image.read()) == 3 * 2**17
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak <= 4 * len(image)
+
+
 @pytest.mark.parametrize(
     ("case", "per_pixel"),
     [
@@ -116,6 +136,7 @@ def test_base64_with_line_breaks_is_read() -> None:
         ("transparent", 8),
         ("one bit", 5),
         ("rotated", 8),
+        ("rotated behind pixels", 8),
         ("progressive JPEG", 10),
         ("WebP", 16),
     ],
@@ -125,6 +146,12 @@ def test_memory_is_checked_before_decoding(case, per_pixel) -> None:
     decode(ImageInput(content, AnswerMemory(needed)), held=5)
     with pytest.raises(InvalidRequestError, match=f"60 x 40 pixels .* need {needed} bytes, and"):
         decode(ImageInput(content, AnswerMemory(needed - 1)), held=5)
+
+
+def test_a_png_beyond_the_memory_is_refused_before_its_pixels_are_read() -> None:
+    content = png_of(8000, 8000)  # Reading its pixels would fail, as it has none.
+    with pytest.raises(InvalidRequestError, match="8000 x 8000 pixels .* need 256000000 bytes"):
+        decode(ImageInput(content, AnswerMemory(1000)))
 
 
 @pytest.mark.parametrize("processor", [CLIPImageProcessorPil, Gemma4ImageProcessorPil])
