@@ -6,7 +6,7 @@ Jina, Voyage, Mixedbread and vLLM have the same rerank API.
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import (
@@ -15,6 +15,8 @@ from pydantic import (
     FailFast,
     Field,
     JsonValue,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -286,31 +288,49 @@ class CohereEmbedRequest(ForeignRequest):
         Field(description="Instead of `texts`: objects whose `content` is one text or image."),
     ] = None
     max_tokens: int | None = Field(None, ge=1, description="Texts are cut to this many tokens.")
+    _field: str = PrivateAttr("texts")
 
-    @model_validator(mode="before")
+    @property
+    def field(self) -> str:
+        """The field in which the client sent the texts and images."""
+        return self._field
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _read_inputs(cls, value: Any) -> Any:
+    def _move_inputs(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         """Move the texts and images of other fields to `texts`."""
         if not isinstance(value, dict) or value.get("texts"):
-            return value
-        if isinstance(images := value.get("images"), list):
-            return value | {"texts": [{"image": image} for image in images], "images": None}
-        inputs = value.get("inputs")
-        if not isinstance(inputs, list):
-            return value
-        texts: list[Any] = []
-        for item in inputs:
-            match item:
-                case {"content": [{"type": "text", "text": str(text)}]}:
-                    texts.append(text)
-                case {"content": [{"type": "image_url", "image_url": {"url": str(url)}}]}:
-                    texts.append({"image": url})
-                case _:
-                    raise PydanticCustomError(
-                        "inputs",
-                        "each item of the field inputs must have content of one text or image",
-                    )
-        return value | {"texts": texts, "inputs": None}
+            return validate(value)
+        for field, read in (("images", _read_images), ("inputs", _read_inputs)):
+            if isinstance(sent := value.get(field), list):
+                body = validate(value | {"texts": read(sent), field: None})
+                body._field = field  # noqa: SLF001 - of this class
+                return body
+        return validate(value)
+
+
+def _read_images(images: list[Any]) -> list[Any]:
+    """Return the items of `images` as those of `texts`."""
+    if not all(isinstance(image, str) for image in images):
+        raise PydanticCustomError("images", "each item of the field images must be a data URL")
+    return [{"image": image} for image in images]
+
+
+def _read_inputs(inputs: list[Any]) -> list[Any]:
+    """Return the items of `inputs` as those of `texts`."""
+    texts: list[Any] = []
+    for item in inputs:
+        match item:
+            case {"content": [{"type": "text", "text": str(text)}]}:
+                texts.append(text)
+            case {"content": [{"type": "image_url", "image_url": {"url": str(url)}}]}:
+                texts.append({"image": url})
+            case _:
+                raise PydanticCustomError(
+                    "inputs",
+                    "each item of the field inputs must have content of one text or image",
+                )
+    return texts
 
 
 class CohereEmbeddings(BaseModel):
@@ -359,7 +379,7 @@ async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response
         input_type = "search_document"
     task = fields.TASKS[input_type]
     request = EmbedRequest(
-        read_images(body.texts, "texts"),
+        read_images(body.texts, body.field),
         normalize_dense=True,
         truncation=fields.build_truncation(body.truncate, max_tokens=body.max_tokens),
         # A model without a prompt for classification or clustering reads the text as a document.
@@ -367,7 +387,7 @@ async def _embed(body: CohereEmbedRequest, call: Call, version: str) -> Response
         preferred_prompts=task.prompts,
         dimensions=body.output_dimension,
     )
-    result = await embed(call, request, field="texts", model=model)
+    result = await embed(call, request, field=body.field, model=model)
     render = partial(_render_embeddings, body, result, call.context.request_id, version)
     return await call.render(render)
 

@@ -83,6 +83,19 @@ def test_coheres_input_type_of_images_needs_images(images_client) -> None:
     assert "input_type may be image for images alone" in response.json()["message"]
 
 
+def test_coheres_errors_name_the_field_that_was_sent(images_client) -> None:
+    content = [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]
+    for body, message in (
+        ({"images": ["https://example.com/a.png"]}, "the image at /images/0 must be a data URL"),
+        ({"inputs": [{"content": content}]}, "the image at /inputs/0 must be a data URL"),
+        ({"images": [URL] * 2000}, "the list images holds 2000"),
+        ({"images": [5]}, "each item of the field images must be a data URL"),
+    ):
+        response = images_client.post("/v2/embed", json=body)
+        assert response.status_code == 400
+        assert message in response.json()["message"].replace("The ", "the ")
+
+
 @pytest.mark.parametrize(
     ("image", "message"),
     [
