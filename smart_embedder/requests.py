@@ -159,7 +159,7 @@ class ImageInput:
         if isinstance(self.content, bytes):
             return self.content
         try:
-            encoded = self.content[self.content.find(",") + 1 :].encode("ascii")
+            encoded = self.content[self.content.find(",") + 1 :].encode()
             return a2b_base64(encoded.translate(None, whitespace.encode()), strict_mode=True)
         except ValueError as error:
             raise InvalidRequestError(f"the picture is not valid base64: {error}") from None

@@ -37,7 +37,8 @@ MAX_PIXELS = 2**26
 # Processors enlarge the shorter side of a narrow picture, and the longer one with it.
 MAX_ASPECT = 20
 # Bytes of a pixel in Pillow: in RGB and, unless they are as many, in other modes.
-_RGB, _OF_MODE = 4, {"1": 1, "L": 1, "P": 1, "I;16": 2}
+# Pictures of 16 bits are copied once before.
+_RGB, _OF_MODE = 4, {"1": 1, "L": 1, "P": 1, "I;16": 2 * 2}
 # libjpeg holds the coefficients of a progressive picture, and libwebp its canvas three times.
 _PROGRESSIVE, _WEBP = 6, 12
 # A copy of the pixels in NumPy, and one in Pillow to resize it.
@@ -175,6 +176,7 @@ def _resize(processor: Any, image: Any, size: SizeDict, **options: Any) -> Any:
 def decode(image: ImageInput, held: int = 0, processing: int = 0) -> Image.Image:
     """Decode a picture, upright and in RGB, as `load_image` of transformers does.
 
+    The exception are gray pictures of 16 bits, of which that reads all but the darkest as white.
     The request holds `held` bytes of other pictures, and `processing` bytes for each pixel of this
     one are used later. Raises `InvalidRequestError` before anything is decoded if a limit is
     exceeded, and for a file that is no picture or is damaged.
@@ -186,6 +188,8 @@ def decode(image: ImageInput, held: int = 0, processing: int = 0) -> Image.Image
             # The orientation of a PNG may follow its pixels.
             _check_limits(picture, image, held, processing)
             ImageOps.exif_transpose(picture, in_place=True)
+            if picture.mode == "I;16":  # Keep the higher bits, as Pillow does of other modes.
+                return picture.point(lambda value: value * (1 / 256)).convert("RGB")
             return picture if picture.mode == "RGB" else picture.convert("RGB")
     except (InvalidRequestError, MemoryError):
         raise
