@@ -32,6 +32,7 @@ _CLOCK_TICK_NS = 2_000_000_000
 
 # A line below a token: its limits and its weight. Without a colon it is no token.
 _TERM = re.compile(r"(requests_per_minute|tokens_per_minute|weight)=([0-9]{1,12})")
+_TERM_NAME = re.compile(r"(requests_per_minute|tokens_per_minute|weight)\b")
 _MAX_WEIGHT = 100
 
 _PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
@@ -181,6 +182,11 @@ def _parse_tokens(text: str, file: Path) -> tuple[dict[str, bytes], dict[str, To
             raise StartupError(
                 f"API_TOKENS_FILE={file}: line {number} is not name:token with a unique name"
             )
+        if _TERM_NAME.match(name):  # Otherwise its number would be a token, easy to guess.
+            raise StartupError(
+                f"API_TOKENS_FILE={file}: line {number} begins with the name of a limit and has a "
+                "colon: write limits as in requests_per_minute=600, and give tokens other names"
+            )
         if name == DEFAULT_NAME:
             raise StartupError(
                 f"API_TOKENS_FILE={file}: line {number} has the name {DEFAULT_NAME}, which is "
@@ -203,6 +209,8 @@ def _parse_terms(line: str, terms: TokenTerms, place: str) -> TokenTerms:
         if not value or (name == "weight" and value > _MAX_WEIGHT):
             allowed = f"1 to {_MAX_WEIGHT}" if name == "weight" else "1 or more"
             raise StartupError(f"{place} has {word}: {name} is {allowed}")
+        if getattr(terms, name) not in {getattr(TokenTerms(), name), value}:
+            raise StartupError(f"{place} has {word}, and {name} is set already for its token")
         terms = replace(terms, **{name: value})
     return terms
 

@@ -213,6 +213,9 @@ def test_what_a_token_has_used_stays_counted_when_the_file_changes(file: Path) -
         ("alice:one\nrequests=5\n", "line 2 is not name:token, and no limits of the token above"),
         ("alice:one\nrequests_per_minute=1.5\n", "line 2 is not name:token"),
         ("alice:one\nweight = 2\n", "line 2 is not name:token"),
+        ("alice:one\ntokens_per_minute: 600\n", "line 2 begins with the name of a limit and has"),
+        ("alice:one\nweight=2 # bulk: half\n", "line 2 begins with the name of a limit and has a"),
+        ("alice:one\nweight=2\nweight=3\n", "line 3 has weight=3, and weight is set already for"),
     ],
 )
 def test_limits_that_cannot_be_read_stop_the_start(file: Path, content: str, message: str) -> None:
