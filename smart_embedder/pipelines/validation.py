@@ -64,7 +64,25 @@ def check_embedding(models: LoadedModels, request: EmbedRequest) -> str:
             "the option return_tokens has no effect on dense vectors, which no token stands "
             "behind: leave it out, or ask for sparse or colbert"
         )
-    return _find_prompt(models, outputs, request)
+    prompt = _find_prompt(models, outputs, request)
+    _check_text_options(models.embedder, request)
+    return prompt
+
+
+def _check_text_options(embedder: Embedder, request: EmbedRequest) -> None:
+    """Raise `InvalidRequestError` for options of texts that do not fit these inputs."""
+    has_texts = str in set(map(type, request.texts))
+    for option in ("prompt", "prompt_name"):
+        if getattr(request, option) is not None and not has_texts:
+            raise InvalidRequestError(
+                f"the option {option} has no effect on pictures: leave it out"
+            )
+    are_queries = has_texts and getattr(embedder, "reads_texts_as_queries", False)
+    if request.colbert_pool_factor is not None and are_queries:
+        raise InvalidRequestError(
+            f"the option colbert_pool_factor is for documents, and {embedder.name} reads texts as "
+            "queries, which need all of their vectors: leave it out, or send pictures alone"
+        )
 
 
 def check_images(texts: Sequence[str | ImageInput], model: Model) -> None:

@@ -131,6 +131,14 @@ def test_a_model_for_texts_alone_answers_422(client) -> None:
     assert "reads no pictures" in ranked.json()["detail"]
 
 
+def test_a_prompt_needs_a_text(images_client) -> None:
+    body = {"sentences": [{"image": URL}], "prompt": "search: "}
+    response = images_client.post("/embeddings/", json=body)
+    assert response.status_code == 422
+    assert "option prompt has no effect on pictures" in response.json()["detail"]
+    answered(images_client, "/embeddings/", **body | {"sentences": ["river", {"image": URL}]})
+
+
 @pytest.mark.parametrize("kind", ["image/png", "image/jpeg", "IMAGE/JPG", "image/webp"])
 def test_data_urls_of_known_types_are_read(kind) -> None:
     content = save_picture(draw_picture(4, 4))

@@ -228,6 +228,7 @@ class PageEmbedder(ImageEmbedder):
     pooling = "colbert"
     normalizes = False
     reads_input_type = True
+    reads_texts_as_queries = True
 
     def __init__(
         self,

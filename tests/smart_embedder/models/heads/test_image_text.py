@@ -1,6 +1,7 @@
 """Texts and pictures in one space, compared with transformers and sentence-transformers."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,10 @@ async def test_late_interaction_ranks_pictures_of_pages_for_a_query(tmp_path) ->
         assert result.tokens == len(query) + sum(map(len, pages))
         with pytest.raises(InvalidRequestError, match="reads texts as queries, and documents as"):
             await engine.rerank(RerankRequest("hybrid search", ["a document"]))
+        pooled = partial(EmbedRequest, outputs=Outputs(colbert=True), colbert_pool_factor=2)
+        await engine.embed(pooled(inputs_of(PICTURES)))
+        with pytest.raises(InvalidRequestError, match="reads texts as queries, which need all of"):
+            await engine.embed(pooled(["hybrid search", *inputs_of(PICTURES)]))
 
 
 def test_a_long_query_keeps_the_tokens_around_it(tmp_path) -> None:
