@@ -40,6 +40,8 @@ missing_programs() {
     || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
   command -v kubectl > /dev/null \
     || echo "kubectl is not installed: the tests of what kustomize makes of deploy/kubernetes are skipped."
+  command -v helm > /dev/null || [[ -x .venv-manifests/bin/helm ]] \
+    || echo "helm is not installed: the tests of the chart in deploy/helm are skipped."
   command -v qemu-aarch64 > /dev/null \
     || echo "qemu-user is not installed: the tests of the kernels for ARM are skipped."
   command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
