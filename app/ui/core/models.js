@@ -23,6 +23,7 @@ function offer({ name, state, reason, makes }, key = name) {
     kinds: makes?.kinds ?? null,
     inputTypes: makes?.input_types ?? null,
     maxLength: makes?.max_length ?? null,
+    readsImages: makes?.reads_images ?? false,
   };
 }
 
@@ -48,6 +49,7 @@ function pair(dense, rest) {
     makers: [one.label, other.label],
     kinds: one.kinds && others ? ["dense", ...others] : null,
     inputTypes: [...new Set([...(one.inputTypes ?? []), ...(other.inputTypes ?? [])])],
+    readsImages: one.readsImages && shown.readsImages,
   };
   return [both, other];
 }

@@ -4,6 +4,7 @@ import { element, svg } from "../core/dom.js";
 import { decimal } from "../core/format.js";
 import { piecesOf, plainTokens } from "../core/tokens.js";
 import { nameOf } from "./passages.js";
+import { thumbnailOf } from "./pictures.js";
 
 export const NAMES = {
   dense: ["Dense", "by meaning"],
@@ -82,6 +83,7 @@ export class Columns {
   }
 
   #hit(kind, { chunk, score, moved }, rank, { passages, tokens, terms }) {
+    const { text, file } = passages[chunk];
     const button = element(
       "button",
       { type: "button", class: "hit", "data-chunk": chunk },
@@ -92,7 +94,7 @@ export class Columns {
         moved && element("span.moved", moved),
         element("span.number", decimal(score, DIGITS[kind] ?? 3)),
       ),
-      element("span.snippet", snippet(passages[chunk].text, tokens.get(chunk), terms)),
+      file ? thumbnailOf(file) : element("span.snippet", snippet(text, tokens.get(chunk), terms)),
     );
     button.onclick = () => this.choose(chunk);
     return button;

@@ -7,7 +7,7 @@ import { timeForward } from "../core/timing.js";
 import { LatestWork } from "../core/work.js";
 import { Columns, NAMES, ROWS } from "./columns.js";
 import { FORMAT, waitOf } from "./index_panel.js";
-import { indexTexts } from "./indexing.js";
+import { indexPassages } from "./indexing.js";
 import { PassageIndex } from "./passage_index.js";
 import { lettersOf } from "./passages.js";
 import { CANDIDATES, compareRankings, merge } from "./ranking.js";
@@ -92,8 +92,7 @@ export class ComparisonPanel {
       this.#indexes[1]?.close();
       const index = new PassageIndex();
       this.#indexes[1] = index;
-      const texts = this.#passages.map(({ text }) => text);
-      await indexTexts(texts, index, model, format, {
+      await indexPassages(this.#passages, index, model, format, {
         signal,
         onProgress: (progress) => this.#follow(progress, format),
         onWait: (seconds, error) => this.#tell(waitOf(seconds, error), true),

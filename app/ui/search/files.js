@@ -1,4 +1,4 @@
-/** Reads files and folders of the user as texts, and counts skipped files by reason. */
+/** Reads files and folders of the user as texts and pictures, and counts skipped files by reason. */
 
 import { ApiError } from "../core/api.js";
 import { bytes, count, plural } from "../core/format.js";
@@ -8,6 +8,8 @@ const MOST_BYTES = 10_000_000;
 const LONGEST_TITLE = 80;
 /** Endings that browsers do not know as text; names without an ending, such as README, are read too. */
 const READ = /^[^.]+$|\.(txt|md|markdown|html?|xhtml|csv|tsv|jsonl?|rst|adoc|org|tex|log)$/i;
+/** The pictures that the service reads, by their types. */
+const PICTURE = /^image\/(png|jpeg|webp|gif)$/;
 const HTML = /\.x?html?$/i;
 const BLOCKS =
   "address,article,aside,blockquote,dd,div,dl,dt,figure,footer,form,h1,h2,h3,h4,h5,h6,header,hr,li," +
@@ -18,6 +20,7 @@ const NO_TEXT = "script,style,template,noscript,svg,math,iframe,object";
 const REASONS = {
   pdf: "PDF (convert it to text first, for example with pdftotext)",
   type: "neither text, Markdown nor HTML",
+  picture: "with a picture, which the embedding model does not read",
   hidden: "hidden",
   large: `larger than ${bytes(MOST_BYTES)}`,
   encoding: "not in UTF-8",
@@ -84,18 +87,19 @@ async function* partsOf(folder) {
 }
 
 /**
- * Reads files in the order of their paths until `take({title, text})` returns false or `signal` is
- * aborted. Returns a sentence on the skipped files.
+ * Reads files in the order of their paths until `take({title, text, file})` returns false or `signal`
+ * is aborted; only a picture has its `file`, with the text "". Returns a sentence on the skipped files,
+ * which pictures are unless `readsImages`.
  */
-export async function readFiles(files, take, onProgress, signal) {
+export async function readFiles(files, take, onProgress, signal, readsImages = false) {
   const left = {};
   const total = files.length;
   const ordered = files.toSorted((a, b) => (a.path < b.path ? -1 : 1));
   for (const [i, { path, open }] of ordered.entries()) {
     onProgress(`Reading file ${count(i + 1)} of ${count(total)}`);
-    const { text, reason } = await textOf(path, open);
+    const { reason, ...content } = await contentOf(path, open, readsImages);
     if (reason) left[reason] = (left[reason] ?? 0) + 1;
-    const isEnough = !reason && !take({ title: titleOf(path), text });
+    const isEnough = !reason && !take({ title: titleOf(path), ...content });
     if (isEnough || signal.aborted) {
       left.late = total - i - 1;
       break;
@@ -110,15 +114,19 @@ function titleOf(path) {
   return title.length > LONGEST_TITLE ? `…${title.slice(-LONGEST_TITLE)}` : title;
 }
 
-/** `{text}`, or `{reason}`. */
-async function textOf(path, open) {
+/** `{text}`, `{text: "", file}` of a picture, or `{reason}`. */
+async function contentOf(path, open, readsImages) {
   if (isHidden(path)) return { reason: "hidden" };
   if (/\.pdf$/i.test(path)) return { reason: "pdf" };
   const name = path.split("/").at(-1);
   try {
     const file = await open();
-    if (!READ.test(name) && !file.type.startsWith("text/")) return { reason: "type" };
+    const isPicture = PICTURE.test(file.type);
+    if (isPicture && !readsImages) return { reason: "picture" };
+    const isRead = isPicture || READ.test(name) || file.type.startsWith("text/");
+    if (!isRead) return { reason: "type" };
     if (file.size > MOST_BYTES) return { reason: "large" };
+    if (isPicture) return { text: "", file };
     const raw = decode(new Uint8Array(await file.arrayBuffer()));
     if (raw === null) return { reason: "encoding" };
     const text = HTML.test(name) || file.type === "text/html" ? textOfHtml(raw) : raw;

@@ -1,11 +1,11 @@
-/** The upper part of the view Search: indexes texts, with progress and a button to stop. */
+/** The upper part of the view Search: indexes texts and pictures, with progress and a button to stop. */
 
 import { ApiError } from "../core/api.js";
 import { byId } from "../core/dom.js";
 import { bytes, count, duration, plural } from "../core/format.js";
 import { LatestWork } from "../core/work.js";
 import { chosenFiles, droppedFiles, readFiles } from "./files.js";
-import { indexTexts } from "./indexing.js";
+import { indexPassages } from "./indexing.js";
 import { PassageIndex } from "./passage_index.js";
 import { chunkText } from "./passages.js";
 
@@ -67,14 +67,14 @@ export class IndexPanel {
 
   #read(list) {
     byId("corpus").value = "";
-    const give = async (take, signal) => {
+    const give = async (take, signal, { readsImages }) => {
       setRunning(true);
-      return readFiles(await list(), take, tell, signal);
+      return readFiles(await list(), take, tell, signal, readsImages);
     };
     this.#begin({ isOwn: true, text: null, give });
   }
 
-  /** `give(take, signal)` calls `take` for each document, and returns a sentence on skipped files. */
+  /** `give(take, signal, model)` calls `take` for each document, and returns a sentence on skipped files. */
   #begin(given) {
     this.#given = given;
     byId("index-left").textContent = "";
@@ -102,20 +102,23 @@ export class IndexPanel {
     const either = AbortSignal.any([signal, stop]);
     const passages = [];
     let found = 0;
-    const take = ({ title, text }) => {
-      const texts = chunkText(text);
+    const take = ({ title, text, file }) => {
+      const texts = file ? [text] : chunkText(text);
       const room = MOST_PASSAGES - passages.length;
       found += texts.length;
-      for (const passage of texts.slice(0, room)) passages.push({ title, text: passage });
+      for (const passage of texts.slice(0, room)) passages.push({ title, text: passage, file });
       return texts.length < room; // Whether there is room for another document.
     };
-    byId("index-left").textContent = await given.give(take, either);
-    if (either.aborted) return;
-    if (!passages.length) throw new ApiError(400, "no_text", "There is no text to index.");
     const model = await this.#models.embedder(signal);
     signal.throwIfAborted();
+    byId("drop-pictures").hidden = !model.readsImages;
+    const left = await given.give(take, either, model);
+    byId("index-left").textContent = left;
+    if (either.aborted) return;
+    if (!passages.length) throw new ApiError(400, "no_text", "There is no text to index.");
     const indexed = await fill(index, passages, model, either, stop);
     signal.throwIfAborted();
+    byId("index-left").textContent = `${left} ${refusalsOf(passages)}`.trim();
     if (!indexed.done) return;
     this.#searched = { ...given, index };
     this.#description = describe(indexed, found);
@@ -132,8 +135,7 @@ async function fill(index, passages, model, signal, stop) {
   showProgress(indexed, `Indexing ${plural(total, "passage")}`);
   setRunning(true);
   try {
-    const texts = passages.map(({ text }) => text);
-    await indexTexts(texts, index, model, FORMAT, {
+    await indexPassages(passages, index, model, FORMAT, {
       signal,
       onProgress(progress) {
         indexed = progress;
@@ -148,6 +150,15 @@ async function fill(index, passages, model, signal, stop) {
     if (!stop.aborted) throw error;
   }
   return indexed;
+}
+
+/** How many pictures the service refused, and its sentence on the first; empty if it refused none. */
+function refusalsOf(passages) {
+  const refused = passages.filter(({ refusal }) => refusal);
+  const [first] = refused;
+  return first
+    ? `The service refused ${plural(refused.length, "picture")}. ${first.title}: ${first.refusal}`
+    : "";
 }
 
 function setRunning(isRunning) {

@@ -1,12 +1,15 @@
 /** Sends passages to the service in batches, and their vectors to the index. */
 
 import { embedRaw, readAs } from "../core/api.js";
+import { inputOf } from "./pictures.js";
 
 const REQUESTS_AT_ONCE = 2;
 /** Passages in a request: more if responses are fast, so that progress remains visible. */
 const PASSAGES = { first: 8, fewest: 4, most: 64 };
 const SECONDS = { soon: 0.5, late: 2 };
 const RETRY_SECONDS = 2;
+/** The statuses of the service's answers about a picture that is too large or damaged. */
+const REFUSED = [413, 422];
 /**
  * Texts of more characters have each two similar ColBERT vectors joined, so that they fit the tab. The
  * service needs half as long again for that.
@@ -25,11 +28,14 @@ export function optionsFor(texts, model, format) {
 }
 
 /**
- * Adds the vectors of `texts` by `model`, in a number format of the service, to the `index`. Ends
+ * Adds the vectors of `passages` by `model`, in a number format of the service, to the `index`. Ends
  * early when `given` is aborted or a request fails. Calls `onProgress({done, total, bytes})` after each
- * request, and `onWait(seconds, error)` before it repeats one that was refused for now.
+ * request, and `onWait(seconds, error)` before it repeats one that was refused for now. A picture that
+ * the service refuses has no vectors, and the sentence of the service as its `refusal`.
  */
-export async function indexTexts(texts, index, model, format, { signal: given, onProgress, onWait }) {
+export async function indexPassages(passages, index, model, format, how) {
+  const { signal: given, onProgress, onWait } = how;
+  const texts = passages.map(({ text }) => text);
   const options = optionsFor(texts, model, format);
   const failed = new AbortController();
   const signal = AbortSignal.any([given, failed.signal]);
@@ -38,23 +44,46 @@ export async function indexTexts(texts, index, model, format, { signal: given, o
   let size = PASSAGES.first;
 
   const sendSome = async () => {
-    while (next < texts.length) {
+    while (next < passages.length) {
       const first = next;
-      next += size;
-      const part = texts.slice(first, next);
-      const send = () => timed(embedRaw(part, model, options, { signal, background: true }));
-      const { seconds, buffer } = await retry(send, signal, onWait);
-      size = sizeAfter(part.length, seconds);
+      const part = partOf(passages, first, size);
+      next += part.length;
+      const [{ file }] = part;
+      const inputs = await Promise.all(part.map(inputOf));
+      const send = () => timed(embedRaw(inputs, model, options, { signal, background: true }));
+      const answer = retry(send, signal, onWait);
+      const { seconds, buffer } = await (file ? unlessRefused(part[0], model, answer) : answer);
+      if (!buffer) continue;
+      if (!file) size = sizeAfter(part.length, seconds);
       signal.throwIfAborted(); // The index may be closed by now.
       const { bytes } = await index.add(first, buffer);
       done += part.length;
-      onProgress({ done, total: texts.length, bytes });
+      onProgress({ done, total: passages.length, bytes });
     }
   };
   try {
     await Promise.all(Array.from({ length: REQUESTS_AT_ONCE }, sendSome));
   } finally {
     failed.abort();
+  }
+}
+
+/** The passages of a request: up to `size` texts, or one picture, so that it alone may be refused. */
+function partOf(passages, first, size) {
+  if (passages[first].file) return [passages[first]];
+  const part = passages.slice(first, first + size);
+  const picture = part.findIndex(({ file }) => file);
+  return picture < 0 ? part : part.slice(0, picture);
+}
+
+/** The answer about a picture; nothing if the service refuses it, though the model reads pictures. */
+async function unlessRefused(passage, model, answer) {
+  try {
+    return await answer;
+  } catch (error) {
+    if (!model.readsImages || !REFUSED.includes(error.status)) throw error;
+    passage.refusal = error.message;
+    return {};
   }
 }
 

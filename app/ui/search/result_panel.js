@@ -21,12 +21,16 @@ import { sharedTable } from "../match/tables.js";
 import { Columns, ROWS } from "./columns.js";
 import { ComparisonPanel } from "./comparison.js";
 import { lettersOf, nameOf } from "./passages.js";
+import { inputOf, pictureOf } from "./pictures.js";
 import { searchProgram } from "./program.js";
 import { CANDIDATES, merge } from "./ranking.js";
 import { CORPUS } from "./samples.js";
 
 const PAUSE = 300;
 const RERANKED = 20;
+/** The pictures in a request for scores: in base64, they fit into the service's default limit. */
+const MOST_BYTES = 12_000_000;
+const HEIGHT = 360;
 const LOST = {
   dense: "no ranking by meaning",
   sparse: "no ranking by words",
@@ -116,7 +120,9 @@ export class ResultPanel {
     const reranking = times.lap();
     await this.#show(rankings, signal, reason);
     const result = this.#exported(rankings);
-    this.#bar.show(requests, result, this.#fields(query), () => this.#program(query, model, requests[1]));
+    const program = () => this.#program(query, model, requests[1]);
+    const isText = this.#passages.every(({ file }) => !file);
+    this.#bar.show(requests, result, this.#fields(query), isText ? program : undefined);
     this.#comparison.ask({
       ...{ query, vectors, found },
       factsOf: (chunks, signal) => this.#factsOf(chunks, signal),
@@ -131,12 +137,16 @@ export class ResultPanel {
 
   /** Fills the column of reranked passages; returns the reason if it cannot. */
   async #rerank(query, merged, rankings, requests, signal) {
-    const candidates = merged.slice(0, RERANKED).map((hit) => hit.chunk);
+    let room = MOST_BYTES;
+    const candidates = merged
+      .slice(0, RERANKED)
+      .map((hit) => hit.chunk)
+      .filter((chunk) => (room -= this.#passages[chunk].file?.size ?? 0) >= 0);
     if (!candidates.length) return "";
-    const passages = candidates.map((chunk) => this.#passages[chunk].text);
     try {
       const model = await this.#models.reranker(signal);
       if (!model) return "No reranker is configured. Set RERANKER_MODEL to use one.";
+      const passages = await Promise.all(candidates.map((chunk) => inputOf(this.#passages[chunk])));
       requests.push(rerankRequest(query, passages, model));
       const { results } = await rerank(query, passages, model, { signal });
       rankings.reranked = results.map(({ index, score }) => ({ chunk: candidates[index], score }));
@@ -187,7 +197,9 @@ export class ResultPanel {
 
   /** The facts that the columns show about these passages. */
   async #factsOf(chunks, signal) {
-    const unknown = chunks.filter((chunk) => !this.#tokens.has(chunk));
+    const unknown = chunks.filter(
+      (chunk) => !this.#passages[chunk].file && !this.#tokens.has(chunk),
+    );
     if (unknown.length) {
       const texts = unknown.map((chunk) => this.#passages[chunk].text);
       const tokens = await tokenize(texts, this.#model, { signal });
@@ -198,16 +210,25 @@ export class ResultPanel {
     return { passages: this.#passages, tokens: this.#tokens, terms };
   }
 
-  /** Shows which words match; embeds the passage again, as the index may have pooled its vectors. */
+  /**
+   * Shows which words match, or the picture. A text is embedded again, as the index may have pooled its
+   * vectors.
+   */
   async #explain(chunk, signal) {
-    const [text, model] = [this.#passages[chunk].text, this.#model];
+    const [{ text, file }, model] = [this.#passages[chunk], this.#model];
+    const name = `passage ${nameOf(chunk, this.#passages)}`;
+    if (file) {
+      byId("why-title").textContent = `Picture: ${name}`;
+      byId("why").replaceChildren(pictureOf(file, HEIGHT));
+      return;
+    }
     const options = { ...readAs("document", model), ...withTokens(model) };
     const {
       texts: [vectors],
     } = await embed([text], model, options, { signal });
     if (signal.aborted) return;
     const comparison = compare(this.#query, readText(text, this.#tokens.get(chunk), vectors));
-    byId("why-title").textContent = `Matching words: passage ${nameOf(chunk, this.#passages)}`;
+    byId("why-title").textContent = `Matching words: ${name}`;
     byId("why").replaceChildren(...explanation(comparison));
   }
 }

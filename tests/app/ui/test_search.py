@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import expect
 from transformers import BertForMaskedLM, BertForSequenceClassification, BertModel
 
@@ -27,6 +28,7 @@ from tests.app.ui.conftest import (
 )
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.held import full_queue
+from tests.support.pictures import data_url, draw_picture, save_image_text, save_picture
 from tests.support.server import RunningServer, run_server
 from tests.support.wordpiece import save_colbert, save_model, save_splade
 
@@ -41,13 +43,15 @@ FILES = {
     f"{'n' * 200}.txt": b"A file with a long name.",
     "paper.pdf": b"%PDF-1.7",
     "deep/picture.png": b"\x89PNG",
+    "icon.svg": b"<svg/>",
     ".git/config": b"[core]",
     "latin.txt": "M\u00fcll".encode("latin-1"),
     "empty.txt": b" \n",
     "huge.txt": b"a" * 10_000_001,
 }
 SKIPPED = re.compile(
-    "Skipped 6 of 10 files: 1 PDF .*; 1 neither text, Markdown nor HTML; 1 hidden; "
+    "Skipped 7 of 11 files: 1 PDF .*; 1 neither text, Markdown nor HTML; "
+    "1 with a picture, which the embedding model does not read; 1 hidden; "
     "1 larger than 10 MB; 1 not in UTF-8; 1 without text."
 )
 HTML = {
@@ -94,6 +98,7 @@ def search_of(kinds: list[str]) -> dict[str, Any]:
 def drop(page, path: Path) -> None:
     """Drop a file or a folder of this machine, as a person does it."""
     client = page.context.new_cdp_session(page)
+    page.locator("#drop-zone").scroll_into_view_if_needed()
     box = page.locator("#drop-zone").bounding_box()
     data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
@@ -384,8 +389,9 @@ def several(tiny_m3: Path, hold_loading: Path, tmp_path_factory: pytest.TempPath
     save_splade(folder / "tiny-splade", BertForMaskedLM)
     save_colbert(folder / "tiny-colbert", BertModel)
     save_model(folder / "tiny-nli", BertForSequenceClassification, id2label=dict(enumerate(LABELS)))
+    save_image_text(folder / "tiny-clip", "clip")
     (folder / "other-m3").symlink_to(tiny_m3)
-    names = ("tiny-splade", "tiny-colbert", "other-m3", "tiny-nli")
+    names = ("tiny-splade", "tiny-colbert", "tiny-clip", "other-m3", "tiny-nli")
     entries = "".join(f"- name: {folder / name}\n" for name in names)
     (folder / "models.yaml").write_text(f"{entries}  task: rerank\n  kind: entailment\n", "utf-8")
     settings = {"EMBEDDING_MODEL": str(dense), "RERANKER_MODEL": "none", "MODELS": "models.yaml"}
@@ -414,8 +420,73 @@ def scores_of(server: RunningServer, model: str, query: str, passages: list[str]
     return np.array(others) @ one / np.linalg.norm(one) / np.linalg.norm(others, axis=1)
 
 
+# Each has one colour.
+PICTURES = {
+    "blue.png": ("image/png", (0, 0, 250)),
+    "green.gif": ("image/gif", (0, 250, 0)),
+    "red.jpg": ("image/jpeg", (250, 0, 0)),
+    "white.webp": ("image/webp", (250, 250, 250)),
+}
+MIDDLE = """(canvas) => Array.from(
+  canvas.getContext("2d").getImageData(canvas.width / 2, canvas.height / 2, 1, 1).data.slice(0, 3)
+)"""
+
+
+def save_drop(folder: Path) -> list[dict[str, str]]:
+    """Save `PICTURES`, a damaged one and a text; return the pictures as inputs of the service."""
+    for name, (_, colour) in PICTURES.items():
+        Image.new("RGB", (50, 40), colour).save(folder / name)
+    (folder / "damaged.png").write_bytes(save_picture(draw_picture(50, 40))[:2000])
+    (folder / "notes.md").write_text("hybrid search", "utf-8")
+    return [
+        {"image": data_url((folder / name).read_bytes(), kind)}
+        for name, (kind, _) in PICTURES.items()
+    ]
+
+
+def rank_dropped_pictures(page, server: RunningServer, folder: Path) -> None:
+    """Search pictures and a text as the service's vectors do, where the model reads pictures."""
+    pictures = save_drop(folder)
+    query = "Who reads the gas meter?"
+    with server.client() as client:
+        body = {"model": "tiny-clip", "sentences": [query, *pictures, "hybrid search"]}
+        answer = client.post("/embeddings", json=body).json()["data"]
+    asked, *vectors = (np.array(item["embeddings"]["dense"]) for item in answer)
+    cosines = [asked @ one / np.linalg.norm(asked) / np.linalg.norm(one) for one in vectors]
+    ranked = sorted(zip(cosines, [*PICTURES, "notes.md"], strict=True), reverse=True)
+
+    choose(page, "tiny-clip")
+    expect(page.locator("#search-lead")).to_contain_text("tiny-clip makes only dense vectors")
+    drop(page, folder)
+    expect(page.locator("#index-state")).to_contain_text("5 of 6 passages in this tab's memory")
+    expect(page.locator("#index-left")).to_have_text(
+        "The service refused 1 picture. damaged.png: The input at index 0: the picture's file is "
+        "damaged: image file is truncated."
+    )
+    hits = page.locator(".column.dense .hit")
+    expect(hits).to_have_count(5)
+    expect(page.locator(".column.reranked")).to_contain_text("Tiny-nli reads no pictures")
+    names = [text.split(" · ")[1] for text in hits.locator(".name").all_inner_texts()]
+    assert names == [name for _, name in ranked]
+    shown = scores_in(page, ".column.dense")
+    np.testing.assert_allclose(shown, [score for score, _ in ranked], atol=0.02)
+    for name, (_, colour) in PICTURES.items():
+        thumbnail = hits.filter(has_text=name).locator("canvas")
+        expect(thumbnail).to_have_attribute("height", "116")
+        np.testing.assert_allclose(thumbnail.evaluate(MIDDLE), colour, atol=6)
+    hits.filter(has_text="red.jpg").click()
+    expect(page.locator("#why-title")).to_contain_text("Picture: passage")
+    expect(page.locator("#why canvas")).to_have_attribute("height", "360")
+    assert findings(page) == []
+    choose(page, "tiny-dense")
+    expect(page.locator("#index-left")).to_have_text(
+        "Skipped 5 of 6 files: 5 with a picture, which the embedding model does not read."
+    )
+    expect(hits).to_have_count(1)
+
+
 def test_each_view_follows_the_model_that_is_chosen_and_waits_until_it_is_loaded(
-    browser, several: RunningServer, hold_loading: Path
+    browser, several: RunningServer, hold_loading: Path, tmp_path: Path
 ) -> None:
     with open_page(browser, several.url) as page:
         # Opened while the models are loading, it goes on by itself.
@@ -471,6 +542,7 @@ def test_each_view_follows_the_model_that_is_chosen_and_waits_until_it_is_loaded
         assert page.locator("#compare-kinds button").all_inner_texts() == ["Fused"]
         rows = page.locator("#compare-facts tbody tr").all_inner_texts()
         assert [row.split("\t").index("–") for row in rows[:2]] == [2, 1]
+        rank_dropped_pictures(page, several, tmp_path)
         choose(page, "tiny-splade")
         expect(page.locator(".column.sparse .hit").first).to_be_visible()
         page.click("#compare-button")
