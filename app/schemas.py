@@ -263,11 +263,11 @@ class ExtractBody(RequestModel):
     texts: Annotated[Texts, Field(json_schema_extra=_NOT_EMPTY)]
     """The texts to read, whole: long ones in windows that overlap."""
     labels: Annotated[list[str] | None, FailFast()] = None
-    """Only return spans with these labels."""
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0
-    """Only return spans with at least this score."""
-    aggregation: Aggregation = "simple"
-    """How tokens become spans, as in the token classification pipeline of transformers."""
+    """Only return spans with these labels; required for GLiNER2, which reads them."""
+    threshold: Annotated[float | None, Field(ge=0, le=1)] = None
+    """Only return spans with at least this score; by default 0, and 0.5 for GLiNER2."""
+    aggregation: Aggregation | None = None
+    """How tokens become spans, as in transformers' pipeline; by default simple. Not for GLiNER2."""
     if_vector_space: str | None = None
     """An id from an earlier response: 412 if these scores are of another model."""
     model: ModelName = None

@@ -11,7 +11,6 @@ from typing import Any, Protocol, Self, cast, get_args
 
 from smart_embedder.requests import (
     CUT_AT_END,
-    Aggregation,
     AnyRequest,
     EmbedRequest,
     ExtractRequest,
@@ -148,14 +147,22 @@ class Reranker(Model, Protocol):
 
 
 class Extractor(Model, Protocol):
-    """A model whose results are logits of the `labels` for each token: it finds spans of texts."""
+    """A model that finds spans of texts; its results are scores of labels.
 
-    labels: tuple[str, ...]
+    Requests that name no threshold have the `default_threshold`.
+    """
 
-    def names(self, aggregation: Aggregation) -> tuple[str, ...]:
-        """Return the labels that spans may have."""
+    default_threshold: float
 
-    def tokenize_windows(self, texts: list[str], check: Callable[[int], None]) -> list[TextWindows]:
+    def check_options(self, request: ExtractRequest) -> None:
+        """Raise `InvalidRequestError` for labels or an aggregation that it cannot use."""
+
+    def token_bytes(self, request: ExtractRequest) -> int:
+        """Return how many bytes the request holds for each token of its texts."""
+
+    def tokenize_windows(
+        self, request: ExtractRequest, check: Callable[[int], None]
+    ) -> list[TextWindows]:
         """Tokenize whole texts, in windows of at most `max_length` tokens.
 
         Calls `check` with the tokens of all texts so far, which raises an error if there are too
@@ -167,9 +174,13 @@ class Extractor(Model, Protocol):
         text: str,
         windows: TextWindows,
         results: Sequence[FloatArray],
-        aggregation: Aggregation,
+        request: ExtractRequest,
+        threshold: float,
     ) -> Iterator[Span]:
-        """Find the spans of a text in the results of its windows; safe in several threads."""
+        """Find the spans of a text in the results of its windows; safe in several threads.
+
+        They may include some with other labels, or below the threshold.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,16 +283,16 @@ class RerankRequest:
 class ExtractRequest:
     """A request to find spans of texts.
 
-    Only spans with one of the `labels`, by default all, and at least the score `threshold` are
-    returned. `aggregation` combines tokens into spans, as transformers' pipeline for token
-    classification does. `is_bulk`, `client`, `client_weight`, `charge`, `model` and `answer` are as
-    in `EmbedRequest`.
+    Only spans with one of the `labels`, by default all, and at least the score `threshold`, by
+    default the model's, are returned. `aggregation`, by default simple, combines tokens into spans,
+    as transformers' pipeline for token classification does. `is_bulk`, `client`, `client_weight`,
+    `charge`, `model` and `answer` are as in `EmbedRequest`.
     """
 
     texts: list[str]
     labels: list[str] | None = None
-    threshold: float = 0.0
-    aggregation: Aggregation = "simple"
+    threshold: float | None = None
+    aggregation: Aggregation | None = None
     is_bulk: bool = False
     client: str = ""
     client_weight: int = 1

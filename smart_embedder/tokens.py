@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -27,16 +27,16 @@ class TokenizedText:
         return self.original_tokens > len(self.ids)
 
 
-class ImageTokens(np.ndarray[Any, np.dtype[np.int64]]):
-    """The token ids of a picture, `[tokens]`, and the `arrays` that a model reads with them.
+class ArrayTokens(np.ndarray[Any, np.dtype[np.int64]]):
+    """Token ids, `[tokens]`, and the `arrays` that a model reads with them.
 
-    Where a model reads no ids of a picture, all are 0. A copy or a slice has no `arrays`.
+    A copy or a slice has no `arrays`.
     """
 
     arrays: Mapping[str, npt.NDArray[Any]] = {}
 
     @classmethod
-    def of(cls, ids: TokenIds, arrays: Mapping[str, npt.NDArray[Any]]) -> "ImageTokens":
+    def of(cls, ids: TokenIds, arrays: Mapping[str, npt.NDArray[Any]]) -> Self:
         """Join the ids and the arrays, neither of which is copied."""
         tokens = ids.view(cls)
         tokens.arrays = arrays
@@ -46,6 +46,10 @@ class ImageTokens(np.ndarray[Any, np.dtype[np.int64]]):
     def array_bytes(self) -> int:
         """The size of the arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
+
+
+class ImageTokens(ArrayTokens):
+    """The tokens of a picture; where a model reads no ids of a picture, all are 0."""
 
 
 class JoinedIds:

@@ -197,7 +197,7 @@ async def extract_items(body: ExtractItems, call: Call) -> Response:
     options = params.options or ExtractOptions()
     model = call.service.catalogue.extractor(call.path_params["model"])
     texts = [item.text for item in body.items]
-    request = ExtractRequest(texts, params.labels, options.threshold or 0.0)
+    request = ExtractRequest(texts, params.labels, options.threshold)
     result = await extract(call, request, model, "items")
     return await _respond(call, partial(_spans, body, result, model))
 

@@ -39,7 +39,7 @@ from smart_embedder.interface import (
     human_size,
 )
 from smart_embedder.kernels.target import ATTENTION, Target, choose_backend
-from smart_embedder.models.extractors.token_classifier import TokenClassifier
+from smart_embedder.models.extractors.token_classifier import TokenClassifier, is_gliner2
 from smart_embedder.models.families.registry import has_own_layers, is_qwen3, overflows_float16
 from smart_embedder.models.files import config
 from smart_embedder.models.files.adapters import overlay_adapter
@@ -175,9 +175,15 @@ def load_reranker(
     return _read_all(name, folder, make)
 
 
-def load_extractor(name: str, folder: Path, max_length: int, target: Target) -> TokenClassifier:
+def load_extractor(name: str, folder: Path, max_length: int, target: Target) -> DeviceModel[Any]:
     """Load a model that finds spans of texts; raises `StartupError`."""
-    return _read_all(name, folder, partial(TokenClassifier, name, folder, max_length, target))
+    kind: Callable[..., DeviceModel[Any]] = TokenClassifier
+    if is_gliner2(folder):
+        # transformers takes seconds to import, and most models do not need it.
+        from smart_embedder.models.extractors.gliner2 import Gliner2Extractor  # noqa: PLC0415
+
+        kind = Gliner2Extractor
+    return _read_all(name, folder, partial(kind, name, folder, max_length, target))
 
 
 def _read_all(name: str, folder: Path, make: Callable[[], Model]) -> Model:

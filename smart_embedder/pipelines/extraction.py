@@ -15,17 +15,10 @@ from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
 from smart_embedder.scheduling.job import Job, timings_of
 from smart_embedder.tokens import TextWindows
 
-# The numbers of a token that are held at once: its id and characters, in parts, joined and in
-# windows, and those by which spans are found.
-_TOKEN_BYTES = 16 * 8
-# A number for each label of a token: the model's, those of joined windows, and their softmax twice.
-_LABEL_BYTES = 4 * 4
 # The objects of a span and its JSON, without its text; and a character of the text.
 _SPAN_BYTES, _CHARACTER_BYTES = 512, 4
 # The subject and the advice of an error about memory.
 _MEMORY_ERROR_TEXTS = "the labels of all tokens of these texts", "send fewer texts or shorter ones"
-# The most labels that an error names.
-_MAX_NAMED = 50
 
 
 class ExtractionPipeline:
@@ -38,15 +31,16 @@ class ExtractionPipeline:
     async def extract(self, models: LoadedModels, request: ExtractRequest) -> ExtractionResult:
         """Find the spans of each text.
 
-        Raises `EmptyInputError` without texts, `InvalidRequestError` for a label that the model
-        does not have, and the `UnavailableError`s and errors of forwards of `EngineCore.embed`.
+        Raises `EmptyInputError` without texts, `InvalidRequestError` for labels or an aggregation
+        that the model cannot use, and the `UnavailableError`s and errors of forwards of
+        `EngineCore.embed`.
         """
         if not request.texts:
             raise EmptyInputError("there are no texts to read")
         model = models.extractor
         if model is None:
             raise InvalidRequestError(f"the model {models.embedder.name} finds no spans of texts")
-        _check_labels(model, request)
+        model.check_options(request)
         started, jobs = time.perf_counter(), list[Job]()
         async with self._admission.accepted.scope():
             async with self._waiting.hold(request.client):
@@ -77,27 +71,17 @@ class ExtractionPipeline:
         self, model: Extractor, request: ExtractRequest
     ) -> tuple[list[TextWindows], int, Stage]:
         """Tokenize the texts, and reserve memory for their results; returns its size, too."""
-        token_bytes = _TOKEN_BYTES + _LABEL_BYTES * len(model.labels)
+        token_bytes, size = model.token_bytes(request), 0
 
         def check(tokens: int) -> None:
-            request.answer.check(token_bytes * tokens, *_MEMORY_ERROR_TEXTS)
+            nonlocal size
+            size = token_bytes * tokens
+            request.answer.check(size, *_MEMORY_ERROR_TEXTS)
 
-        call = partial(model.tokenize_windows, request.texts, check)
+        call = partial(model.tokenize_windows, request, check)
         windows, stage = await self._admission.tokenize(model, call, request.texts, request.client)
-        size = token_bytes * sum(len(text.spans.ids) for text in windows)
         request.answer.reserve(size, *_MEMORY_ERROR_TEXTS)
         return windows, size, stage
-
-
-def _check_labels(model: Extractor, request: ExtractRequest) -> None:
-    """Raise `InvalidRequestError` for the first label that the model does not have."""
-    known = model.names(request.aggregation)
-    if not set(request.labels or ()) <= set(known):
-        more = ", ..." if len(known) > _MAX_NAMED else ""
-        raise InvalidRequestError(
-            f"the option labels has one that {model.name} does not know: its labels, with the "
-            f"aggregation {request.aggregation}, are {', '.join(known[:_MAX_NAMED])}{more}"
-        )
 
 
 def _find_spans(
@@ -111,12 +95,14 @@ def _find_spans(
     remaining, found = iter(results), list[list[Span]]()
     labels = None if request.labels is None else set(request.labels)
     # Rounded as scores are, so that the score of a span as a threshold keeps the span.
-    threshold = np.float32(request.threshold)
+    threshold = np.float32(
+        model.default_threshold if request.threshold is None else request.threshold
+    )
     for text, read in zip(request.texts, windows, strict=True):
         stop_if_given_up()
         of_text = list(islice(remaining, len(read.sequences)))
         found.append([])
-        for span in model.find_spans(text, read, of_text, request.aggregation):
+        for span in model.find_spans(text, read, of_text, request, float(threshold)):
             if span.score >= threshold and (labels is None or span.label in labels):
                 size += _count_bytes(span)
                 request.answer.check(size, *_MEMORY_ERROR_TEXTS)

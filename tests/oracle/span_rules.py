@@ -13,7 +13,7 @@ def found_spans(served: Served, body: Body) -> tuple[list[list[Body]], int]:
     classifier = served.classifier
     if classifier is None:
         raise RefusedError
-    aggregation, wanted = body.get("aggregation", "simple"), body.get("labels")
+    aggregation, wanted = body.get("aggregation") or "simple", body.get("labels")
     if not {*(wanted or ())} <= classifier.labels(aggregation):
         raise RefusedError
     found = [

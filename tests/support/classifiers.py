@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -19,7 +20,7 @@ _OTHERS = [
     *("[SEP]", "<unk>", "</s>", "\ufffd"),
 ]
 _BETWEEN = (" ", "  ", "", "\n", " \t", "\u00a0")
-_DEBERTA = {
+DEBERTA = {
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
     "position_biased_input": False,
@@ -48,9 +49,7 @@ def save_families(root: Path) -> dict[str, Path]:
             root / "xlm-roberta", "XLMRoberta", tokenizer_of=sentencepiece, **ROBERTA
         ),
         "roberta": save(root / "roberta", "Roberta", tokenizer_of=byte_level, **ROBERTA),
-        "deberta-v2": save(
-            root / "deberta-v2", "DebertaV2", tokenizer_of=sentencepiece, **_DEBERTA
-        ),
+        "deberta-v2": save(root / "deberta-v2", "DebertaV2", tokenizer_of=sentencepiece, **DEBERTA),
         "modernbert": save(
             root / "modernbert", "ModernBert", tokenizer_of=byte_level, **MODERNBERT
         ),
@@ -78,6 +77,34 @@ def _save_byte_level_tokenizer(folder: Path) -> None:
         model_max_length=MAX_LENGTH,
     )
     saved.save_pretrained(folder)
+
+
+def save_gliner2(
+    folder: Path, kind: str = "DebertaV2", *, count_bias: float = 0.0, **changes: Any
+) -> Path:
+    """Save a span model of the package gliner2, by its own class, on an encoder of that class.
+
+    `count_bias` makes it likelier that the model predicts no span at all.
+    """
+    from gliner2.configuration import ExtractorConfig  # noqa: PLC0415 - where it is installed
+    from gliner2.inference.engine import SpanExtractor  # noqa: PLC0415
+
+    encoder = folder.with_name(f"{folder.name}-encoder")
+    save_model(encoder, getattr(transformers, f"{kind}Model"), **changes)
+    torch.manual_seed(5)
+    model = SpanExtractor(
+        ExtractorConfig(model_name="tiny", counting_layer="count_lstm_v2", max_width=4),
+        encoder_config=transformers.AutoConfig.from_pretrained(encoder),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(encoder),
+    )
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if not name.startswith("encoder.") and "norm" not in name:
+                # Else all scores are nearly equal.
+                tensor.mul_(2.0 if tensor.dim() > 1 else 0.0)
+        model.count_pred[-1].bias[0] = count_bias
+    model.save_pretrained(folder)
+    return folder
 
 
 def random_texts(count: int, seed: int, most_words: int = 20) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from smart_embedder.errors import InferenceError, StartupError
+from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
 from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start_copies
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.extractors.aggregation import (
@@ -33,7 +33,7 @@ from smart_embedder.models.files.config import (
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.colbert import read_special_token
 from smart_embedder.models.runner import DeviceModel, OutputSpec
-from smart_embedder.requests import Aggregation, Outputs
+from smart_embedder.requests import Aggregation, ExtractRequest, Outputs
 from smart_embedder.results import FloatArray, Span
 from smart_embedder.tokens import TextWindows, TokenIds, TokenSpans
 from smart_embedder.vector_space import SCORE
@@ -41,10 +41,20 @@ from smart_embedder.vector_space import SCORE
 # The share of a window that the next one reads, too.
 _OVERLAP = 4
 _HEAD = "classifier"
+_DEFAULT_AGGREGATION: Aggregation = "simple"
+# The numbers of a token that are held at once: its id and characters, in parts, joined and in
+# windows, and those by which spans are found.
+_TOKEN_BYTES = 16 * 8
+# A number for each label of a token: the model's, those of joined windows, and their softmax twice.
+_LABEL_BYTES = 4 * 4
+# The most labels that an error names.
+_MAX_NAMED = 50
 
 
 class TokenClassifier(DeviceModel[FloatArray]):
     """Implements `smart_embedder.interface.Extractor`; results are logits `[tokens, labels]`."""
+
+    default_threshold = 0.0
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
         """Load the model; raises `StartupError` if the folder holds no token classifier."""
@@ -79,15 +89,33 @@ class TokenClassifier(DeviceModel[FloatArray]):
         self._output_specs = {SCORE: OutputSpec("token", count, head=_HEAD, steps=steps)}
 
     def names(self, aggregation: Aggregation) -> tuple[str, ...]:
-        """Implement `smart_embedder.interface.Extractor`."""
+        """Return the labels that spans may have."""
         names = dict.fromkeys(self._names.names(aggregation))
         return tuple(name for name in names if name != "O")
 
-    def tokenize_windows(self, texts: list[str], check: Callable[[int], None]) -> list[TextWindows]:
+    def check_options(self, request: ExtractRequest) -> None:
+        """Implement `smart_embedder.interface.Extractor`."""
+        aggregation = request.aggregation or _DEFAULT_AGGREGATION
+        known = self.names(aggregation)
+        if not set(request.labels or ()) <= set(known):
+            more = ", ..." if len(known) > _MAX_NAMED else ""
+            raise InvalidRequestError(
+                f"the option labels has one that {self.name} does not know: its labels, with the "
+                f"aggregation {aggregation}, are {', '.join(known[:_MAX_NAMED])}{more}"
+            )
+
+    def token_bytes(self, request: ExtractRequest) -> int:
+        """Implement `smart_embedder.interface.Extractor`."""
+        del request
+        return _TOKEN_BYTES + _LABEL_BYTES * len(self.labels)
+
+    def tokenize_windows(
+        self, request: ExtractRequest, check: Callable[[int], None]
+    ) -> list[TextWindows]:
         """Implement `smart_embedder.interface.Extractor`."""
         size = self.max_length - len(self._before) - len(self._after)
         tokenized, count = list[TextWindows](), 0
-        for text in texts:
+        for text in request.texts:
             parts = []
             for part in self.token_spans(text):
                 count += len(part.ids)
@@ -128,15 +156,17 @@ class TokenClassifier(DeviceModel[FloatArray]):
         text: str,
         windows: TextWindows,
         results: Sequence[FloatArray],
-        aggregation: Aggregation,
+        request: ExtractRequest,
+        threshold: float,
     ) -> Iterator[Span]:
         """Implement `smart_embedder.interface.Extractor`."""
+        del threshold
         if not results:
             return
         logits = np.concatenate(list(keep_middles(windows.windows, results)))
         spans = windows.spans
         tokens = ScoredTokens(text, spans, softmax(logits), self._continues_word(text, spans))
-        yield from tokens.find_spans(self._names, aggregation)
+        yield from tokens.find_spans(self._names, request.aggregation or _DEFAULT_AGGREGATION)
 
     def _continues_word(self, text: str, spans: TokenSpans) -> Flags:
         """Return which tokens continue a word, as transformers' pipeline finds them.
@@ -151,6 +181,16 @@ class TokenClassifier(DeviceModel[FloatArray]):
         else:
             continues = ~starts_behind_spaces(text, spans)
         return continues if self._unknown is None else continues & (spans.ids != self._unknown)
+
+
+def is_gliner2(folder: Path) -> bool:
+    """Whether the folder holds a model of GLiNER2; raises `StartupError` for one of GLiNER."""
+    if (folder / "gliner_config.json").is_file():
+        raise StartupError(
+            f"{folder} holds a model of GLiNER, whose package needs transformers before 5.17, and "
+            "this service a later one: take a model of GLiNER2"
+        )
+    return (folder / "encoder_config" / "config.json").is_file()
 
 
 def divide(count: int, size: int) -> list[slice]:

@@ -106,13 +106,14 @@ def load_by_transformers(
     *,
     classifies: Classified | None = None,
     marks_segments: bool = False,
+    load: Callable[[], tuple[Any, Any]] | None = None,
 ) -> tuple[Backbone, TextTokenizer]:
     """Load the transformer in `folder` and its tokenizer, for the module's number of positions.
 
-    With `classifies` it is loaded with its head, as a `Classifier`. Raises `StartupError` if
-    transformers cannot load it.
+    With `classifies` it is loaded with its head, as a `Classifier`. `load` does what `load_module`
+    does, for a folder of another form. Raises `StartupError` if transformers cannot load it.
     """
-    load = partial(
+    load = load or partial(
         load_module, folder, target, classifies=classifies, marks_segments=marks_segments
     )
     try:

@@ -109,14 +109,18 @@ def load_module(
     if missing:
         raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
     whole.config.use_cache = module.config.use_cache = False
-    # Lets short forwards run between two layers. The layers are the longest list of modules.
+    add_preemption_points(module)
+    if classifies:
+        body = module = Classifier(module, marks_segments=marks_segments)
+    return body, module
+
+
+def add_preemption_points(module: Any) -> None:
+    """Let short forwards run between two layers, which are the longest list of modules."""
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     layers = max(lists, key=len, default=())
     for layer in chain(*lists) if isinstance(module, TextTower) else layers:
         layer.register_forward_pre_hook(lambda *_: preemption_point())
-    if classifies:
-        body = module = Classifier(module, marks_segments=marks_segments)
-    return body, module
 
 
 def _load_whole(

@@ -14,7 +14,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 from smart_embedder.errors import StartupError
 from smart_embedder.models.extractors.token_classifier import TokenClassifier, divide, keep_middles
 from smart_embedder.models.loader import load_extractor
-from smart_embedder.requests import Aggregation, Outputs
+from smart_embedder.requests import Aggregation, ExtractRequest, Outputs
 from smart_embedder.results import Span
 from tests.support.classifiers import random_texts, save_families, save_token_classifier
 from tests.support.encoders import float32
@@ -34,13 +34,14 @@ def ours(folder: Path, max_length: int = MAX_LENGTH) -> TokenClassifier:
 
 
 def read(model: TokenClassifier, texts: list[str]) -> list[Any]:
-    return model.tokenize_windows(texts, lambda _: None)
+    return model.tokenize_windows(ExtractRequest(texts), lambda _: None)
 
 
 def label(model: TokenClassifier, text: str, aggregation: Aggregation) -> list[Span]:
     (windows,) = read(model, [text])
     results = model.forward(windows.sequences, Outputs()) if windows.sequences else []
-    return list(model.find_spans(text, windows, results, aggregation))
+    request = ExtractRequest([text], aggregation=aggregation)
+    return list(model.find_spans(text, windows, results, request, 0.0))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -75,7 +76,8 @@ def test_logits_and_spans_of_random_texts_equal_the_pipeline(folders, family) ->
                 warnings.simplefilter("ignore")
                 found = pipeline.postprocess(outputs, aggregation_strategy=strategy)
             key = "entity" if aggregation == "none" else "entity_group"
-            spans = list(model.find_spans(text, windows[index], [expected], aggregation))
+            request = ExtractRequest([text], aggregation=aggregation)
+            spans = list(model.find_spans(text, windows[index], [expected], request, 0.0))
             assert [(span.start, span.end, span.label) for span in spans] == [
                 (span["start"], span["end"], span[key]) for span in found
             ], (text, aggregation)
@@ -143,7 +145,9 @@ def test_windows_overlap_by_a_quarter_and_the_last_one_is_full(count, size, expe
 
 def test_tokens_are_counted_while_texts_are_tokenized(folders) -> None:
     counted = list[int]()
-    ours(folders["bert"]).tokenize_windows(["hybrid search", "", "vector"], counted.append)
+    ours(folders["bert"]).tokenize_windows(
+        ExtractRequest(["hybrid search", "", "vector"]), counted.append
+    )
     assert counted[-1] == 3
 
 
