@@ -70,7 +70,12 @@ class ImageReader:
             )
         options = self._processor.to_dict().items()
         self.description = sorted((name, repr(value)) for name, value in options)
-        self._on_pillow = self._try_pillow()
+        try:
+            self._on_pillow = self._try_pillow()
+        except Exception as error:
+            raise StartupError(
+                f"the processor in {folder} cannot read a picture: {one_line(error):.300}"
+            ) from error
 
     def _load(self, folder: Path) -> Any:
         """Load the processor, and return its part for pictures."""

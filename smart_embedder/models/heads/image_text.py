@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
+from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError, one_line
 from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start_copies
 from smart_embedder.kernels.packed_batch import UNATTENDED
 from smart_embedder.kernels.target import Target
@@ -87,6 +87,21 @@ class ImageEmbedder(HeadsEmbedder):
             read.append(TokenizedText(tokens, len(tokens)))
         return read
 
+    @torch.inference_mode()
+    def _try_picture(self, folder: Path) -> int:
+        """Encode a picture, and return the number of its tokens.
+
+        Raises `StartupError` if the image processor in the folder does not fit the model.
+        """
+        try:
+            _, tokens = self._encode_images(self._images.read(make_probe()))
+        except Exception as error:
+            raise StartupError(
+                f"the model in {folder} cannot read a picture as its image processor makes it: "
+                f"{one_line(error):.300}"
+            ) from error
+        return tokens
+
     @abstractmethod
     def _tokenize_texts(
         self,
@@ -156,8 +171,7 @@ class ImageTextEmbedder(ImageEmbedder, DenseEmbedder):
             raise StartupError(f"{transformer} has no part that reads pictures")
         self._encode_images = encode
         self._images = ImageReader(transformer)
-        with torch.inference_mode():
-            _, self._image_tokens = encode(self._images.read(make_probe()))
+        self._image_tokens = self._try_picture(transformer)
         self._filling = NO_IDS
         if read_config(transformer)["model_type"] in _FILLED_TYPES:
             self._filling = self._find_filling(transformer)
@@ -169,7 +183,7 @@ class ImageTextEmbedder(ImageEmbedder, DenseEmbedder):
         """Read the options; some tokenizers of transformers lower the case by themselves."""
         options = TextOptions.read(folder)
         if read_config(folder)["model_type"] in _FILLED_TYPES:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = _load_tokenizer(folder)
             lowers = tokenizer("A")["input_ids"] == tokenizer("a")["input_ids"]
             options = replace(options, lower_case=options.lower_case or lowers)
         return options
@@ -179,7 +193,7 @@ class ImageTextEmbedder(ImageEmbedder, DenseEmbedder):
 
         Raises `StartupError` if that tokenizer reads texts otherwise.
         """
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = _load_tokenizer(folder)
         length = min(self._backbone.max_length, tokenizer.model_max_length)
         filled = tokenizer(_PROBE_TEXT, padding="max_length", max_length=length)
         ids = np.array(filled["input_ids"], np.int64)
@@ -248,6 +262,7 @@ class PageEmbedder(ImageEmbedder):
             raise StartupError(f"{folder} has no part that reads pictures")
         self._encode_images = backbone.encode_images
         self._images = pages = PageReader(folder)
+        self._try_picture(folder)
         self.colbert_width = backbone.hidden_size
         self._token_heads = {"colbert": lambda states: DeviceRows.of(states.float())}
         self._query_prefix: str = pages.whole.query_prefix
@@ -303,6 +318,16 @@ class PageEmbedder(ImageEmbedder):
     def _with_vector(self, ids: TokenIds) -> slice:
         del ids
         return slice(None)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """Load transformers' tokenizer; raises `StartupError` if it cannot be loaded."""
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise StartupError(
+            f"transformers cannot load the tokenizer in {folder}: {one_line(error):.300}"
+        ) from error
 
 
 def _stack(images: Sequence[ImageTokens]) -> Iterator[dict[str, npt.NDArray[Any]]]:

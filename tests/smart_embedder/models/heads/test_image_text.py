@@ -112,6 +112,13 @@ def test_queries_and_pages_of_each_family_match_transformers(family, tmp_path) -
         assert_close(row.colbert, theirs)
 
 
+def test_a_processor_of_pages_that_reads_none_is_refused(tmp_path) -> None:
+    folder = save_pages(tmp_path, "colmodernvbert")
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(StartupError, match="cannot read a picture: Asking to pad but the tok"):
+        load_embedder("pages", folder, 64, float32())
+
+
 async def test_late_interaction_ranks_pictures_of_pages_for_a_query(tmp_path) -> None:
     folder = save_pages(tmp_path / "colqwen2", "colqwen2")
     async with engine_on_cpu(folder, reranker_model="late-interaction") as engine:
@@ -202,6 +209,16 @@ def test_the_vector_space_depends_on_the_image_processor(clip, tmp_path) -> None
         (
             lambda folder: change(folder / "tokenizer_config.json", padding_side="left"),
             "fills up texts on the left",
+        ),
+        (
+            lambda folder: (folder / "tokenizer.json").write_text("{}", "utf-8"),
+            "transformers cannot load the tokenizer in",
+        ),
+        (
+            lambda folder: change(
+                folder / "preprocessor_config.json", size={"height": 48, "width": 48}
+            ),
+            "cannot read a picture as its image processor makes it",
         ),
     ],
 )
