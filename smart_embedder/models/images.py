@@ -20,7 +20,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 import transformers
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 from transformers import AutoImageProcessor, AutoProcessor
 from transformers.image_transforms import get_resize_output_image_size
 from transformers.image_utils import ChannelDimension, SizeDict
@@ -31,6 +31,8 @@ from smart_embedder.requests import ImageInput
 
 # Pillow's own limit is a warning. Those here are checked before it decodes anything.
 Image.MAX_IMAGE_PIXELS = None
+# The most bytes of a PNG's texts, which are compressed; by default they may be 64 MiB.
+PngImagePlugin.MAX_TEXT_MEMORY = 2**22
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 2**26

@@ -42,6 +42,13 @@ def frames(format_: str) -> bytes:
     return save_picture(pictures[0], format_, save_all=True, append_images=pictures[1:])
 
 
+def png_with_texts(count: int) -> bytes:
+    """A PNG with compressed texts of a million letters each."""
+    png = save_picture(PICTURE)
+    texts = chunk(b"zTXt", b"note\0\0" + zlib.compress(b"a" * 10**6)) * count
+    return png[:33] + texts + png[33:]
+
+
 UNUSABLE = {
     "bomb": (png_of(60_000, 60_000), "60000 x 60000 pixels, and at most 67108864 are allowed"),
     "narrow": (png_of(60_000, 3), "60000 x 3 pixels, and one side may be at most 20 times as long"),
@@ -54,6 +61,7 @@ UNUSABLE = {
     "truncated": (save_picture(PICTURE, "JPEG")[:900], "is damaged: image file is truncated"),
     "lying chunk": (lying_png(), "the picture's file is damaged"),
     "no pixels": (png_of(60, 40), "the picture's file is damaged"),
+    "long texts": (png_with_texts(5), "the picture's file is damaged: Too much memory used in tex"),
     "no base64": ("data:image/png;base64,!", "the picture is not valid base64"),
 }
 
@@ -87,6 +95,7 @@ USABLE = {
     "transparent": save_picture(PICTURE.convert("RGBA")),
     "one bit": save_picture(PICTURE.convert("1")),
     "phone's": save_picture(PICTURE, "MPO", save_all=True, append_images=[draw_picture(8, 8)]),
+    "a text": png_with_texts(1),
     "rotated": save_rotated(PICTURE),
     "rotated behind pixels": move_orientation_behind_pixels(save_rotated(PICTURE, "PNG")),
 }
