@@ -9,6 +9,7 @@ Policy:
   in which a picture counts as its tokens.
 """
 
+import warnings
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -59,6 +60,8 @@ class ImageReader:
 
     def __init__(self, folder: Path) -> None:
         """Raises `StartupError` if the folder has no processor that works with Pillow."""
+        # Of each damaged EXIF, so clients would write lines into the log.
+        warnings.filterwarnings("ignore", module="PIL")
         try:
             self._processor: Any = self._load(folder)
         except Exception as error:

@@ -180,6 +180,17 @@ def test_the_reader_makes_the_arrays_of_the_processor(processor, size, tmp_path:
         assert np.array_equal(array, expected[name])
 
 
+def test_damaged_exif_is_no_warning(tmp_path: Path) -> None:
+    CLIPImageProcessorPil().save_pretrained(tmp_path)
+    exif = Image.Exif()
+    exif[0x010E] = "a description"
+    content = save_picture(PICTURE, "JPEG", exif=exif)
+    length = struct.pack(">HHI", 0x010E, 2, len("a description") + 1)
+    assert length in content
+    damaged = content.replace(length, length[:4] + b"\0\0\xff\xff")
+    assert ImageReader(tmp_path).read(ImageInput(damaged)).keys() == {"pixel_values"}
+
+
 def test_an_image_processor_that_needs_torchvision_is_refused(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(
         '{"image_processor_type": "VivitImageProcessor"}'
