@@ -11,11 +11,11 @@
 #   torch-gpu.lock  from the default index: torch with CUDA, and CUDA's libraries
 #   service.lock    from the default index: everything else of the service, on any device
 #   launcher.lock   from service.lock: what the launcher needs before it installs the rest
-#   verify.lock     from the default index: what tools.verify and tools.evaluate need besides
+#   verify.lock     from the default index: what tools.verify, tools.evaluate and GLiNER2 need besides
 #   dev.lock        from the default index: what run_tests.sh needs besides
 #   docs.lock       from the default index: what scripts/build_docs.sh needs
 # Environments whose versions a person chooses get their hashes: clients.txt, cluster.txt, fuzz.txt,
-# gliner2.txt, manifests.txt, references.txt, sie.txt.
+# manifests.txt, references.txt, sie.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PWD/.venv-tests/bin:$PATH
@@ -61,7 +61,7 @@ cp requirements/docs.lock "$work/docs" 2>/dev/null || true
 compile requirements/docs.txt "$@" --output-file "$work/docs"
 { head_of "requirements/docs.txt"; cat "$work/docs"; } > "$work/docs.whole"
 
-for name in clients cluster fuzz gliner2 manifests references sie; do
+for name in clients cluster fuzz manifests references sie; do
   # SIE's client has no older versions of its packages.
   [[ $name == sie ]] && python=3.12
   { grep '^#' "requirements/$name.txt"; compile --no-deps "requirements/$name.txt"; } > "$work/$name"
@@ -73,7 +73,7 @@ cp "$work/rest" requirements/service.lock
 cp "$work/launcher" requirements/launcher.lock
 cp "$work/verify.whole" requirements/verify.lock
 cp "$work/dev.whole" requirements/dev.lock
-for name in clients cluster fuzz gliner2 manifests references sie; do
+for name in clients cluster fuzz manifests references sie; do
   cp "$work/$name" "requirements/$name.txt"
 done
 python3 scripts/lock_torch.py

@@ -21,7 +21,7 @@ TORCH = {"cpu": "requirements/torch-cpu.lock", "gpu": "requirements/torch-gpu.lo
 DOCS = "requirements/docs.lock"
 OTHER_ENVIRONMENTS = [
     f"requirements/{name}.txt"
-    for name in ("clients", "cluster", "fuzz", "gliner2", "manifests", "references", "sie")
+    for name in ("clients", "cluster", "fuzz", "manifests", "references", "sie")
 ]
 LOCKS = [SERVICE, VERIFY, DEV, DOCS, *TORCH.values(), *OTHER_ENVIRONMENTS]
 # Constraints, which pip does not take with hashes beside a package of this repository.
@@ -178,7 +178,7 @@ def test_the_package_depends_on_what_the_requirements_pin_and_on_nothing_else() 
         canonicalize_name(requirement.name): requirement.specifier
         for requirement in map(Requirement, chain(*named))
     }
-    pins = versions_here("requirements/gliner2.txt") | {
+    pins = {
         canonicalize_name(requirement.name): next(iter(requirement.specifier)).version
         for requirement in asked_for("requirements-cpu.txt") + asked_for("requirements/verify.txt")
     }
