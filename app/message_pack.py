@@ -1,7 +1,8 @@
 """Reads and writes MessagePack, with numpy arrays as the maps of msgpack-numpy.
 
-The reader counts values as it makes them, and makes no list before its items: a few megabytes can
-announce gigabytes, or hold millions of values, which would hold the event loop.
+The reader counts each value before it makes it, and stops above a limit: a few megabytes can hold
+millions of values, which would block the event loop. It makes the items of a list before the list,
+because a header of five bytes can announce a list of gigabytes.
 """
 
 import struct

@@ -89,7 +89,7 @@ class WorkRoute(APIRoute):
 
 
 def _without_content_type(request: Request) -> Request:
-    """Remove the type of a parsed body, of which FastAPI only reads JSON."""
+    """Remove the content type of a parsed body, because FastAPI only accepts JSON."""
     headers = [pair for pair in request.scope["headers"] if pair[0] != b"content-type"]
     return Request({**request.scope, "headers": headers}, request.receive)
 

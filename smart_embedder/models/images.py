@@ -30,13 +30,10 @@ from smart_embedder.errors import InvalidRequestError, StartupError, one_line
 from smart_embedder.interrupts import stop_if_given_up
 from smart_embedder.requests import ImageInput
 
-# Pillow's own limit is a warning. Those here are checked before it decodes anything.
-Image.MAX_IMAGE_PIXELS = None
-# The most bytes of a PNG's texts, which are compressed; by default they may be 64 MiB.
-PngImagePlugin.MAX_TEXT_MEMORY = 2**22
-
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 2**26
+# The most bytes of a PNG's texts, which are compressed; by default Pillow allows 64 MiB.
+_MAX_TEXT_BYTES = 2**22
 # Processors enlarge the shorter side of a narrow picture, and the longer one with it.
 MAX_ASPECT = 20
 # Bytes of a pixel in Pillow: in RGB and, unless they are as many, in other modes.
@@ -60,8 +57,7 @@ class ImageReader:
 
     def __init__(self, folder: Path) -> None:
         """Raises `StartupError` if the folder has no processor that works with Pillow."""
-        # Of each damaged EXIF, so clients would write lines into the log.
-        warnings.filterwarnings("ignore", module="PIL")
+        configure_pillow()
         try:
             self._processor: Any = self._load(folder)
         except Exception as error:
@@ -150,6 +146,15 @@ class PageReader(ImageReader):
         return arrays
 
 
+def configure_pillow() -> None:
+    """Set Pillow's limits for this process, which has loaded a model that reads pictures."""
+    # `decode` checks the pixels before Pillow decodes any; Pillow's own limit only warns.
+    Image.MAX_IMAGE_PIXELS = None
+    PngImagePlugin.MAX_TEXT_MEMORY = _MAX_TEXT_BYTES
+    # Pillow warns of each damaged EXIF, so clients would write lines into the log.
+    warnings.filterwarnings("ignore", module="PIL")
+
+
 def _dereference(picture: "ref[Image.Image]", *_: object) -> Image.Image | None:
     return picture()
 
@@ -186,10 +191,11 @@ def _resize(processor: Any, image: Any, size: SizeDict, **options: Any) -> Any:
 def decode(image: ImageInput, held: int = 0, processing: int = 0) -> Image.Image:
     """Decode a picture, upright and in RGB, as `load_image` of transformers does.
 
-    The exception are gray pictures of 16 bits, of which that reads all but the darkest as white.
-    The request holds `held` bytes of other pictures, and `processing` bytes for each pixel of this
-    one are used later. Raises `InvalidRequestError` before anything is decoded if a limit is
-    exceeded, and for a file that is no picture or is damaged.
+    Of gray pictures with 16 bits it keeps the higher 8, where `load_image` makes nearly all pixels
+    white. The request holds `held` bytes of other pictures, and `processing` bytes for each pixel
+    of this one are used later. `configure_pillow` must have been called. Raises
+    `InvalidRequestError` before anything is decoded if a limit is exceeded, and for a file that is
+    no picture or is damaged.
     """
     try:
         with Image.open(BytesIO(image.read()), formats=FORMATS) as picture:

@@ -47,7 +47,7 @@ def replicas_behind_caddy(
 
 
 def send_during(url: str, work: Callable[[], None], least: int) -> Tally:
-    """Send requests one after another until `work` is done and at least so many are sent."""
+    """Send requests one after another until `work` is done, and at least `least`."""
     tally, done = Tally(), threading.Event()
     path, body = EMBED
 

@@ -151,9 +151,10 @@ class Gliner2Extractor(DeviceModel[FloatArray]):
                 yield number
 
     def _divide(self, index: int, record: Any, characters: int) -> TextWindows:
-        """Divide a text of so many characters into windows of words, each behind the labels.
+        """Divide a text into windows of words, and put the labels in front of each.
 
-        Raises `InvalidRequestError` if the labels, or a word, leave no room for that.
+        `characters` is the length of the text. Raises `InvalidRequestError` if the labels, or a
+        word, leave no room for that.
         """
         ids = np.array(record.input_ids, np.int64)
         starts = np.array(record.text_word_first_positions, np.int64)

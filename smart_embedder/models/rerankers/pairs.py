@@ -71,7 +71,7 @@ class TokenizerPairs:
 
 
 class QwenPairs:
-    """Pairs in the prompt of Qwen3-Reranker, of which the prefix and the suffix are never cut.
+    """Pairs in the prompt of Qwen3-Reranker; its prefix and suffix are never cut.
 
     What is between them is cut from its end, as on the model card: first the passage, then the
     query. Each text is tokenized alone: before it stands a space, where every word begins.

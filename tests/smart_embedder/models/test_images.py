@@ -13,9 +13,15 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from smart_embedder.errors import InvalidRequestError, StartupError
-from smart_embedder.models.images import ImageReader, decode
+from smart_embedder.models.images import ImageReader, configure_pillow, decode
 from smart_embedder.requests import AnswerMemory, ImageInput
 from tests.support.pictures import data_url, draw_picture, save_picture
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pillow() -> None:
+    configure_pillow()
+
 
 PICTURE = draw_picture(60, 40)
 
@@ -163,7 +169,7 @@ def test_memory_is_checked_before_decoding(case, per_pixel) -> None:
 
 
 def test_a_png_beyond_the_memory_is_refused_before_its_pixels_are_read() -> None:
-    content = png_of(8000, 8000)  # Reading its pixels would fail, as it has none.
+    content = png_of(8000, 8000)  # It has no pixels, so reading them would fail.
     with pytest.raises(InvalidRequestError, match="8000 x 8000 pixels .* need 256000000 bytes"):
         decode(ImageInput(content, AnswerMemory(1000)))
 
