@@ -2,16 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import Scope
 
 from app.http_metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
-from smart_embedder.requests import AnswerMemory, Purpose
+from smart_embedder.requests import AnswerMemory, Charge, Purpose
 from smart_embedder.results import Stage
-
-if TYPE_CHECKING:
-    from app.middleware.rate_limit import TokenLimits
 
 DEFAULT_NAME = "default"
 # In API_TOKENS_FILE, the name whose token may load and unload models, as API_TOKEN may.
@@ -81,7 +78,7 @@ class RequestContext:
       needs no token.
     - `dialects` are those of the path. If there are several, the body decides; until it has been
       read, errors have the fields of all of them.
-    - `limits` are those of the named token, None if it has none of its own.
+    - `client_weight` and `charge` are those of `EmbedRequest`, which API_TOKENS_FILE sets.
     - `status` is None until the response begins. `error_status` is the native status of an error.
     - `counts` holds numbers for the log line, `stages` the times for the trace.
     - `answer` is asked for memory before a response is made.
@@ -97,7 +94,8 @@ class RequestContext:
     dialects: tuple[Dialect, ...] = (NATIVE,)
     is_public: bool = False
     token_name: str | None = None
-    limits: "TokenLimits | None" = None
+    client_weight: int = 1
+    charge: Charge | None = None
     error_code: str | None = None
     error_status: int | None = None
     status: int | None = None

@@ -112,13 +112,12 @@ class Call(Request):
         """
         models, context = await self.lease(model), self.context
         self.forget_body()
-        limits = context.limits
         request = replace(
             request,
             is_bulk=is_bulk(self),
             client=context.client,
-            client_weight=1 if limits is None else limits.terms.weight,
-            charge=None if limits is None else limits.charge,
+            client_weight=context.client_weight,
+            charge=context.charge,
             model=model.name if model else None,
             answer=context.answer,
         )

@@ -252,31 +252,37 @@ class RequireTokenAndLimitRate:
             context = context_of(scope)
             is_public = not self._tokens.required or self._is_public(context)
             error = None if is_public else self._identify(context, scope)
-            error = self._limit_rate(context, error, is_public=is_public) or error
-            if context.limits is not None:
-                send = _add_headers(send, context.limits)
+            limits = self._tokens.limits_of(context.token_name)
+            error = self._limit_rate(context, limits, error, is_public=is_public) or error
+            if limits is not None:
+                context.client_weight, context.charge = limits.terms.weight, limits.charge
+                send = _add_headers(send, limits)
             if error is not None:
                 await error_response(scope, error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
     def _identify(self, context: RequestContext, scope: Scope) -> SmartEmbedderError | None:
-        """Find the name and the limits of the request's token; return an error if it is unknown."""
+        """Find the name of the request's token; return an error if it is unknown."""
         token, fault = _read_token(scope)
         context.token_name = self._tokens.find_name(token)
         if context.token_name is None:
             return UnauthorizedError(f"{fault}: {_ADVICE}")
-        context.limits = self._tokens.limits_of(context.token_name)
         return None
 
     def _limit_rate(
-        self, context: RequestContext, fault: SmartEmbedderError | None, *, is_public: bool
+        self,
+        context: RequestContext,
+        limits: TokenLimits | None,
+        fault: SmartEmbedderError | None,
+        *,
+        is_public: bool,
     ) -> RateLimitedError | None:
         """Count the request; return the error if its client has exceeded a limit.
 
-        `fault` is the error of its token.
+        `limits` and `fault` are the limits and the error of its token.
         """
-        wait, limits = 0.0, context.limits
+        wait = 0.0
         failures = f"failures:{context.client_address}"
         if fault is not None:
             wait = self._buckets.take(context.client)
