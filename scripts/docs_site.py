@@ -16,7 +16,7 @@ OUTSIDE = ("SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")
 # Attributes whose address a browser loads with the page.
 _LOADS = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 _NO_LOAD = {"canonical", "prev", "next"}
-_LINK = re.compile(r"\[([^\]\n]+)\]\(([^)\s]+)\)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 _SKIP = re.compile(r"^<!-- (skip|/?settings): .*-->\n?", re.MULTILINE)
 
 

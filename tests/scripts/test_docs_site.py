@@ -29,6 +29,7 @@ def test_files_that_a_page_loads_from_other_servers_are_found(
     ("link", "expected"),
     [
         ("[the rules](../SECURITY.md#a)", "[the rules](SECURITY.md#a)"),
+        ("[the\nrules](../SECURITY.md#a)", "[the\nrules](SECURITY.md#a)"),
         ("[.env.example](../.env.example)", "`.env.example`"),
         ("[alert rules](../deploy)", "alert rules (`deploy`)"),
         ("[the API](api.md#errors)", "[the API](api.md#errors)"),
