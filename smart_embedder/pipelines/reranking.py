@@ -35,13 +35,20 @@ from smart_embedder.scheduling.job import Job, timings_of
 
 # Products of token vectors at a time: 4 MiB in float32.
 _MAX_PRODUCTS = 1 << 20
+_MIN_NORM = 1e-12
 
 
-def score(query: TextEmbedding, passage: TextEmbedding) -> PartScores:
-    """Score a passage by each kind of vectors that the query and the passage have."""
+def score(query: TextEmbedding, passage: TextEmbedding, *, unit_length: bool = True) -> PartScores:
+    """Score a passage by each kind of vectors that the query and the passage have.
+
+    The dense score is the cosine; `unit_length` says that it is the product of the vectors.
+    """
     dense = sparse = colbert = None
     if query.dense is not None and passage.dense is not None:
         dense = float(query.dense @ passage.dense)
+        if not unit_length:
+            norms = np.linalg.norm(query.dense) * np.linalg.norm(passage.dense)
+            dense /= max(float(norms), _MIN_NORM)
     if query.sparse is not None and passage.sparse is not None:
         _, in_query, in_passage = np.intersect1d(
             query.sparse.indices, passage.sparse.indices, assume_unique=True, return_indices=True
@@ -164,7 +171,7 @@ class ScoringPipeline:
             kinds,
             time_spent=query_job.inference_seconds,
             # Scored in the device thread, so that the vectors of a batch are released with it.
-            reduce=partial(score, query_embedding),
+            reduce=partial(score, query_embedding, unit_length=model.normalizes),
         )
         parts = await self._admission.run(passages_job)
         scores = [fuse(weights, part) for part in parts]
