@@ -12,8 +12,8 @@ that leave. It fails if a response is wrong, refused or lost. For models that th
 reproducible all numbers must be equal to the last bit.
 
 The part `bits` calls the engine in this process, which is faster: it embeds and scores texts alone,
-then many times in batches, and compares all bytes. With ONEDNN_MAX_CPU_ISA=AVX2 (or
-AVX512_CORE_VNNI) the engine uses no kernels for faster instructions.
+then many times in batches, and compares all bytes; pictures with REPRODUCIBLE=true. With
+ONEDNN_MAX_CPU_ISA=AVX2 (or AVX512_CORE_VNNI) the engine uses no kernels for faster instructions.
 """
 
 import argparse
@@ -31,9 +31,10 @@ import transformers
 from benchmarks.adapters.smart_embedder import hide_instructions
 from smart_embedder.core import EngineCore
 from smart_embedder.hardware.device import cpu_has_int8
+from smart_embedder.requests import ImageInput
 from smart_embedder.settings import LATE_INTERACTION, EngineSettings
 from smart_embedder.startup import load_models
-from tests.oracle.bits import Bits
+from tests.oracle.bits import Bits, draw_texts
 from tests.oracle.comparison import TOLERANCES, Comparison
 from tests.oracle.configurations import (
     Configuration,
@@ -43,13 +44,14 @@ from tests.oracle.configurations import (
 )
 from tests.oracle.conformance import check_every_request
 from tests.oracle.described import without_rule
+from tests.oracle.pictures import draw_urls
 from tests.oracle.traffic import Traffic, ask_idle
 from tests.support.server import RunningServer, run_server
 
 MAX_SHOWN = 20
-MODELS = ("bge", "qwen", "late-interaction", "several")
+MODELS = ("bge", "qwen", "late-interaction", "several", "pictures")
 # Their models are refused in int8.
-_NOT_IN_INT8 = ("qwen", "several")
+_NOT_IN_INT8 = ("qwen", "several", "pictures")
 _PARTS = ("description", "traffic", "bits")
 _COLUMNS = "Models            Sent  Equal Refused  Left  Lost Wrong  Difference"
 
@@ -65,7 +67,7 @@ async def observe(
     expected = await ask_idle(idle, cases)
     exact = all(model["info"]["reproducible"] for model in loaded_models(idle))
     tolerance = 0.0 if exact else TOLERANCES[options.dtype]
-    traffic = Traffic(server, cases, expected, Comparison(tolerance))
+    traffic = Traffic(server, cases, expected, configuration.malformed, Comparison(tolerance))
     end = time.monotonic() + options.seconds
     await traffic.run(iter(lambda: time.monotonic() < end, False))
     return traffic
@@ -133,24 +135,33 @@ def check_bits(options: argparse.Namespace, scratch: Path) -> bool:
     """Return whether all results are bit-identical alone and in batches."""
     hide_instructions()
     saved = save_checkpoints(scratch / "bits")
-    pairs: list[tuple[Path, Path | str]] = [(saved.m3, saved.reranker), (saved.qwen, saved.qwen)]
+    texts = draw_texts(options.distinct, options.words)
+    pictures = [ImageInput(url) for url in draw_urls(options.seed, options.distinct)]
+    clip, pages = saved.pictures / "clip", saved.pictures / "pages"
+    runs: list[tuple[Path, Path | str, list[Any]]] = [
+        (saved.m3, saved.reranker, texts),
+        (saved.qwen, saved.qwen, texts),
+        (clip, LATE_INTERACTION, [*texts, *pictures]),
+        (pages, LATE_INTERACTION, pictures),
+    ]
     if options.folder is not None:
-        pairs = [(options.folder, LATE_INTERACTION)]
+        runs = [(options.folder, LATE_INTERACTION, texts)]
     passed = True
     print(f"{'Models':79}   Answers  Differing  Seconds")
-    for embedding, reranker in pairs:
+    for embedding, reranker, inputs in runs:
         settings = EngineSettings(
             embedding_model=str(embedding),
             reranker_model=str(reranker),
             dtype=options.dtype,
             device="cpu",
+            reproducible=inputs is not texts,
         )
 
-        async def compare(settings: EngineSettings = settings) -> Bits:
+        async def compare(settings: EngineSettings = settings, inputs: Any = inputs) -> Bits:
             async with EngineCore(settings, load_models) as engine:
                 if not all(status.info and status.info.reproducible for status in engine.statuses):
                     raise SystemExit(f"{settings.embedding_model} is not reproducible here")
-                return await Bits.measure(engine, options.distinct, options.words, options.answers)
+                return await Bits.measure(engine, inputs, options.answers)
 
         started, bits = time.monotonic(), asyncio.run(compare())
         name, seconds = f"{embedding.name}, {options.dtype}", time.monotonic() - started

@@ -1,16 +1,17 @@
-"""Compares the bits of a text's results alone and in any batch.
+"""Compares the bits of the results of a text or picture alone and in any batch.
 
-Some texts are embedded, and scored as passages, one by one. Then they are repeated in concurrent
+Some inputs are embedded, and scored as passages, one by one. Then they are repeated in concurrent
 requests of random size, kinds and class, and every byte is compared.
 """
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from smart_embedder.core import EngineCore
 from smart_embedder.errors import RerankerDisabledError
-from smart_embedder.requests import EmbedRequest, Outputs, RerankRequest
+from smart_embedder.requests import EmbedRequest, ImageInput, Outputs, RerankRequest
 from smart_embedder.results import TextEmbedding
 from tests.oracle.cases import draw_text, log_uniform
 
@@ -34,13 +35,19 @@ def bytes_of(vectors: TextEmbedding) -> dict[str, bytes]:
     return found
 
 
+def draw_texts(count: int, words: int) -> list[str]:
+    """Draw different texts of at most this many words."""
+    rng = random.Random(3)
+    return list(dict.fromkeys(draw_text(rng, log_uniform(rng, words)) for _ in range(count)))
+
+
 @dataclass
 class Bits:
-    """The bytes of each text alone, and the comparisons with them."""
+    """The bytes of each input alone, and the comparisons with them."""
 
     engine: EngineCore
     kinds: Outputs
-    texts: list[str]
+    inputs: Sequence[str | ImageInput]
     alone: list[dict[str, bytes]] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     answers: int = 0
@@ -48,18 +55,16 @@ class Bits:
     rng: random.Random = field(default_factory=lambda: random.Random(7))
 
     @classmethod
-    async def measure(cls, engine: EngineCore, distinct: int, words: int, answers: int) -> "Bits":
-        """Compare this many `answers` for `distinct` texts of up to `words` words."""
-        models = engine.loaded()
-        rng = random.Random(3)
-        drawn = (draw_text(rng, log_uniform(rng, words)) for _ in range(distinct))
-        texts = list(dict.fromkeys(drawn))
-        found = cls(engine, models.kinds, texts)
-        for text in texts:
-            result = await engine.embed(EmbedRequest([text], found.kinds))
+    async def measure(
+        cls, engine: EngineCore, inputs: Sequence[str | ImageInput], answers: int
+    ) -> "Bits":
+        """Compare this many `answers` for the inputs, all of which the engine reads as passages."""
+        found = cls(engine, engine.loaded().kinds, inputs)
+        for item in inputs:
+            result = await engine.embed(EmbedRequest([item], found.kinds))
             found.alone.append(bytes_of(result.embeddings[0]))
             try:
-                ranked = await engine.rerank(RerankRequest(QUERY, [text]))
+                ranked = await engine.rerank(RerankRequest(QUERY, [item]))
                 found.scores += ranked.scores
             except RerankerDisabledError:
                 pass
@@ -69,17 +74,17 @@ class Bits:
     async def ask(self, answers: int) -> None:
         """Send one request after the other until this many answers were compared."""
         while self.answers < answers:
-            chosen = self.rng.choices(range(len(self.texts)), k=self.rng.randint(1, _MOST_TEXTS))
-            texts, bulk = [self.texts[index] for index in chosen], self.rng.random() < 0.5
+            chosen = self.rng.choices(range(len(self.inputs)), k=self.rng.randint(1, _MOST_TEXTS))
+            inputs, bulk = [self.inputs[index] for index in chosen], self.rng.random() < 0.5
             client = f"client {self.rng.randint(0, 3)}"
             if self.scores and not self.rng.randrange(_RERANK_EVERY):
-                ranking = RerankRequest(QUERY, texts, is_bulk=bulk, client=client)
+                ranking = RerankRequest(QUERY, inputs, is_bulk=bulk, client=client)
                 ranked = await self.engine.rerank(ranking)
                 for index, score in zip(chosen, ranked.scores, strict=True):
                     self._compare("score", score == self.scores[index])
                 continue
             outputs = self.rng.choice([self.kinds, Outputs.of([self._kind()])])
-            request = EmbedRequest(texts, outputs, is_bulk=bulk, client=client)
+            request = EmbedRequest(inputs, outputs, is_bulk=bulk, client=client)
             result = await self.engine.embed(request)
             for index, vectors in zip(chosen, result.embeddings, strict=True):
                 for kind, found in bytes_of(vectors).items():

@@ -46,7 +46,7 @@ class Malformed:
     status: int
 
 
-MALFORMED = [
+MALFORMED = (
     Malformed("/embeddings/", b"", 422),
     Malformed("/embeddings/", b"{", 422),
     Malformed("/embeddings/", b'{"sentences":[]}', 400),
@@ -57,7 +57,7 @@ MALFORMED = [
     Malformed("/rerank", b'{"query":" ","passages":["a"]}', 400),
     Malformed("/rerank", b'{"query":"a","passages":[]}', 400),
     Malformed("/rerank", b'{"query":"a","passages":["b"],"normalize":"x"}', 422),
-]
+)
 
 
 def draw_cases(seed: int, count: int, rerank_options: Sequence[Body], words: int) -> list[Case]:

@@ -69,7 +69,8 @@ def parse(content: bytes) -> Answer:
     """Parse the JSON of a response, with vectors as arrays, which are smaller."""
     answer: dict[str, Any] = orjson.loads(content)
     for item in answer.get("data", ()):
-        vectors = item["embeddings"]
+        if (vectors := item.get("embeddings")) is None:
+            continue
         vectors |= {kind: _array(vectors[kind]) for kind in ("dense", "colbert")}
     return answer
 

@@ -1,16 +1,19 @@
 """The servers that the oracle tests: their models, and the options of rerank requests."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from tests.oracle.cases import KINDS, Body, Case, draw_cases
+from tests.oracle.cases import KINDS, MALFORMED, Body, Case, Malformed, draw_cases
+from tests.oracle.pictures import MALFORMED_PICTURES, draw_pictures, save_pictures
 from tests.oracle.rules import INSTRUCTION, Served
 from tests.oracle.several_models import draw_several, save_several
-from tests.oracle.truth import M3, BgeReranker, Qwen, QwenReranker
+from tests.oracle.truth import M3, BgeReranker, Classifier, Clip, Qwen, QwenReranker
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
+from tests.support.classifiers import save_token_classifier
+from tests.support.pictures import POSITIONS, save_image_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +26,21 @@ class Configuration:
     settings: dict[str, str]
     draw_cases: Callable[[int, int], list[Case]]
     only_under_load: dict[str, str] = field(default_factory=dict)
+    malformed: Sequence[Malformed] = MALFORMED
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Folders of tiny checkpoints of every architecture; `several` is a file for MODELS."""
+    """Folders of tiny checkpoints of every architecture; `several` is a file for MODELS.
+
+    `pictures` has three models, and such a file.
+    """
 
     m3: Path
     reranker: Path
     qwen: Path
     several: Path
+    pictures: Path
 
 
 def save_checkpoints(folder: Path) -> Checkpoints:
@@ -41,6 +49,7 @@ def save_checkpoints(folder: Path) -> Checkpoints:
         save_reranker(folder / "reranker"),
         save_qwen(folder / "qwen"),
         save_several(folder / "several"),
+        save_pictures(folder / "pictures"),
     )
 
 
@@ -91,6 +100,16 @@ def configurations(checkpoints: Checkpoints) -> dict[str, Configuration]:
                 "EMBEDDING_CACHE_BYTES": "400000",
             },
         ),
+        "pictures": Configuration(
+            {
+                "EMBEDDING_MODEL": str(checkpoints.pictures / "pages"),
+                "RERANKER_MODEL": "late-interaction",
+                "MODELS": str(checkpoints.pictures / "models.yaml"),
+            },
+            draw_pictures,
+            {"DEVICE": "cpu:0,cpu:1", "EMBEDDING_CACHE_BYTES": "100000"},
+            MALFORMED_PICTURES,
+        ),
     }
 
 
@@ -107,6 +126,9 @@ def described_servers(
     m3, reranker = save_m3(folder / "prompted-m3"), save_reranker(folder / "described-reranker")
     qwen, ranking = save_qwen(folder / "dense-qwen"), save_qwen(folder / "ranking-qwen")
     (m3 / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    clip, models = save_image_text(folder / "clip", "clip"), folder / "models.yaml"
+    classifier = save_token_classifier(folder / "classifier", "Bert")
+    models.write_text(f"- name: {classifier}\n  task: extract\n", "utf-8")
     limits = {"BGE_EMBED_MAX_LENGTH": "32", "BGE_RERANK_MAX_LENGTH": "32"}
     limits |= {"QWEN_EMBED_MAX_LENGTH": "100", "QWEN_RERANK_MAX_LENGTH": "400"}
     settings = limits | {"EMBEDDING_MODEL": str(m3)}
@@ -121,6 +143,10 @@ def described_servers(
             lambda: Served(M3(m3, 32), Qwen(qwen, 100), QwenReranker(ranking, 400)),
         ),
         "late-interaction": (settings, lambda: Served(M3(m3, 32), None, None)),
+        "pictures": (
+            {"EMBEDDING_MODEL": str(clip), "MODELS": str(models)},
+            lambda: Served(Clip(clip, POSITIONS), None, None, Classifier(classifier)),
+        ),
     }
 
 

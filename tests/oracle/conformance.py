@@ -12,9 +12,9 @@ import orjson
 
 from tests.oracle.comparison import distances
 from tests.oracle.described import RULES, Question, Schema, questions
-from tests.oracle.rules import Served
+from tests.oracle.rules import Served, shown, texts_of
 from tests.oracle.truth import RefusedError
-from tests.support.formats import MESSAGE_PACK, Item, decode, from_message_pack
+from tests.support.formats import JSON, MESSAGE_PACK, Item, decode, from_message_pack
 
 # For numbers in float32, as transformers computes them.
 TOLERANCE = 1e-5
@@ -64,9 +64,7 @@ def _expected(served: Served, question: Question) -> Any:
 def _send(client: httpx2.Client, question: Question, served: Served) -> httpx2.Response:
     rule = RULES[question.operation.answer]
     model = served.ranking_model if rule.of_reranker else served.dense_model
-    if question.operation.answer == "SparseVectors":
-        model = served.m3
-    name = model.name
+    name = served.m3.name if question.operation.answer == "SparseVectors" else model.name
     if question.operation.answer == "SieSpans" and served.classifier is not None:
         name = served.classifier.folder.name
     path = question.operation.path.replace("{model}", name)
@@ -109,7 +107,11 @@ def _read(question: Question, content: bytes) -> Any:
     answer = question.operation.answer
     if answer == "EmbeddingResponse|Base64Response":
         items, members = decode(question.writes, content)
-        return members | {"data": [{"vectors": _vectors(item)} for item in items]}
+        texts = [*map(shown, texts_of(question.body["sentences"]))]
+        if question.writes == JSON:  # Other formats leave out the texts.
+            texts = [item["text"] for item in orjson.loads(content)["data"]]
+        found = zip(texts, items, strict=True)
+        return members | {"data": [{"text": text, "vectors": _vectors(x)} for text, x in found]}
     found = from_message_pack(content) if question.writes == MESSAGE_PACK else orjson.loads(content)
     if answer == "RerankResponse":
         found["warnings"] = [warning["target"]["pointer"] for warning in found["warnings"]]

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.oracle.pictures import PICTURES
 from tests.oracle.truth import (
     M3,
     BgeReranker,
     Classifier,
+    Clip,
     Ids,
+    Picture,
     Qwen,
     QwenReranker,
     ReadingOptions,
@@ -26,6 +29,8 @@ from tests.support.formats import JSON
 Body = dict[str, Any]
 SHORT = ["hybrid search river", "bread", "search search memory слово 世界"]
 LONG = [" ".join(WORDS[:40]), "bread"]
+# Texts and pictures, for a model that reads both.
+MIXED = ["bread", *({"image": url} for url in PICTURES), " ".join(WORDS[:40])]
 QUERY, PROMPT, INSTRUCTION = "river search", "mountain: ", "Find the passage that names a river."
 BOTH = (True, False)
 SIDES = ("left", "right")
@@ -45,23 +50,31 @@ class Served:
     """The models of a server.
 
     Without a `dense` model `m3` makes every kind of vectors, and its prompts count. Without a
-    `reranker` `m3` scores by late interaction. Without a `classifier` no spans are found.
+    `reranker` `m3` scores by late interaction. Without a `classifier` no spans are found. Of a
+    server with CLIP, that is the `m3`.
     """
 
-    m3: M3
+    m3: M3 | Clip
     dense: Qwen | None
     reranker: BgeReranker | QwenReranker | None
     classifier: Classifier | None = None
 
     @property
-    def dense_model(self) -> M3 | Qwen:
+    def dense_model(self) -> M3 | Clip | Qwen:
         return self.dense or self.m3
 
     @property
-    def ranking_model(self) -> M3 | BgeReranker | QwenReranker:
+    def token_model(self) -> M3:
+        """The model of sparse and ColBERT vectors; the service refuses these without one."""
+        if isinstance(self.m3, Clip):
+            raise RefusedError
+        return self.m3
+
+    @property
+    def ranking_model(self) -> M3 | Clip | BgeReranker | QwenReranker:
         return self.reranker or self.m3
 
-    def prompt(self, name: str | None, model: M3 | Qwen | None = None) -> str:
+    def prompt(self, name: str | None, model: M3 | Clip | Qwen | None = None) -> str:
         """Return the prompt of that name; the service refuses a name that the model lacks."""
         prompts = (model or self.dense_model).prompts
         if name is None:
@@ -113,10 +126,27 @@ def read_options(body: Body, prompt: str = "") -> ReadingOptions:
     return ReadingOptions(prompt, truncate, side, most)
 
 
-def texts_of(found: Any) -> list[str]:
-    """Return the texts in a text, an object, or a list of these."""
-    found = found if isinstance(found, list) else [found]
-    return [item["text"] if isinstance(item, dict) else item for item in found]
+def texts_of(found: Any) -> list[Any]:
+    """Return the texts and pictures in a text, an object, or a list of these."""
+    return [*map(_read_item, found)] if isinstance(found, list) else [_read_item(found)]
+
+
+def _read_item(item: Any) -> str | Picture:
+    match item:
+        case str():
+            return item
+        case {"text": text}:
+            return str(text)
+        case {"image": content} | {"images": [{"data": content}]} | {"image_url": {"url": content}}:
+            return Picture(content)
+        case {"content": [part]}:
+            return _read_item(part)
+    raise TypeError(item)
+
+
+def shown(item: str | Picture) -> str | None:
+    """Return a text as it stands in responses, and None for a picture."""
+    return None if isinstance(item, Picture) else item
 
 
 def usage(count: int) -> Body:

@@ -12,6 +12,7 @@ from tests.oracle.rules import (
     ELSEWHERE,
     INSTRUCTION,
     LONG,
+    MIXED,
     QUERY,
     SHORT,
     SIDES,
@@ -22,11 +23,13 @@ from tests.oracle.rules import (
     first,
     is_below_limit,
     read_options,
+    shown,
     texts_of,
     usage,
 )
 from tests.oracle.truth import (
     BgeReranker,
+    Picture,
     QwenReranker,
     ReadingOptions,
     RefusedError,
@@ -51,7 +54,7 @@ class Scored:
 def score(
     served: Served,
     query: str,
-    passages: list[str],
+    passages: list[str | Picture],
     options: ReadingOptions,
     body: Body,
     *,
@@ -66,6 +69,8 @@ def score(
     if served.reranker is None:
         return _late(served, query, passages, options, body, raw=raw)
     for index, passage in enumerate(passages):
+        if isinstance(passage, Picture):
+            raise RefusedError
         logit, ids = served.reranker.logit(query, passage, options, instruction)
         is_raw = raw and isinstance(served.reranker, BgeReranker)
         found.raw.append(logit)
@@ -79,7 +84,7 @@ def score(
 def _late(
     served: Served,
     query: str,
-    passages: list[str],
+    passages: list[str | Picture],
     options: ReadingOptions,
     body: Body,
     *,
@@ -87,7 +92,8 @@ def _late(
 ) -> Scored:
     query_vectors = served.m3.vectors(query, ReadingOptions(truncate=options.truncate))
     found = Scored(tokens=len(query_vectors.ids.read))
-    weights = dict.fromkeys(("dense", "sparse", "colbert"), 1.0) | (body.get("weights") or {})
+    given = body.get("weights") or {}
+    weights = {kind: given.get(kind, 1.0) for kind in served.m3.kinds}
     if not any(weights.values()):
         raise RefusedError
     for index, passage in enumerate(passages):
@@ -95,7 +101,8 @@ def _late(
         fusion, parts = fused(query_vectors, vectors, weights)
         found.raw.append(fusion)
         found.scores.append(fusion if raw else sigmoid(fusion))
-        found.parts.append({kind: np.asarray(part) for kind, part in parts.items()})
+        unmade = dict.fromkeys(("sparse", "colbert"))
+        found.parts.append(unmade | {kind: np.asarray(part) for kind, part in parts.items()})
         found.tokens += len(vectors.ids.read)
         if vectors.ids.original > vectors.ids.limit:
             found.cut.append(index)
@@ -113,10 +120,11 @@ def _native_rerank(served: Served, question: Any) -> Body:
     options = read_options(body)
     # Only the logits of cross-encoders are normalized by a sigmoid.
     raw = not body.get("normalize") or served.reranker is None
-    found = score(served, body["query"], body["passages"], options, body, raw=raw)
+    passages = texts_of(body["passages"])
+    found = score(served, body["query"], passages, options, body, raw=raw)
     results = []
     for index in order(found):
-        result: Body = {"index": index, "passage": body["passages"][index]}
+        result: Body = {"index": index, "passage": shown(passages[index])}
         result["score"] = np.asarray(found.scores[index])
         if found.parts:
             result["parts"] = found.parts[index]
@@ -151,7 +159,7 @@ def _documents(served: Served, question: Any) -> Body:
     answer: Body = {
         "model": served.ranking_model.name,
         "results": [
-            result | ({"document": {"text": texts[result["index"]]}} if with_texts else {})
+            result | ({"document": {"text": shown(texts[result["index"]])}} if with_texts else {})
             for result in results
         ],
         "meta": {
@@ -163,7 +171,8 @@ def _documents(served: Served, question: Any) -> Body:
     }
     answer["object"] = "list"
     answer["data"] = [
-        result | ({"document": texts[result["index"]]} if with_texts else {}) for result in results
+        result | ({"document": shown(texts[result["index"]])} if with_texts else {})
+        for result in results
     ]
     return answer
 
@@ -183,7 +192,7 @@ def _ranks(served: Served, question: Any) -> list[Body]:
 SCORE_RULES: dict[str, Rule] = {
     "RerankResponse": Rule(
         ("query", "passages"),
-        tuple({"query": QUERY, "passages": texts} for texts in (SHORT, LONG)),
+        tuple({"query": QUERY, "passages": texts} for texts in (SHORT, LONG, MIXED)),
         {
             "normalize": BOTH,
             "instruction": (INSTRUCTION,),
@@ -199,7 +208,7 @@ SCORE_RULES: dict[str, Rule] = {
     "DocumentsResponse": Rule(
         ("query", "documents"),
         (
-            *({"query": QUERY, "documents": texts} for texts in (SHORT, LONG)),
+            *({"query": QUERY, "documents": texts} for texts in (SHORT, LONG, MIXED)),
             {"query": {"text": QUERY}, "documents": [{"text": text} for text in SHORT]},
         ),
         {

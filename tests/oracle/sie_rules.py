@@ -6,10 +6,21 @@ from typing import Any
 import numpy as np
 
 from smart_embedder.vectors import MuveraSide
-from tests.oracle.rules import BOTH, INSTRUCTION, LONG, QUERY, SHORT, Body, Rule, Served
+from tests.oracle.pictures import PICTURES
+from tests.oracle.rules import (
+    BOTH,
+    INSTRUCTION,
+    LONG,
+    QUERY,
+    SHORT,
+    Body,
+    Rule,
+    Served,
+    texts_of,
+)
 from tests.oracle.score_rules import order, score
 from tests.oracle.span_rules import found_spans
-from tests.oracle.truth import Ids, ReadingOptions, RefusedError, muvera, quantized
+from tests.oracle.truth import M3, Ids, ReadingOptions, RefusedError, muvera, quantized
 from tests.support.formats import JSON, MESSAGE_PACK
 
 _TYPES = ("dense", "sparse", "multivector")
@@ -17,6 +28,10 @@ _DTYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
 _BODIES = tuple(
     {"items": [{"id": text[:9], "text": text} for text in texts]} for texts in (SHORT, LONG)
 )
+_MIXED = [
+    {"id": "a", "text": SHORT[0]},
+    *({"id": url[-9:], "images": [{"data": url.partition(",")[2]}]} for url in PICTURES),
+]
 
 
 def _params(question: Any) -> tuple[Body, Body]:
@@ -31,7 +46,7 @@ def _vectors(served: Served, question: Any) -> Body:
     if options.get("muvera"):  # It takes no parameters.
         raise RefusedError
     condenses = options.get("muvera") is not None and "dense" in types
-    if options.get("normalize") is False and served.dense is None:
+    if options.get("normalize") is False and isinstance(served.dense_model, M3):
         raise RefusedError
     only_others = condenses or "dense" not in types
     if params.get("instruction") and served.dense is not None and only_others:
@@ -39,15 +54,15 @@ def _vectors(served: Served, question: Any) -> Body:
     reading = ReadingOptions(_prompt(served, params.get("instruction"), side))
     plain = reading if served.dense is None else replace(reading, prompt="")
     dtype, items, tokens = params.get("output_dtype") or "float32", [], 0
-    for item in question.body["items"]:
+    for item, text in zip(question.body["items"], texts_of(question.body["items"]), strict=True):
         read, encoded = list[Ids](), {"id": item["id"]}
         if "dense" in types and not condenses:
-            found = served.dense_model.vectors(item["text"], reading)
+            found = served.dense_model.vectors(text, reading)
             dense = found.raw if options.get("normalize") is False else found.dense
             encoded["dense"] = {"dims": len(dense)} | _numbers(dense, dtype)
             read.append(found.ids)
         if condenses or {"sparse", "multivector"} & {*types}:
-            found = served.m3.vectors(item["text"], plain)
+            found = served.token_model.vectors(text, plain)
             if served.dense is not None or not read:
                 read.append(found.ids)
             encoded |= _others(found, types, dtype)
@@ -95,7 +110,7 @@ def _numbers(vectors: Any, dtype: str) -> Body:
 
 def _scores(served: Served, question: Any) -> Body:
     body = question.body
-    texts = [item["text"] for item in body["items"]]
+    texts = texts_of(body["items"])
     found = score(served, body["query"]["text"], texts, ReadingOptions(), body, raw=False)
     scores = [
         {
@@ -129,7 +144,7 @@ def _entities(served: Served, question: Any) -> Body:
 SIE_RULES: dict[str, Rule] = {
     "SieVectors": Rule(
         ("items",),
-        _BODIES,
+        (*_BODIES, {"items": _MIXED}),
         {
             "params.output_types": (*([kind] for kind in _TYPES), [*_TYPES]),
             "params.output_dtype": _DTYPES,
@@ -151,6 +166,7 @@ SIE_RULES: dict[str, Rule] = {
         (
             {"query": {"id": "q", "text": QUERY}, "items": _BODIES[0]["items"]},
             {"query": {"text": QUERY}, "items": [{"text": text} for text in LONG]},
+            {"query": {"text": QUERY}, "items": _MIXED},
         ),
         {"instruction": (INSTRUCTION,)},
         _scores,

@@ -9,10 +9,13 @@ import pytest
 from smart_embedder.core import EngineCore
 from smart_embedder.interface import ModelInfo
 from smart_embedder.kernels import native
+from smart_embedder.requests import ImageInput
 from smart_embedder.settings import LATE_INTERACTION
-from tests.oracle.bits import Bits
+from tests.oracle.bits import Bits, draw_texts
+from tests.oracle.pictures import draw_urls
 from tests.smart_embedder.engines import engine_on_cpu
 from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
+from tests.support.pictures import save_image_text, save_pages
 
 
 def engine_of(embedder: Path, reranker: Path | str, dtype: str = "float32") -> EngineCore:
@@ -25,7 +28,7 @@ async def assert_same_bits(*chosen: Any) -> ModelInfo:
     async with engine_of(*chosen) as engine:
         assert all(status.info.reproducible for status in engine.statuses)
         info = engine.statuses[0].info
-        found = await Bits.measure(engine, distinct=25, words=40, answers=600)
+        found = await Bits.measure(engine, draw_texts(25, words=40), answers=600)
     assert (found.differing, found.answers >= 600) == ({}, True)
     return info
 
@@ -73,9 +76,23 @@ async def test_same_bits_of_a_decoder(tiny_qwen: Path) -> None:
     await assert_same_bits(tiny_qwen, tiny_qwen)
 
 
+@pytest.mark.parametrize(
+    ("save", "family", "texts"),
+    [(save_image_text, "clip", 5), (save_pages, "colqwen2", 0)],
+    ids=["clip", "colqwen2"],
+)
+async def test_same_bits_of_pictures_if_reproducible(tmp_path: Path, save, family, texts) -> None:
+    pictures = [ImageInput(url) for url in draw_urls(4, 15)]
+    folder, inputs = save(tmp_path / family, family), [*draw_texts(texts, 40), *pictures]
+    settings = {"reranker_model": LATE_INTERACTION, "reproducible": True}
+    async with engine_on_cpu(folder, **settings) as engine:
+        found = await Bits.measure(engine, inputs, answers=300)
+    assert (found.differing, found.answers >= 300) == ({}, True)
+
+
 async def test_different_bits_are_found(tiny_m3: Path, tiny_reranker: Path) -> None:
     async with engine_of(tiny_m3, tiny_reranker) as engine:
-        found = await Bits.measure(engine, distinct=10, words=40, answers=0)
+        found = await Bits.measure(engine, draw_texts(10, words=40), answers=0)
         found.alone[0]["dense"] = b"other"
         found.scores[1] += 1e-7
         await found.ask(500)

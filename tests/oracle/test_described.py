@@ -15,9 +15,10 @@ from tests.app.conftest import serving
 from tests.oracle.conformance import check_every_request
 from tests.oracle.described import WITHOUT_TRUTH, operations, questions, without_rule
 from tests.oracle.rules import Served
-from tests.oracle.truth import M3, Classifier
+from tests.oracle.truth import M3, Classifier, Clip
 from tests.support.classifiers import save_token_classifier
 from tests.support.formats import JSON
+from tests.support.pictures import POSITIONS, save_image_text
 
 # One in so many of the questions with at most one option; scripts/oracle.py asks all.
 EVERY = 19
@@ -90,6 +91,16 @@ def test_responses_equal_transformers(server, tiny_m3: Path, description) -> Non
         outcome = check_every_request(client, description, truth, every=EVERY)
     assert outcome.wrong == []
     assert outcome.answers.total() > 100
+    assert outcome.refusals > 20
+
+
+def test_responses_about_pictures_equal_transformers(tmp_path, description) -> None:
+    folder = save_image_text(tmp_path / "tiny-clip", "clip")
+    truth = Served(Clip(folder, POSITIONS), None, None)
+    with serving(embedding_model=str(folder)) as client:
+        outcome = check_every_request(client, description, truth, every=EVERY)
+    assert outcome.wrong == []
+    assert outcome.answers.total() > 60
     assert outcome.refusals > 20
 
 

@@ -1,15 +1,18 @@
 """Under mixed traffic every response equals that of an idle server.
 
 Of 40 requests to a server about 36 are answered, 2 refused as malformed, 2 abandoned, none lost or
-wrong. The server has several models, a cache and two workers; the idle one has no cache and one
-worker. `scripts.oracle` runs other models, too.
+wrong. The server has several models, some of which read pictures, a cache and two workers; the idle
+one has no cache and one worker. `scripts.oracle` runs other models, too.
 """
 
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.oracle.comparison import TOLERANCES, Comparison
 from tests.oracle.configurations import Checkpoints, configurations
+from tests.oracle.pictures import save_pictures
 from tests.oracle.several_models import save_several
 from tests.oracle.traffic import Traffic, ask_idle
 from tests.support.server import run_server
@@ -18,12 +21,13 @@ DISTINCT = 20
 SENT = 40
 
 
+@pytest.mark.parametrize("models", ["several", "pictures"])
 def test_responses_do_not_depend_on_the_traffic(
-    tiny_m3: Path, tiny_reranker: Path, tiny_qwen: Path, tmp_path: Path
+    tiny_m3: Path, tiny_reranker: Path, tiny_qwen: Path, tmp_path: Path, models: str
 ) -> None:
-    several = save_several(tmp_path / "several")
-    checkpoints = Checkpoints(tiny_m3, tiny_reranker, tiny_qwen, several)
-    configuration = configurations(checkpoints)["several"]
+    several, pictures = save_several(tmp_path / "several"), save_pictures(tmp_path / "pictures")
+    checkpoints = Checkpoints(tiny_m3, tiny_reranker, tiny_qwen, several, pictures)
+    configuration = configurations(checkpoints)[models]
     settings, cases = configuration.settings, configuration.draw_cases(5, DISTINCT)
     with (
         run_server(tmp_path, healthy=False, **settings | configuration.only_under_load) as server,
@@ -31,7 +35,8 @@ def test_responses_do_not_depend_on_the_traffic(
     ):
         server.wait_until_healthy()
         expected = asyncio.run(ask_idle(idle, cases))
-        traffic = Traffic(server, cases, expected, Comparison(TOLERANCES["float32"]))
+        comparison = Comparison(TOLERANCES["float32"])
+        traffic = Traffic(server, cases, expected, configuration.malformed, comparison)
         asyncio.run(traffic.run(iter(range(SENT))))
         assert "Traceback" not in server.log
     found, tally = traffic.comparison, traffic.tally

@@ -9,7 +9,7 @@ import httpx2
 
 from tests.faults.raw import head
 from tests.faults.tally import Tally
-from tests.oracle.cases import MALFORMED, Case
+from tests.oracle.cases import Case, Malformed
 from tests.oracle.comparison import Answer, Comparison, parse
 from tests.support.server import RunningServer
 
@@ -18,6 +18,7 @@ LEAVE_SHARE = 0.05
 MALFORMED_SHARE = 0.05
 # Seconds that a client waits at most before it leaves.
 LONGEST_STAY = 0.05
+LONGEST_DETAIL = 400
 JSON = {"Content-Type": "application/json"}
 PRIORITIES = [f"u={urgency}" for urgency in range(8)] + ["u=1, i", "u=99", "?", ""]
 
@@ -40,6 +41,7 @@ class Traffic:
     server: RunningServer
     cases: Sequence[Case]
     expected: Sequence[Answer]
+    malformed: Sequence[Malformed]
     comparison: Comparison
     tally: Tally = field(default_factory=Tally)
     rng: random.Random = field(default_factory=lambda: random.Random(11))
@@ -71,10 +73,14 @@ class Traffic:
             self._add_fault(f"request {case.number} to {case.path}", response)
 
     async def _send_malformed(self, client: httpx2.AsyncClient) -> None:
-        malformed = self.rng.choice(MALFORMED)
+        malformed = self.rng.choice(self.malformed)
         response = await self._post(client, malformed.path, malformed.content, JSON)
-        if response is not None and response.status_code != malformed.status:
-            self._add_fault(f"{malformed.content!r} to {malformed.path}", response)
+        if response is None:
+            return
+        detail = response.json().get("detail", "")
+        in_one_line = 0 < len(detail) <= LONGEST_DETAIL and "\n" not in detail
+        if response.status_code != malformed.status or not in_one_line:
+            self._add_fault(f"{malformed.content[:200]!r} to {malformed.path}", response)
 
     async def _post(
         self, client: httpx2.AsyncClient, path: str, content: bytes, headers: dict[str, str]

@@ -16,7 +16,13 @@ import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+)
+from transformers.image_utils import load_image
 
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
 from smart_embedder.models.rerankers.templates import PREFIX, SUFFIX
@@ -28,6 +34,13 @@ _PROMPTS = "config_sentence_transformers.json"
 
 class RefusedError(Exception):
     """The service must refuse the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture in place of a text: a data URL, or its base64 alone."""
+
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +85,12 @@ class Checkpoint:
     def plain(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def read(self, text: str, frame: tuple[list[int], list[int]], options: ReadingOptions) -> Ids:
+    def read(
+        self, text: str | Picture, frame: tuple[list[int], list[int]], options: ReadingOptions
+    ) -> Ids:
         """Tokenize a text behind its prompt, which a cut of the beginning keeps."""
+        if isinstance(text, Picture):
+            raise RefusedError
         found = self.tokenizer.encode(options.prompt + text, add_special_tokens=False)
         end = len(options.prompt.rstrip())
         kept_first = sum(start < end for start, _ in found.offsets)
@@ -117,6 +134,7 @@ class Vectors:
 class M3(Checkpoint):
     """bge-m3: XLM-RoBERTa, and a linear layer for sparse and for ColBERT vectors."""
 
+    kinds = ("dense", "sparse", "colbert")
     begin: ClassVar[list[int]] = [0]
     end: ClassVar[list[int]] = [2]
     special = (0, 1, 2, 3)
@@ -137,7 +155,7 @@ class M3(Checkpoint):
         weights = {name: weight.float() for name, weight in self._heads[kind].items()}
         return torch.nn.functional.linear(states, weights["weight"], weights["bias"])
 
-    def _vectors(self, text: str, options: ReadingOptions) -> Vectors:
+    def _vectors(self, text: str | Picture, options: ReadingOptions) -> Vectors:
         ids = self.read(text, (self.begin, self.end), options)
         states = self.output(ids.read).last_hidden_state[0]
         weights = self._head("sparse", states).relu()[:, 0].tolist()
@@ -170,10 +188,42 @@ class Qwen(Checkpoint):
         self.end: list[int] = [self.id_of("<|endoftext|>")]
         self.vectors = lru_cache(1000)(self._vectors)
 
-    def _vectors(self, text: str, options: ReadingOptions) -> Vectors:
+    def _vectors(self, text: str | Picture, options: ReadingOptions) -> Vectors:
         ids = self.read(text, (self.begin, self.end), options)
         states = self.output(ids.read).last_hidden_state[0].numpy()
         return Vectors(ids, unit(states[-1]), states[-1])
+
+
+class Clip(Checkpoint):
+    """CLIP: one vector of a text or a picture, which counts as its patches and one token."""
+
+    kinds = ("dense",)
+    prompts: ClassVar[dict[str, str]] = {}
+    begin: ClassVar[list[int]] = [2]
+    end: ClassVar[list[int]] = [3]
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        super().__init__(folder, AutoModel, limit)
+        self._processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
+        self.vectors = lru_cache(1000)(self._vectors)
+
+    @torch.inference_mode()
+    def _vectors(self, item: str | Picture, options: ReadingOptions) -> Vectors:
+        if isinstance(item, Picture):
+            try:
+                picture = load_image(item.content)
+            except ValueError as error:
+                raise RefusedError from error
+            about = self.model.config.vision_config
+            count = (about.image_size // about.patch_size) ** 2 + 1
+            ids = Ids([0] * count, count, count)
+            arrays = self._processor(images=picture, return_tensors="pt")
+            found = self.model.get_image_features(**arrays)
+        else:
+            ids = self.read(item, (self.begin, self.end), options)
+            found = self.model.get_text_features(input_ids=torch.tensor([ids.read]))
+        vector = found.pooler_output[0].numpy()
+        return Vectors(ids, unit(vector), vector)
 
 
 class BgeReranker(Checkpoint):
@@ -244,13 +294,12 @@ def muvera(vectors: Numbers, side: MuveraSide) -> Numbers:
 def fused(
     query: Vectors, passage: Vectors, weights: dict[str, float]
 ) -> tuple[float, dict[str, float]]:
-    """Return the score of late interaction: the weighted mean of three scores, and these."""
-    lexical = (query.sparse.get(token, 0.0) * weight for token, weight in passage.sparse.items())
-    parts = {
-        "dense": float(query.dense @ passage.dense),
-        "sparse": sum(lexical),
-        "colbert": float((query.colbert @ passage.colbert.T).max(axis=1).mean()),
-    }
+    """Return the score of late interaction: the weighted mean of scores by kind, and these."""
+    parts = {"dense": float(query.dense @ passage.dense)}
+    if "sparse" in weights:
+        weighed = passage.sparse.items()
+        parts["sparse"] = sum(query.sparse.get(token, 0.0) * weight for token, weight in weighed)
+        parts["colbert"] = float((query.colbert @ passage.colbert.T).max(axis=1).mean())
     total = sum(weights.values())
     return sum(weights[kind] * part for kind, part in parts.items()) / total, parts
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from tests.oracle.comparison import Encoded
+from tests.oracle.pictures import PICTURES
 from tests.oracle.rules import (
     ALL_TOKENS,
     BOTH,
     CUTS,
     ELSEWHERE,
     LONG,
+    MIXED,
     PROMPT,
     SHORT,
     SIDES,
@@ -23,13 +25,16 @@ from tests.oracle.rules import (
     first,
     is_below_limit,
     read_options,
+    shown,
     texts_of,
     usage,
     warning,
 )
 from tests.oracle.truth import (
     M3,
+    Clip,
     Ids,
+    Picture,
     Qwen,
     ReadingOptions,
     RefusedError,
@@ -40,6 +45,7 @@ from tests.oracle.truth import (
     unit,
 )
 from tests.support.formats import JSON, SAFETENSORS
+from tests.support.pictures import data_url
 
 _DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary")
 _TYPES = ("float", "base64", "int8", "uint8", "binary", "ubinary")
@@ -50,7 +56,12 @@ _TASKS = (*_QUERIES, *_DOCUMENTS, "classification", "clustering", "text-matching
 
 
 def _dense(
-    served: Served, text: str, options: ReadingOptions, *, normalize: bool, width: int | None
+    served: Served,
+    text: str | Picture,
+    options: ReadingOptions,
+    *,
+    normalize: bool,
+    width: int | None,
 ) -> Any:
     found = served.dense_model.vectors(text, options)
     if width is not None:
@@ -70,10 +81,14 @@ def _shortened(served: Served, found: Vectors, width: int, *, normalize: bool) -
 
 
 def _native_vectors(
-    served: Served, body: Body, texts: list[str], field_name: str
+    served: Served, body: Body, texts: list[str | Picture], field_name: str
 ) -> Iterator[Body]:
     """Yield the vectors, the number of tokens and the warnings of each text."""
-    kinds = [kind for kind in ("dense", "sparse", "colbert") if body.get(f"return_{kind}", True)]
+    kinds = [
+        kind
+        for kind in ("dense", "sparse", "colbert")
+        if body.get(f"return_{kind}", kind == "dense" or kind in served.m3.kinds)
+    ]
     if (not kinds and not body.get("muvera")) or body.get("if_vector_space"):
         raise RefusedError
     dtype, factor = _native_options(body, kinds)
@@ -91,7 +106,7 @@ def _native_vectors(
             read.append((served.dense_model.name, served.dense_model.vectors(text, options).ids))
         others = read_options(body, "" if served.dense else prompt)
         if {*kinds} - {"dense"} or body.get("muvera"):
-            found = served.m3.vectors(text, others)
+            found = served.token_model.vectors(text, others)
             if served.dense is not None or "dense" not in kinds:
                 read.append((served.m3.name, found.ids))
             if "sparse" in kinds:
@@ -102,9 +117,10 @@ def _native_vectors(
             if body.get("muvera"):
                 item["muvera"] = muvera(found.colbert, body["muvera"])
             if body.get("return_tokens"):
-                item |= _strings(served.m3, found, kinds)
+                item |= _strings(served.token_model, found, kinds)
         side = options.side
         yield {
+            "text": shown(text),
             "vectors": {name: value for name, value in item.items() if value is not None},
             "tokens": sum(len(ids.read) for _, ids in read),
             "warnings": [
@@ -123,6 +139,8 @@ def _native_options(body: Body, kinds: list[str]) -> tuple[str, int | None]:
         raise RefusedError
     of_queries = "query" in {body.get("input_type"), body.get("muvera")}
     if factor is not None and (of_queries or body.get("return_tokens")):
+        raise RefusedError
+    if body.get("return_tokens") and kinds == ["dense"]:
         raise RefusedError
     return dtype, factor
 
@@ -164,9 +182,9 @@ def _check_numbers(body: Body, is_json: bool) -> None:
 def _embeddings(served: Served, question: Any) -> Body:
     body = question.body
     _check_numbers(body, question.writes == JSON)
-    found = list(_native_vectors(served, body, body["sentences"], "sentences"))
+    found = list(_native_vectors(served, body, texts_of(body["sentences"]), "sentences"))
     answer = _native_names(served) | {
-        "data": [{"vectors": item["vectors"]} for item in found],
+        "data": [{"text": item["text"], "vectors": item["vectors"]} for item in found],
         "usage": usage(sum(item["tokens"] for item in found)),
         "warnings": [warning for item in found for warning in item["warnings"]],
     }
@@ -267,7 +285,7 @@ def _openai(served: Served, question: Any) -> Body:
         item = {"object": "embedding", "index": index} | _openai_dense(served, body, text, options)
         read = [(served.dense_model.name, served.dense_model.vectors(text, options).ids)]
         if beside:
-            found = served.m3.vectors(text, plain)
+            found = served.token_model.vectors(text, plain)
             item |= _openai_beside(body, found)
             read += [] if served.dense is None else [(served.m3.name, found.ids)]
         data.append(item)
@@ -282,7 +300,7 @@ def _openai(served: Served, question: Any) -> Body:
     return answer | ({"warnings": warnings} if warnings else {})
 
 
-def _openai_dense(served: Served, body: Body, text: str, options: ReadingOptions) -> Body:
+def _openai_dense(served: Served, body: Body, text: str | Picture, options: ReadingOptions) -> Body:
     normalize = first(body, "normalize", "normalized", "use_activation") is not False
     width = first(body, "dimensions", "output_dimension", "dimensionality")
     dense = _dense(served, text, options, normalize=normalize, width=width)
@@ -352,10 +370,12 @@ _OPENAI_TOGETHER: tuple[Body, ...] = (
 
 def _cohere(served: Served, question: Any) -> Body:
     body = question.body
-    is_image = body.get("images") or body.get("input_type") == "image"
-    if is_image or (body.get("inputs") and "texts" in body):
+    sent = [body[name] for name in ("texts", "images", "inputs") if body.get(name)]
+    if len(sent) > 1:
         raise RefusedError
-    texts = body.get("texts") or [item["content"][0]["text"] for item in body["inputs"]]
+    texts = [*map(Picture, sent[0])] if body.get("images") else texts_of(sent[0])
+    if body.get("input_type") == "image" and not all(isinstance(text, Picture) for text in texts):
+        raise RefusedError
     types = _listed(body.get("embedding_types"))
     prompt = _task_prompt(served, body.get("input_type") or "search_document", "document")
     options = read_options(body, prompt)
@@ -370,7 +390,7 @@ def _cohere(served: Served, question: Any) -> Body:
         embeddings = dense
     return {
         "embeddings": embeddings,
-        "texts": texts,
+        "texts": [text for text in texts if isinstance(text, str)],
         "meta": {
             "api_version": {"version": "1" if is_v1 else "2"},
             "billed_units": {"input_tokens": tokens},
@@ -407,10 +427,11 @@ def _embedding_server(served: Served, question: Any) -> Body:
 
 def _tei_sparse(served: Served, question: Any) -> list[Any]:
     body = question.body
-    options = read_options(body, served.prompt(body.get("prompt_name"), served.m3))
+    model = served.token_model
+    options = read_options(body, served.prompt(body.get("prompt_name"), model))
     return [
         [{"index": token, "value": np.asarray(weight)} for token, weight in sorted(sparse.items())]
-        for sparse in (served.m3.vectors(text, options).sparse for text in texts_of(body["inputs"]))
+        for sparse in (model.vectors(text, options).sparse for text in texts_of(body["inputs"]))
     ]
 
 
@@ -471,18 +492,31 @@ def _tokens(served: Served, question: Any) -> list[Any]:
     return answer
 
 
-def _special(model: M3 | Qwen, ids: list[int]) -> list[Body]:
+def _special(model: M3 | Clip | Qwen, ids: list[int]) -> list[Body]:
     nowhere = {"special": True, "start": None, "stop": None}
     return [{"id": token, "text": model.tokenizer.id_to_token(token)} | nowhere for token in ids]
 
 
 _INPUTS: tuple[Body, ...] = ({"inputs": SHORT}, {"inputs": LONG}, {"inputs": SHORT[0]})
+
+
+def _as_content(item: Any) -> Body:
+    if isinstance(item, str):
+        return {"type": "text", "text": item}
+    return {"type": "image_url", "image_url": {"url": item["image"]}}
+
+
 _COHERE_RULE = Rule(
     ("texts",),
-    ({"texts": SHORT}, {"texts": LONG}),
+    (
+        {"texts": SHORT},
+        {"texts": LONG},
+        {"images": [*PICTURES]},
+        {"inputs": [{"content": [_as_content(item)]} for item in MIXED]},
+    ),
     {
         "input_type": ("search_document", "search_query", "classification", "clustering", "image"),
-        "images": (["data:image/png;base64,AAAA"],),
+        "images": ([data_url(b"no picture")],),
         "embedding_types": (*([kind] for kind in _TYPES), list(_TYPES)),
         "output_dimension": (32, 64, 8, 65),
         "truncate": ("NONE", "START", "END"),
@@ -497,7 +531,7 @@ _COHERE_RULE = Rule(
 VECTOR_RULES: dict[str, Rule] = {
     "EmbeddingResponse|Base64Response": Rule(
         ("sentences",),
-        ({"sentences": SHORT}, {"sentences": LONG}),
+        ({"sentences": SHORT}, {"sentences": LONG}, {"sentences": MIXED}),
         _NATIVE_OPTIONS,
         _embeddings,
         frozenset({"processing_time_ms", "timings_ms", "message", "vector_space"}),
@@ -511,6 +545,7 @@ VECTOR_RULES: dict[str, Rule] = {
             {"input": LONG},
             {"input": SHORT[0]},
             {"input": [{"text": SHORT[0]}, SHORT[1]]},
+            {"input": MIXED},
         ),
         _OPENAI_OPTIONS,
         _openai,

@@ -20,7 +20,7 @@ _OTHERS = [
     *("[SEP]", "<unk>", "</s>", "\ufffd"),
 ]
 _BETWEEN = (" ", "  ", "", "\n", " \t", "\u00a0")
-DEBERTA = {
+DEBERTA: dict[str, Any] = {
     "relative_attention": True,
     "pos_att_type": ["p2c", "c2p"],
     "position_biased_input": False,
@@ -31,7 +31,10 @@ def save_token_classifier(
     folder: Path, kind: str, *, labels: tuple[str, ...] = LABELS, **changes: Any
 ) -> Path:
     """Save a classifier of tokens of that class of transformers."""
-    named = {"id2label": dict(enumerate(labels)), "label2id": {x: i for i, x in enumerate(labels)}}
+    named: dict[str, Any] = {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {x: i for i, x in enumerate(labels)},
+    }
     model = getattr(transformers, f"{kind}ForTokenClassification")
     return save_model(folder, model, **named, **changes)
 

@@ -38,12 +38,16 @@ SIZES = {
 
 
 # RoBERTa's positions begin behind that of the padding.
-ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": MAX_LENGTH + 2}
+ROBERTA: dict[str, Any] = {
+    "pad_token_id": 1,
+    "type_vocab_size": 1,
+    "max_position_embeddings": MAX_LENGTH + 2,
+}
 
 
 MPNET = {"pad_token_id": 1, "max_position_embeddings": MAX_LENGTH + 2}
 # Tokens of ModernBERT attend to 16 on either side in every second layer.
-MODERNBERT = {
+MODERNBERT: dict[str, Any] = {
     "pad_token_id": 0,
     "cls_token_id": 2,
     "sep_token_id": 3,
