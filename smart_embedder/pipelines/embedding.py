@@ -170,14 +170,7 @@ class EmbeddingPipeline:
                 request.charge(sum(len(text.ids) for work in works for text in work.read))
             for work in works:
                 sequences = [text.ids for text in work.read]
-                work.job = Job(
-                    work.model,
-                    sequences,
-                    work.outputs,
-                    client=client,
-                    client_weight=request.client_weight,
-                    is_bulk=request.is_bulk,
-                )
+                work.job = Job.of(request, work.model, sequences, work.outputs)
                 jobs.append(work.job)
             await self._admission.submit(*jobs)
         results = await self._admission.results(*jobs)

@@ -1,6 +1,7 @@
 """Requests for spans: label the tokens of whole texts, and combine them into spans."""
 
 import time
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice
 
@@ -41,28 +42,18 @@ class ExtractionPipeline:
         if model is None:
             raise InvalidRequestError(f"the model {models.embedder.name} finds no spans of texts")
         model.check_options(request)
-        started, jobs = time.perf_counter(), list[Job]()
+        started = time.perf_counter()
         async with self._admission.accepted.scope():
             async with self._waiting.hold(request.client):
                 windows, size, stage = await self._tokenize(model, request)
                 sequences = [sequence for text in windows for sequence in text.sequences]
                 if request.charge is not None:
                     request.charge(sum(map(len, sequences)))
-                if sequences:
-                    job = Job(
-                        model,
-                        sequences,
-                        Outputs(),
-                        client=request.client,
-                        client_weight=request.client_weight,
-                        is_bulk=request.is_bulk,
-                    )
-                    jobs.append(job)
+                jobs = [Job.of(request, model, sequences, Outputs())] if sequences else []
                 await self._admission.submit(*jobs)
-            results = await self._admission.results(*jobs)
-            find = partial(_find_spans, model, request, windows, results[0] if jobs else [], size)
-            spans = await self._admission.threads.run(find, request.texts, request.client)
-        size += sum(map(_count_bytes, chain.from_iterable(spans)))
+            results = chain(*await self._admission.results(*jobs))
+            find = partial(_find_spans, model, request, windows, results, size)
+            spans, size = await self._admission.threads.run(find, request.texts, request.client)
         request.answer.reserve(size, *_MEMORY_ERROR_TEXTS)
         timings = timings_of(started, tokenized=[stage], jobs=jobs)
         return ExtractionResult(spans, sum(map(len, sequences)), timings)
@@ -78,8 +69,9 @@ class ExtractionPipeline:
             size = token_bytes * tokens
             request.answer.check(size, *_MEMORY_ERROR_TEXTS)
 
-        call = partial(model.tokenize_windows, request, check)
-        windows, stage = await self._admission.tokenize(model, call, request.texts, request.client)
+        call, read = partial(model.tokenize_windows, request, check), request.labels or []
+        read = [*request.texts, *read]
+        windows, stage = await self._admission.tokenize(model, call, read, request.client)
         request.answer.reserve(size, *_MEMORY_ERROR_TEXTS)
         return windows, size, stage
 
@@ -88,28 +80,25 @@ def _find_spans(
     model: Extractor,
     request: ExtractRequest,
     windows: list[TextWindows],
-    results: list[FloatArray],
+    results: Iterator[FloatArray],
     size: int,
-) -> list[list[Span]]:
-    """Find the spans of each text that the request asks for; `size` bytes are reserved already."""
-    remaining, found = iter(results), list[list[Span]]()
-    labels = None if request.labels is None else set(request.labels)
+) -> tuple[list[list[Span]], int]:
+    """Find the spans of each text that the request asks for.
+
+    `size` bytes are reserved already. Returns what the response needs, too.
+    """
+    found, labels = list[list[Span]](), None if request.labels is None else set(request.labels)
     # Rounded as scores are, so that the score of a span as a threshold keeps the span.
     threshold = np.float32(
         model.default_threshold if request.threshold is None else request.threshold
     )
     for text, read in zip(request.texts, windows, strict=True):
         stop_if_given_up()
-        of_text = list(islice(remaining, len(read.sequences)))
+        of_text = list(islice(results, len(read.sequences)))
         found.append([])
         for span in model.find_spans(text, read, of_text, request, float(threshold)):
             if span.score >= threshold and (labels is None or span.label in labels):
-                size += _count_bytes(span)
+                size += _SPAN_BYTES + _CHARACTER_BYTES * len(span.text)
                 request.answer.check(size, *_MEMORY_ERROR_TEXTS)
                 found[-1].append(span)
-    return found
-
-
-def _count_bytes(span: Span) -> int:
-    """Return the bytes of a span in a response."""
-    return _SPAN_BYTES + _CHARACTER_BYTES * len(span.text)
+    return found, size

@@ -91,7 +91,7 @@ class ScoringPipeline:
     def __init__(self, admission: Admission, limit: ConcurrencyLimit, time_limit: float) -> None:
         self._admission = admission
         self._limit = limit
-        self._time_limit = time_limit
+        self._make_job = partial(Job.of, purpose=Purpose.RERANKING, time_limit=time_limit)
 
     async def rerank(self, models: LoadedModels, request: RerankRequest) -> RerankResult:
         """Score every passage; see `EngineCore.rerank`."""
@@ -122,7 +122,7 @@ class ScoringPipeline:
         sequences = [pair.sequence for pair in pairs]
         if request.charge is not None:
             request.charge(sum(map(len, sequences)))
-        job = self._job_factory(request)(model, sequences, Outputs())
+        job = self._make_job(request, model, sequences, Outputs())
         logits = await self._admission.run(job)
         scores = logits
         if request.normalize or model.always_normalizes:
@@ -162,10 +162,10 @@ class ScoringPipeline:
         request.answer.reserve(size, *_memory_error_texts(tokens))
         if request.charge is not None:
             request.charge(tokens)
-        make_job = self._job_factory(request)
-        query_job = make_job(model, [query.ids], kinds)
+        query_job = self._make_job(request, model, [query.ids], kinds)
         (query_embedding,) = await self._admission.run(query_job)
-        passages_job = make_job(
+        passages_job = self._make_job(
+            request,
             model,
             [text.ids for text in passages],
             kinds,
@@ -177,17 +177,6 @@ class ScoringPipeline:
         scores = [fuse(weights, part) for part in parts]
         timings = timings_of(started, tokenized=[stage], jobs=[query_job, passages_job])
         return RerankResult(scores, rank(scores), parts, truncations, tokens, timings)
-
-    def _job_factory(self, request: RerankRequest) -> "partial[Job]":
-        """Return `Job` with the options of this request."""
-        return partial(
-            Job,
-            purpose=Purpose.RERANKING,
-            client=request.client,
-            client_weight=request.client_weight,
-            is_bulk=request.is_bulk,
-            time_limit=self._time_limit,
-        )
 
 
 def _memory_error_texts(tokens: int) -> tuple[str, str]:

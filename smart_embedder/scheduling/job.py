@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Self
 
 from smart_embedder.errors import InferenceError, SmartEmbedderError
 from smart_embedder.interface import Model
-from smart_embedder.requests import Outputs, Purpose
+from smart_embedder.requests import AnyRequest, Outputs, Purpose
 from smart_embedder.results import Stage, Timings
 from smart_embedder.tokens import TokenSequence
 
@@ -68,6 +68,21 @@ class Job:
     _error: SmartEmbedderError | None = field(init=False, default=None)
     _dequeued: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _resolved: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+
+    @classmethod
+    def of(
+        cls,
+        request: AnyRequest,
+        model: Model,
+        sequences: Sequence[TokenSequence],
+        outputs: Outputs,
+        **options: Any,
+    ) -> Self:
+        """Create a job for the client of a request, and as interactive as the request."""
+        job = cls(model, sequences, outputs, **options)
+        job.client, job.client_weight = request.client, request.client_weight
+        job.is_bulk = request.is_bulk
+        return job
 
     def __post_init__(self) -> None:
         self.enqueued_at = time.perf_counter()
