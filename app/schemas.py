@@ -87,7 +87,7 @@ class RequestModel(BaseModel):
     dialect: ClassVar[Dialect] = NATIVE
     endpoint: ClassVar[Endpoint]
     discriminator: ClassVar[str]
-    example: ClassVar[Mapping[str, JsonValue]]
+    example: ClassVar[Mapping[str, JsonValue]] = {}
     aliases: ClassVar[Mapping[str, str]] = {}
     reads_token_ids: ClassVar[bool] = False
     reads_message_pack: ClassVar[bool] = False

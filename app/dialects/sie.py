@@ -49,7 +49,7 @@ from app.service import Service
 from smart_embedder.errors import InvalidRequestError
 from smart_embedder.interface import Embedder, ModelState
 from smart_embedder.requests import EmbedRequest, ExtractRequest, Outputs, RerankRequest
-from smart_embedder.results import EmbeddingResult, ExtractionResult, FloatArray
+from smart_embedder.results import EmbeddingResult, ExtractionResult, FloatArray, RerankResult
 from smart_embedder.vectors import OutputDtype, quantize
 
 # Its client sends this header with every request.
@@ -60,21 +60,16 @@ _OUTPUTS = {
     "dense": "dense", "sparse": "sparse", "colbert": "multivector", "scores": "score",
     "spans": "json",
 }  # fmt: skip
-_FORMATS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {MESSAGE_PACK: {"schema": {"type": "string", "format": "binary"}}}}
-}
-
-
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _TAG = {"name": SIE.name, "description": "In JSON or MessagePack."}
 _BELOW = ("/v1/encode/", "/v1/score/", "/v1/extract/")
 router = Router(
     SIE, SieError, [_TAG], below=_BELOW, tags=[_TAG["name"]], dependencies=[DECLARE_MODEL]
 )
+_work = partial(router.work, responses={200: {"content": {MESSAGE_PACK: _BINARY}}})
 
 
-@router.work(
-    "/v1/encode/{model:path}", SieVectors, summary="Embed texts or pictures", responses=_FORMATS
-)
+@_work("/v1/encode/{model:path}", SieVectors, summary="Embed texts or pictures")
 async def encode_items(body: EncodeBody, call: Call) -> Response:
     """Embed each item, as dense, sparse or one vector for each token."""
     params = body.params or EncodeParams()
@@ -99,7 +94,7 @@ async def encode_items(body: EncodeBody, call: Call) -> Response:
     dtype: OutputDtype = params.output_dtype or "float32"
     rendered = replace(request, output_dtype=dtype)
     reserve_rendering_memory(result.embeddings, rendered, call.context.answer, at_once=True)
-    return await _respond(call, partial(_vectors, body, result, request, dtype, model))
+    return await _respond(call, model, result, partial(_vectors, body, result, request, dtype))
 
 
 def _make_prompt(model: Embedder, instruction: str | None, side: str) -> str | None:
@@ -113,13 +108,11 @@ def _make_prompt(model: Embedder, instruction: str | None, side: str) -> str | N
 
 
 def _vectors(
-    body: EncodeBody,
-    result: EmbeddingResult,
-    request: EmbedRequest,
-    dtype: OutputDtype,
-    model: ServedModel,
+    body: EncodeBody, result: EmbeddingResult, request: EmbedRequest, dtype: OutputDtype
 ) -> dict[str, Any]:
     items = []
+    # Weights have no fewer bits.
+    weights_dtype: OutputDtype = "float16" if dtype == "float16" else "float32"
     for item, embedding in zip(body.items, result.embeddings, strict=True):
         vectors = vectors_of(embedding, request)
         encoded: dict[str, Any] = {} if item.id is None else {"id": item.id}
@@ -127,23 +120,17 @@ def _vectors(
         if dense is not None:
             encoded["dense"] = {"dims": len(dense)} | _convert(dense, dtype)
         if vectors.sparse is not None:
-            # Weights have no fewer bits.
-            weights = _convert(
-                vectors.sparse.values, "float16" if dtype == "float16" else "float32"
-            )
             indices = vectors.sparse.indices.astype(np.int32)
+            weights = _convert(vectors.sparse.values, weights_dtype)
             encoded["sparse"] = {"dims": None, "indices": indices} | weights
         if vectors.colbert is not None:
             tokens, width = vectors.colbert.values.shape
-            encoded["multivector"] = {"token_dims": width, "num_tokens": tokens} | _convert(
-                vectors.colbert.values, dtype
-            )
+            shape = {"token_dims": width, "num_tokens": tokens}
+            encoded["multivector"] = shape | _convert(vectors.colbert.values, dtype)
         items.append(encoded)
     timings = timings_as_json(result.timings)
     timing = {f"{stage}_ms": timings[stage] for stage in ("total", "queue", "inference")}
-    timing["tokenization_ms"] = timings["tokenize"]
-    usage = {"input_tokens": result.tokens}
-    return {"model": model.name, "items": items, "timing": timing, "usage": usage}
+    return {"items": items, "timing": timing | {"tokenization_ms": timings["tokenize"]}}
 
 
 def _convert(vectors: FloatArray, dtype: OutputDtype) -> dict[str, Any]:
@@ -157,9 +144,7 @@ def _convert(vectors: FloatArray, dtype: OutputDtype) -> dict[str, Any]:
     return {"dtype": "binary" if dtype == "ubinary" else dtype, "values": values}
 
 
-@router.work(
-    "/v1/score/{model:path}", SieScores, summary="Score texts for a query", responses=_FORMATS
-)
+@_work("/v1/score/{model:path}", SieScores, summary="Score texts for a query")
 async def score_items(body: ScoreBody, call: Call) -> Response:
     """Score each item from 0 to 1, the best first."""
     model = call.service.catalogue.reranker(call.path_params["model"])
@@ -174,13 +159,8 @@ async def score_items(body: ScoreBody, call: Call) -> Response:
         {"item_id": _name(body.items, index), "score": score, "rank": rank}
         for rank, (index, score) in enumerate(ranked_scores(result))
     ]
-    answer = {
-        "model": "" if model is None else model.name,
-        "query_id": body.query.id,
-        "scores": scores,
-        "usage": {"input_tokens": result.tokens},
-    }
-    return await _respond(call, lambda: answer)
+    answer = {"query_id": body.query.id, "scores": scores}
+    return await _respond(call, model, result, lambda: answer)
 
 
 def _name(items: Sequence[SieItem | SieText], index: int) -> str:
@@ -188,9 +168,7 @@ def _name(items: Sequence[SieItem | SieText], index: int) -> str:
     return f"item-{index}" if name is None else name
 
 
-@router.work(
-    "/v1/extract/{model:path}", SieSpans, summary="Find spans in texts", responses=_FORMATS
-)
+@_work("/v1/extract/{model:path}", SieSpans, summary="Find spans in texts")
 async def extract_items(body: ExtractItems, call: Call) -> Response:
     """Find the spans that a model with the task extract labels."""
     params = body.params or ExtractParams()
@@ -199,24 +177,30 @@ async def extract_items(body: ExtractItems, call: Call) -> Response:
     texts = [item.text for item in body.items]
     request = ExtractRequest(texts, params.labels, options.threshold)
     result = await extract(call, request, model, "items")
-    return await _respond(call, partial(_spans, body, result, model))
+    return await _respond(call, model, result, partial(_spans, body, result))
 
 
-def _spans(body: ExtractItems, result: ExtractionResult, model: ServedModel) -> dict[str, Any]:
-    others: dict[str, Any] = {"relations": [], "classifications": [], "objects": []}
+def _spans(body: ExtractItems, result: ExtractionResult) -> dict[str, Any]:
+    others = dict.fromkeys(("relations", "classifications", "objects"), ())
     items = [
         {"id": _name(body.items, index), "entities": list(map(asdict, spans)), **others}
         for index, spans in enumerate(result.spans)
     ]
-    return {"model": model.name, "items": items, "usage": {"input_tokens": result.tokens}}
+    return {"items": items}
 
 
-async def _respond(call: Call, make: Callable[[], dict[str, Any]]) -> Response:
+async def _respond(
+    call: Call,
+    model: ServedModel | None,
+    result: EmbeddingResult | RerankResult | ExtractionResult,
+    make: Callable[[], dict[str, Any]],
+) -> Response:
     """Render what `make` returns, as MessagePack unless only JSON is accepted, as there."""
+    about = {"model": model and model.name, "usage": {"input_tokens": result.tokens}}
     accept = read_preference(call.headers, "accept").lower()
     if JSON in accept and MESSAGE_PACK not in accept:
-        return await call.render(lambda: _as_json(make()))
-    return await call.render(lambda: pack(make()), MESSAGE_PACK)
+        return await call.render(lambda: _as_json(make() | about))
+    return await call.render(lambda: pack(make() | about), MESSAGE_PACK)
 
 
 def _as_json(value: Any) -> Iterator[bytes]:

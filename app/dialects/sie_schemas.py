@@ -42,7 +42,6 @@ SIE = Dialect(
     "SIE", _error_body, {**NO_422, **dict.fromkeys(("model_not_loaded", "model_too_large"), 502)}
 )
 
-
 _Refused = Annotated[fields.Unsupported, fields.allow_only()]
 
 
@@ -50,6 +49,7 @@ class _Item(RequestModel):
     """The name of an item, and the content that is refused."""
 
     model_config = ConfigDict(extra="ignore")
+    example: ClassVar[Mapping[str, JsonValue]] = {"text": "What is hybrid search?"}
 
     id: str | None = None
     audio: _Refused = None
@@ -59,8 +59,6 @@ class _Item(RequestModel):
 
 class SieText(_Item):
     """A text. Pictures, sound and documents are refused."""
-
-    example: ClassVar[Mapping[str, JsonValue]] = {"text": "What is hybrid search?"}
 
     images: _Refused = None
     text: str
@@ -77,8 +75,6 @@ class SieImage(RequestModel):
 
 class SieItem(_Item):
     """A text, or one picture if the model reads them. Sound and documents are refused."""
-
-    example: ClassVar[Mapping[str, JsonValue]] = {"text": "What is hybrid search?"}
 
     images: Annotated[list[SieImage] | None, FailFast()] = None
     text: str | None = None
@@ -105,8 +101,6 @@ Items = Annotated[list[SieItem], FailFast(), _NOT_EMPTY]
 class EncodeOptions(RequestModel):
     """How texts are embedded."""
 
-    example: ClassVar[Mapping[str, JsonValue]] = {"is_query": True}
-
     is_query: bool | None = Field(None, description="Whether the texts are queries.")
     normalize: bool | None = Field(None, description="false: the raw vectors of Qwen3.")
     muvera: dict[str, Any] | None = Field(
@@ -118,7 +112,6 @@ class EncodeParams(RequestModel):
     """Which vectors are returned, and how texts are embedded."""
 
     model_config = ConfigDict(extra="ignore")
-    example: ClassVar[Mapping[str, JsonValue]] = {"output_types": ["dense", "sparse"]}
 
     output_types: Annotated[
         list[Literal["dense", "sparse", "multivector"]] | None,
@@ -165,8 +158,6 @@ class ScoreBody(_SieRequest):
 class ExtractOptions(RequestModel):
     """Which spans are returned."""
 
-    example: ClassVar[Mapping[str, JsonValue]] = {"threshold": 0.5}
-
     threshold: Annotated[float | None, Field(ge=0, le=1)] = None
 
 
@@ -174,7 +165,6 @@ class ExtractParams(RequestModel):
     """Which spans are returned."""
 
     model_config = ConfigDict(extra="ignore")
-    example: ClassVar[Mapping[str, JsonValue]] = {"labels": ["PER"]}
 
     labels: Annotated[list[str] | None, FailFast()] = None
     output_schema: _Refused = None
@@ -192,28 +182,13 @@ class ExtractItems(_SieRequest):
     params: ExtractParams | None = None
 
 
-class SieUsage(BaseModel):
-    """Tokens that the model read."""
-
-    input_tokens: int
-
-
-class SieVectors(BaseModel):
-    """The model and the vectors of each item, with their shapes and types."""
-
-    model: str
-    items: list[dict[str, Any]]
-    timing: dict[str, float]
-    usage: SieUsage
-
-
 class SieScores(BaseModel):
     """The scores of the items, the best first."""
 
     model: str
     query_id: str | None
     scores: list[dict[str, Any]]
-    usage: SieUsage
+    usage: dict[str, int]
 
 
 class SieSpans(BaseModel):
@@ -221,7 +196,13 @@ class SieSpans(BaseModel):
 
     model: str
     items: list[dict[str, Any]]
-    usage: SieUsage
+    usage: dict[str, int]
+
+
+class SieVectors(SieSpans):
+    """The vectors of each item, with their shapes and types."""
+
+    timing: dict[str, float]
 
 
 class SieError(BaseModel):
