@@ -82,17 +82,18 @@ async def read_body(
     `ClientGoneError`, which never quote the client's texts.
     """
     chunks, schema = list[bytes](), schemas[0]
-    if schema.reads_message_pack and _is_message_pack(request.headers):
-        return await _read_message_pack(request, max_values, lock)
-    _require_json(request.headers)
+    is_packed = schema.reads_message_pack and _is_message_pack(request.headers)
+    check_headers = check_encoding if is_packed else _require_json
+    check_headers(request.headers)
     max_outside = math.inf if decode else _MAX_BYTES_PER_VALUE * max_values
     counter = JsonValueCounter(max_values, max_outside, without_integers=decode is not None)
     try:
         async for chunk in request.stream():
-            counter.feed(chunk)
+            if not is_packed:
+                counter.feed(chunk)
             chunks.append(chunk)
     except ClientDisconnect:
-        raise _client_gone_error() from None
+        raise ClientGoneError("the client left before its request was complete") from None
     except InvalidRequestError as error:
         if schema.dialect is NATIVE or decode is not None:
             raise
@@ -100,14 +101,17 @@ async def read_body(
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
 
     async def parse() -> Any:
-        value = parse_json(b"".join(chunks), schema, replaced)
+        content = b"".join(chunks)
+        if is_packed:
+            return _parse_message_pack(content, max_values)
+        value = parse_json(content, schema, replaced)
         if decode is not None:
             # Let other work run before the ids are decoded.
             await asyncio.sleep(0)
             counter.require_few_integers(besides=await decode(value))
         return value
 
-    if sum(map(len, chunks)) < _LARGE_BODY:
+    if sum(map(len, chunks)) < _LARGE_BODY and not is_packed:
         return await parse()
     async with lock:
         # Let other work run before the next large body is joined and parsed.
@@ -181,27 +185,15 @@ def parse_json(
         raise invalid_json_error(str(error), schema, len(content)) from None
 
 
-async def _read_message_pack(request: Request, max_values: int, lock: asyncio.Lock) -> Any:
-    """Read MessagePack as `read_body` does; values are counted while they are made."""
-    check_encoding(request.headers)
+def _parse_message_pack(content: bytes, max_values: int) -> Any:
+    """Parse MessagePack, and count its values, which takes longer than to parse JSON."""
     try:
-        content = await request.body()
-    except ClientDisconnect:
-        raise _client_gone_error() from None
-    try:
-        async with lock:
-            # Let other work run before the next body is parsed.
-            await asyncio.sleep(0)
-            return unpack(content, max_values)
+        return unpack(content, max_values)
     except TooManyValuesError:
         raise _too_many_values_error(max_values) from None
     except ValueError as error:
         message = f"the body of {len(content)} bytes is not MessagePack ({error})"
         raise invalid_body(message) from None
-
-
-def _client_gone_error() -> ClientGoneError:
-    return ClientGoneError("the client left before its request was complete")
 
 
 class JsonValueCounter:

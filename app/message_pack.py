@@ -1,8 +1,8 @@
 """Reads and writes MessagePack, with numpy arrays as the maps of msgpack-numpy.
 
 The reader counts each value before it makes it, and stops above a limit: a few megabytes can hold
-millions of values, which would block the event loop. It makes the items of a list before the list,
-because a header of five bytes can announce a list of gigabytes.
+millions of values, which would block the event loop. The library msgpack has no such limit, and it
+interns the keys of maps, which early releases of Python 3.12 never free.
 """
 
 import struct
@@ -15,18 +15,17 @@ MESSAGE_PACK: Final = "application/msgpack"
 _MOST_NESTED = 32
 # Values by their code.
 _VALUES: dict[int, Any] = {code: code for code in range(0x80)}
-_VALUES |= {code: code - 0x100 for code in range(0xE0, 0x100)}
+_VALUES |= {0xE0 + index: index - 0x20 for index in range(0x20)}
 _VALUES |= {0xC0: None, 0xC2: False, 0xC3: True}
-# The formats of numbers behind a code.
-_NUMBERS = {0xCA + index: f">{letter}" for index, letter in enumerate("fdBHIQbhiq")}
-# Kinds of values with their length, and those behind whose code the bytes of a length follow.
-_SHORT: dict[int, tuple[type, int]]
-_SHORT = {code: (dict, code & 0x0F) for code in range(0x80, 0x90)}
-_SHORT |= {code: (list, code & 0x0F) for code in range(0x90, 0xA0)}
-_SHORT |= {code: (str, code & 0x1F) for code in range(0xA0, 0xC0)}
-_LONG: dict[int, tuple[type, int]]
-_LONG = {0xC4: (bytes, 1), 0xC5: (bytes, 2), 0xC6: (bytes, 4), 0xD9: (str, 1), 0xDA: (str, 2)}
-_LONG |= {0xDB: (str, 4), 0xDC: (list, 2), 0xDD: (list, 4), 0xDE: (dict, 2), 0xDF: (dict, 4)}
+# The formats of the numbers behind a code.
+_NUMBERS = {0xCA + index: struct.Struct(f">{letter}") for index, letter in enumerate("fdBHIQbhiq")}
+# Kinds of values with their length, or the number of bytes behind the code that hold it.
+_KINDS: dict[int, tuple[type, int, int]] = {0xA0 + n: (str, n, 0) for n in range(0x20)}
+_KINDS |= {0x80 + n: (dict, n, 0) for n in range(0x10)}
+_KINDS |= {0x90 + n: (list, n, 0) for n in range(0x10)}
+_KINDS |= {0xC4: (bytes, 0, 1), 0xC5: (bytes, 0, 2), 0xC6: (bytes, 0, 4)}
+_KINDS |= {0xD9: (str, 0, 1), 0xDA: (str, 0, 2), 0xDB: (str, 0, 4)}
+_KINDS |= {0xDC: (list, 0, 2), 0xDD: (list, 0, 4), 0xDE: (dict, 0, 2), 0xDF: (dict, 0, 4)}
 
 
 class TooManyValuesError(ValueError):
@@ -57,15 +56,11 @@ class _Reader:
         if code in _VALUES:
             return _VALUES[code]
         if code in _NUMBERS:
-            (number,) = struct.unpack(_NUMBERS[code], self._take(struct.calcsize(_NUMBERS[code])))
-            return number
-        if code in _LONG:
-            kind, size = _LONG[code]
-            length = int.from_bytes(self._take(size), "big")
-        elif code in _SHORT:
-            kind, length = _SHORT[code]
-        else:
+            return _NUMBERS[code].unpack(self._take(_NUMBERS[code].size))[0]
+        if code not in _KINDS:
             raise ValueError(f"byte {self.position} begins an extension")
+        kind, length, size = _KINDS[code]
+        length += int.from_bytes(self._take(size))
         if kind is list:
             return [self.read(depth + 1) for _ in range(length)]
         if kind is dict:
