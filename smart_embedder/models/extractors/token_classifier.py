@@ -1,8 +1,4 @@
-"""Token classifiers: every token of a text has a logit for each label of the model.
-
-Long texts are read in windows that overlap by a quarter, so that every token but the first and last
-of a text is read with at least an eighth of a window on either side.
-"""
+"""Token classifiers: every token of a text has a logit for each label of the model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,8 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from smart_embedder.errors import InferenceError, InvalidRequestError, StartupError
-from smart_embedder.hardware.transfer import DeviceRows, not_finite_error, start_copies
+from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.extractors.aggregation import (
     Flags,
@@ -22,6 +17,7 @@ from smart_embedder.models.extractors.aggregation import (
     softmax,
     starts_behind_spaces,
 )
+from smart_embedder.models.extractors.windows import WindowModel, divide, keep_middles
 from smart_embedder.models.families.bert import is_encoder
 from smart_embedder.models.families.registry import load_backbone
 from smart_embedder.models.files.config import (
@@ -32,14 +28,12 @@ from smart_embedder.models.files.config import (
 )
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.colbert import read_special_token
-from smart_embedder.models.runner import DeviceModel, OutputSpec
-from smart_embedder.requests import Aggregation, ExtractRequest, Outputs
+from smart_embedder.models.runner import OutputSpec
+from smart_embedder.requests import Aggregation, ExtractRequest
 from smart_embedder.results import FloatArray, Span
 from smart_embedder.tokens import TextWindows, TokenIds, TokenSpans
 from smart_embedder.vector_space import SCORE
 
-# The share of a window that the next one reads, too.
-_OVERLAP = 4
 _HEAD = "classifier"
 _DEFAULT_AGGREGATION: Aggregation = "simple"
 # The numbers of a token that are held at once: its id and characters, in parts, joined and in
@@ -51,7 +45,7 @@ _LABEL_BYTES = 4 * 4
 _MAX_NAMED = 50
 
 
-class TokenClassifier(DeviceModel[FloatArray]):
+class TokenClassifier(WindowModel):
     """Implements `smart_embedder.interface.Extractor`; results are logits `[tokens, labels]`."""
 
     default_threshold = 0.0
@@ -121,35 +115,21 @@ class TokenClassifier(DeviceModel[FloatArray]):
                 count += len(part.ids)
                 check(count)
                 parts.append(part)
-            windows = divide(sum(len(part.ids) for part in parts), size)
             spans = join_spans(parts)
+            windows = divide(len(spans.ids), size)
             sequences = [
                 np.concatenate((self._before, spans.ids[window], self._after)) for window in windows
             ]
             tokenized.append(TextWindows(spans, windows, sequences))
         return tokenized
 
-    @torch.inference_mode()
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[FloatArray | InferenceError]]:
-        """Implement `DeviceModel`: the logits of each token, without those of special tokens."""
-        del outputs
-        packed = self._backbone.pack(sequences)
-        logits = self._head(self._backbone.forward(packed))[: packed.real_tokens].float()
-        copies = start_copies([DeviceRows.of(logits)], packed.tokens)
-
-        def collect() -> list[FloatArray | InferenceError]:
-            (rows,) = copies()
-            results: list[FloatArray | InferenceError] = []
-            for row in packed.unpack_order:
-                tokens = slice(packed.offsets[row], packed.offsets[row + 1])
-                text = slice(tokens.start + len(self._before), tokens.stop - len(self._after))
-                is_finite = rows.finite[tokens].all()
-                results.append(rows.values[text] if is_finite else not_finite_error())
-            return results
-
-        return collect
+    def _score(
+        self, states: torch.Tensor, places: list[slice], windows: list[TokenIds]
+    ) -> list[torch.Tensor]:
+        """Return the logits of each token, `[tokens, labels]`, without those of special tokens."""
+        del windows
+        logits, before, after = self._head(states).float(), len(self._before), len(self._after)
+        return [logits[place.start + before : place.stop - after] for place in places]
 
     def find_spans(
         self,
@@ -163,7 +143,7 @@ class TokenClassifier(DeviceModel[FloatArray]):
         del threshold
         if not results:
             return
-        logits = np.concatenate(list(keep_middles(windows.windows, results)))
+        logits = keep_middles(windows.windows, results)
         spans = windows.spans
         tokens = ScoredTokens(text, spans, softmax(logits), self._continues_word(text, spans))
         yield from tokens.find_spans(self._names, request.aggregation or _DEFAULT_AGGREGATION)
@@ -191,25 +171,6 @@ def is_gliner2(folder: Path) -> bool:
             "this service a later one: take a model of GLiNER2"
         )
     return (folder / "encoder_config" / "config.json").is_file()
-
-
-def divide(count: int, size: int) -> list[slice]:
-    """Divide this many tokens into windows of at most `size`; neighbours overlap by a quarter."""
-    if count <= size:
-        return [slice(0, count)] if count else []
-    starts = range(0, count - size, size - size // _OVERLAP)
-    return [slice(start, start + size) for start in (*starts, count - size)]
-
-
-def keep_middles(windows: list[slice], results: Sequence[FloatArray]) -> list[FloatArray]:
-    """Return the rows of each window without those that are nearer to the middle of another."""
-    kept, begin = [], 0
-    for index, (window, rows) in enumerate(zip(windows, results, strict=True)):
-        is_last = index + 1 == len(windows)
-        end = window.stop if is_last else (window.stop + windows[index + 1].start) // 2
-        kept.append(rows[begin - window.start : end - window.start])
-        begin = end
-    return kept
 
 
 def join_spans(parts: list[TokenSpans]) -> TokenSpans:

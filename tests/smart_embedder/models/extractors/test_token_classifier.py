@@ -12,7 +12,8 @@ import transformers
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from smart_embedder.errors import StartupError
-from smart_embedder.models.extractors.token_classifier import TokenClassifier, divide, keep_middles
+from smart_embedder.models.extractors.token_classifier import TokenClassifier
+from smart_embedder.models.extractors.windows import divide, keep_middles
 from smart_embedder.models.loader import load_extractor
 from smart_embedder.requests import Aggregation, ExtractRequest, Outputs
 from smart_embedder.results import Span
@@ -99,7 +100,7 @@ def test_a_long_text_is_read_in_windows_whose_middles_are_kept(folders) -> None:
     assert {len(sequence) for sequence in windows.sequences} == {limit}
     results = model.forward(windows.sequences, Outputs())
     assert [len(rows) for rows in results] == [limit - 2] * len(windows.windows)
-    kept = np.concatenate(keep_middles(windows.windows, results))
+    kept = keep_middles(windows.windows, results)
     assert len(kept) == count
     with torch.no_grad():
         alone = [reference(torch.tensor(ids)[None]).logits[0, 1:-1] for ids in windows.sequences]
@@ -128,7 +129,6 @@ def test_spans_of_a_long_text_are_in_order_and_never_overlap(folders, aggregatio
 @pytest.mark.parametrize(
     ("count", "size", "expected"),
     [
-        (0, 8, []),
         (8, 8, [(0, 8)]),
         (9, 8, [(0, 8), (1, 9)]),
         (14, 8, [(0, 8), (6, 14)]),
@@ -137,10 +137,11 @@ def test_spans_of_a_long_text_are_in_order_and_never_overlap(folders, aggregatio
     ],
 )
 def test_windows_overlap_by_a_quarter_and_the_last_one_is_full(count, size, expected) -> None:
+    assert divide(0, size) == []
     windows = divide(count, size)
     assert [(window.start, window.stop) for window in windows] == expected
     rows = [np.arange(window.start, window.stop) for window in windows]
-    assert [int(token) for part in keep_middles(windows, rows) for token in part] == [*range(count)]
+    assert keep_middles(windows, rows).tolist() == [*range(count)]
 
 
 def test_tokens_are_counted_while_texts_are_tokenized(folders) -> None:
