@@ -149,7 +149,7 @@ class Reranker(Model, Protocol):
 class Extractor(Model, Protocol):
     """A model that finds spans of texts; its results are scores of labels.
 
-    Requests that name no threshold have the `default_threshold`.
+    Requests that name no threshold get the `default_threshold`.
     """
 
     default_threshold: float
@@ -170,12 +170,7 @@ class Extractor(Model, Protocol):
         """
 
     def find_spans(
-        self,
-        text: str,
-        windows: TextWindows,
-        results: Sequence[FloatArray],
-        request: ExtractRequest,
-        threshold: float,
+        self, text: str, read: TextWindows, results: Sequence[FloatArray], request: ExtractRequest
     ) -> Iterator[Span]:
         """Find the spans of a text in the results of its windows; safe in several threads.
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 
@@ -42,6 +43,8 @@ class ExtractionPipeline:
         if model is None:
             raise InvalidRequestError(f"the model {models.embedder.name} finds no spans of texts")
         model.check_options(request)
+        if request.threshold is None:
+            request = replace(request, threshold=model.default_threshold)
         started = time.perf_counter()
         async with self._admission.accepted.scope():
             async with self._waiting.hold(request.client):
@@ -89,14 +92,12 @@ def _find_spans(
     """
     found, labels = list[list[Span]](), None if request.labels is None else set(request.labels)
     # Rounded as scores are, so that the score of a span as a threshold keeps the span.
-    threshold = np.float32(
-        model.default_threshold if request.threshold is None else request.threshold
-    )
+    threshold = np.float32(request.threshold or 0.0)
     for text, read in zip(request.texts, windows, strict=True):
         stop_if_given_up()
         of_text = list(islice(results, len(read.sequences)))
         found.append([])
-        for span in model.find_spans(text, read, of_text, request, float(threshold)):
+        for span in model.find_spans(text, read, of_text, request):
             if span.score >= threshold and (labels is None or span.label in labels):
                 size += _SPAN_BYTES + _CHARACTER_BYTES * len(span.text)
                 request.answer.check(size, *_MEMORY_ERROR_TEXTS)

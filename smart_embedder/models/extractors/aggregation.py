@@ -5,7 +5,6 @@ counts as a further one. Tokens labelled `O` are outside all spans.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from smart_embedder.requests import Aggregation
 from smart_embedder.results import FloatArray, Span
 from smart_embedder.tokens import TokenSpans
 
-_OUTSIDE, _SPACE = "O", ord(" ")
+OUTSIDE, _SPACE = "O", ord(" ")
 Flags = npt.NDArray[np.bool_]
 
 
@@ -22,51 +21,58 @@ class LabelNames:
     """The labels of a model, in the order of its logits, and the names of the spans they make."""
 
     def __init__(self, labels: Sequence[str]) -> None:
-        self.labels = tuple(labels)
         self.begins: Flags = np.array([label.startswith("B-") for label in labels])
         tags = [label[2:] if label.startswith(("B-", "I-")) else label for label in labels]
         # Numbers of the tags, as arrays of numbers are compared faster than strings.
         self.tags = np.array([tags.index(tag) for tag in tags])
-        self.span_names = tuple(label.split("-", 1)[-1] for label in labels)
+        self._labels = tuple(labels)
+        self._span_names = tuple(label.split("-", 1)[-1] for label in labels)
 
     def names(self, aggregation: Aggregation) -> tuple[str, ...]:
         """Return the name in a span of each label."""
-        return self.labels if aggregation == "none" else self.span_names
+        return self._labels if aggregation == "none" else self._span_names
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredTokens:
-    """The tokens of a text with the probability of each label, `[tokens, labels]`.
+def find_spans(
+    text: str, tokens: TokenSpans, scores: FloatArray, names: LabelNames, aggregation: Aggregation
+) -> Iterator[Span]:
+    """Yield the spans in their order in the text, without those outside of all labels.
+
+    `scores` `[tokens, labels]` are probabilities, of words if the aggregation combines them.
+    """
+    labels, best = scores.argmax(axis=1), scores.max(axis=1)
+    joins = np.zeros(len(labels), np.bool_)
+    if aggregation != "none":
+        tags = names.tags[labels]
+        joins[1:] = (tags[1:] == tags[:-1]) & ~names.begins[labels[1:]]
+    first, named = _starts_of(joins), names.names(aggregation)
+    for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(labels)], strict=True):
+        label = named[labels[begin]]
+        if label != OUTSIDE:
+            start, stop = int(tokens.starts[begin]), int(tokens.stops[end - 1])
+            yield Span(text[start:stop], start, stop, label, float(best[begin:end].mean()))
+
+
+def join_words(
+    tokens: TokenSpans, scores: FloatArray, continues: Flags, aggregation: Aggregation
+) -> tuple[TokenSpans, FloatArray]:
+    """Return the words of a text and the probabilities of their labels.
 
     `continues` marks the tokens that continue the word of the token before.
     """
-
-    text: str
-    spans: TokenSpans
-    scores: FloatArray
-    continues: Flags
-
-    def find_spans(self, names: LabelNames, aggregation: Aggregation) -> Iterator[Span]:
-        """Yield the spans in their order in the text, without those outside of all labels."""
-        starts, stops, scores = self.spans.starts, self.spans.stops, self.scores
-        if aggregation not in {"none", "simple"}:
-            first = _starts_of(self.continues)
-            scores = _score_words(scores, first, aggregation)
-            starts, stops = starts[first], stops[[*first[1:] - 1, -1]]
-        labels, best = scores.argmax(axis=1), scores.max(axis=1)
-        first = np.arange(len(labels))
-        if aggregation != "none":
-            tags = names.tags[labels]
-            joins = np.zeros(len(labels), np.bool_)
-            joins[1:] = (tags[1:] == tags[:-1]) & ~names.begins[labels[1:]]
-            first = _starts_of(joins)
-        named = names.names(aggregation)
-        for begin, end in zip(first.tolist(), [*first[1:].tolist(), len(labels)], strict=True):
-            label = named[labels[begin]]
-            if label != _OUTSIDE:
-                start, stop = int(starts[begin]), int(stops[end - 1])
-                score = float(best[begin:end].mean())
-                yield Span(self.text[start:stop], start, stop, label, score)
+    first = _starts_of(continues)
+    last = [*first[1:] - 1, -1]
+    words = TokenSpans(tokens.ids[first], tokens.starts[first], tokens.stops[last])
+    if aggregation == "first":
+        return words, scores[first]
+    counts = np.diff([*first, len(scores)])
+    if aggregation == "average":
+        means = np.add.reduceat(scores, first, axis=0) / counts[:, None]
+        return words, means.astype(np.float32)
+    best = scores.max(axis=1)
+    highest = np.maximum.reduceat(best, first)
+    candidates = np.flatnonzero(best == np.repeat(highest, counts))
+    return words, scores[candidates[np.searchsorted(candidates, first)]]
 
 
 def softmax(logits: FloatArray) -> FloatArray:
@@ -87,18 +93,3 @@ def starts_behind_spaces(text: str, spans: TokenSpans) -> Flags:
 def _starts_of(joins: Flags) -> npt.NDArray[np.intp]:
     """Return the indices of the items that do not join the item before."""
     return np.flatnonzero(~joins | (np.arange(len(joins)) == 0))
-
-
-def _score_words(
-    scores: FloatArray, first: npt.NDArray[np.intp], aggregation: Aggregation
-) -> FloatArray:
-    """Return the probabilities of each word, whose tokens begin at `first`: `[words, labels]`."""
-    if aggregation == "first":
-        return scores[first]
-    counts = np.diff([*first, len(scores)])
-    if aggregation == "average":
-        return (np.add.reduceat(scores, first, axis=0) / counts[:, None]).astype(np.float32)
-    best = scores.max(axis=1)
-    highest = np.maximum.reduceat(best, first)
-    candidates = np.flatnonzero(best == np.repeat(highest, counts))
-    return scores[candidates[np.searchsorted(candidates, first)]]

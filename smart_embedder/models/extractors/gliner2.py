@@ -19,7 +19,6 @@ from transformers import AutoConfig
 from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.interrupts import stop_if_given_up
 from smart_embedder.kernels.target import Target
-from smart_embedder.models.extractors.token_classifier import join_spans
 from smart_embedder.models.extractors.windows import WindowModel, divide, keep_middles
 from smart_embedder.models.families.auto_model import load_by_transformers
 from smart_embedder.models.families.module_loading import add_preemption_points
@@ -27,7 +26,7 @@ from smart_embedder.models.files.config import read_config
 from smart_embedder.models.files.record import current_record
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.runner import OutputSpec
-from smart_embedder.models.tokenizer import CHARACTERS_PER_TOKEN, TextTokenizer
+from smart_embedder.models.tokenizer import CHARACTERS_PER_TOKEN, NO_IDS, TextTokenizer
 from smart_embedder.requests import ExtractRequest
 from smart_embedder.results import FloatArray, Span
 from smart_embedder.tokens import ArrayTokens, TextWindows, TokenIds, TokenSpans
@@ -164,7 +163,7 @@ class Gliner2Extractor(WindowModel):
         long for windows.
         """
         if not words:
-            return TextWindows(join_spans([]), [], [])
+            return TextWindows(TokenSpans(NO_IDS, NO_IDS, NO_IDS), [], [])
         parts, firsts, lasts = zip(*words, strict=True)
         ids, lengths = np.concatenate(parts), np.array(list(map(len, parts)))
         stops = np.cumsum(lengths)
@@ -211,22 +210,17 @@ class Gliner2Extractor(WindowModel):
         ]
 
     def find_spans(
-        self,
-        text: str,
-        windows: TextWindows,
-        results: Sequence[FloatArray],
-        request: ExtractRequest,
-        threshold: float,
+        self, text: str, read: TextWindows, results: Sequence[FloatArray], request: ExtractRequest
     ) -> Iterator[Span]:
         """Implement `smart_embedder.interface.Extractor`."""
         if not results:
             return
         labels, found = dict.fromkeys(request.labels or ()), []
         shape = (-1, len(labels), self._widths)
-        scores = keep_middles(windows.windows, [rows.reshape(shape) for rows in results])
-        starts, stops = windows.spans.starts, windows.spans.stops
+        scores = keep_middles(read.windows, [rows.reshape(shape) for rows in results])
+        starts, stops = read.spans.starts, read.spans.stops
         for index, label in enumerate(labels):
-            for first, last, score in choose_spans(scores[:, index], threshold):
+            for first, last, score in choose_spans(scores[:, index], request.threshold or 0.0):
                 start, stop = int(starts[first]), int(stops[last])
                 if start < stop:
                     found.append(Span(text[start:stop], start, stop, label, score))

@@ -11,9 +11,11 @@ from torch import nn
 from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.kernels.target import Target
 from smart_embedder.models.extractors.aggregation import (
+    OUTSIDE,
     Flags,
     LabelNames,
-    ScoredTokens,
+    find_spans,
+    join_words,
     softmax,
     starts_behind_spaces,
 )
@@ -29,6 +31,7 @@ from smart_embedder.models.files.config import (
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.colbert import read_special_token
 from smart_embedder.models.runner import OutputSpec
+from smart_embedder.models.tokenizer import NO_IDS
 from smart_embedder.requests import Aggregation, ExtractRequest
 from smart_embedder.results import FloatArray, Span
 from smart_embedder.tokens import TextWindows, TokenIds, TokenSpans
@@ -85,7 +88,7 @@ class TokenClassifier(WindowModel):
     def names(self, aggregation: Aggregation) -> tuple[str, ...]:
         """Return the labels that spans may have."""
         names = dict.fromkeys(self._names.names(aggregation))
-        return tuple(name for name in names if name != "O")
+        return tuple(name for name in names if name != OUTSIDE)
 
     def check_options(self, request: ExtractRequest) -> None:
         """Implement `smart_embedder.interface.Extractor`."""
@@ -110,12 +113,12 @@ class TokenClassifier(WindowModel):
         size = self.max_length - len(self._before) - len(self._after)
         tokenized, count = list[TextWindows](), 0
         for text in request.texts:
-            parts = []
+            parts = [(NO_IDS, NO_IDS, NO_IDS)]
             for part in self.token_spans(text):
                 count += len(part.ids)
                 check(count)
-                parts.append(part)
-            spans = join_spans(parts)
+                parts.append((part.ids, part.starts, part.stops))
+            spans = TokenSpans(*map(np.concatenate, zip(*parts, strict=True)))
             windows = divide(len(spans.ids), size)
             sequences = [
                 np.concatenate((self._before, spans.ids[window], self._after)) for window in windows
@@ -132,21 +135,17 @@ class TokenClassifier(WindowModel):
         return [logits[place.start + before : place.stop - after] for place in places]
 
     def find_spans(
-        self,
-        text: str,
-        windows: TextWindows,
-        results: Sequence[FloatArray],
-        request: ExtractRequest,
-        threshold: float,
+        self, text: str, read: TextWindows, results: Sequence[FloatArray], request: ExtractRequest
     ) -> Iterator[Span]:
         """Implement `smart_embedder.interface.Extractor`."""
-        del threshold
         if not results:
             return
-        logits = keep_middles(windows.windows, results)
-        spans = windows.spans
-        tokens = ScoredTokens(text, spans, softmax(logits), self._continues_word(text, spans))
-        yield from tokens.find_spans(self._names, request.aggregation or _DEFAULT_AGGREGATION)
+        scores, tokens = softmax(keep_middles(read.windows, results)), read.spans
+        aggregation = request.aggregation or _DEFAULT_AGGREGATION
+        if aggregation not in {"none", "simple"}:
+            continues = self._continues_word(text, tokens)
+            tokens, scores = join_words(tokens, scores, continues, aggregation)
+        yield from find_spans(text, tokens, scores, self._names, aggregation)
 
     def _continues_word(self, text: str, spans: TokenSpans) -> Flags:
         """Return which tokens continue a word, as transformers' pipeline finds them.
@@ -171,15 +170,3 @@ def is_gliner2(folder: Path) -> bool:
             "this service a later one: take a model of GLiNER2"
         )
     return (folder / "encoder_config" / "config.json").is_file()
-
-
-def join_spans(parts: list[TokenSpans]) -> TokenSpans:
-    """Join the tokens of the slices of a text."""
-    if not parts:
-        empty = np.zeros(0, np.int64)
-        return TokenSpans(empty, empty, empty)
-    return TokenSpans(
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.starts for part in parts]),
-        np.concatenate([part.stops for part in parts]),
-    )

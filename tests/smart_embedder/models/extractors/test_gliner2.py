@@ -57,7 +57,7 @@ def find(model: Any, text: str, labels: list[str] | None = None) -> list[Span]:
     request = asking([text], labels)
     (windows,) = read(model, request)
     results = model.forward(windows.sequences, Outputs()) if windows.sequences else []
-    return list(model.find_spans(text, windows, results, request, THRESHOLD))
+    return list(model.find_spans(text, windows, results, request))
 
 
 def places(text: str, found: dict[str, Any]) -> list[tuple[int, int, str, float]]:
@@ -95,7 +95,7 @@ def test_scores_and_spans_of_random_texts_equal_the_package(folders, kind) -> No
         expected_scores = scores[index].reshape(result.shape)
         np.testing.assert_allclose(result, expected_scores, rtol=0, atol=1e-5)
         np.testing.assert_allclose(alone, expected_scores, rtol=0, atol=1e-5)
-        spans = [*model.find_spans(text, windows[index], [scores[index]], request, THRESHOLD)]
+        spans = [*model.find_spans(text, windows[index], [scores[index]], request)]
         expected = places(text, found[index])
         assert [(s.start, s.end, s.label, s.score) for s in spans] == expected, text
         assert [span.text for span in spans] == [text[s[0] : s[1]] for s in expected]
@@ -153,7 +153,7 @@ def test_without_predicted_spans_there_are_none(tmp_path) -> None:
     request = ExtractRequest([*plain_corpus(2)], LABELS, 0.0)
     for text, windows in zip(request.texts, read(model, request), strict=True):
         results = model.forward(windows.sequences, Outputs())
-        assert [*model.find_spans(text, windows, results, request, 0.0)] == []
+        assert [*model.find_spans(text, windows, results, request)] == []
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])

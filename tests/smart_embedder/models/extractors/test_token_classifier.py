@@ -42,7 +42,7 @@ def label(model: TokenClassifier, text: str, aggregation: Aggregation) -> list[S
     (windows,) = read(model, [text])
     results = model.forward(windows.sequences, Outputs()) if windows.sequences else []
     request = ExtractRequest([text], aggregation=aggregation)
-    return list(model.find_spans(text, windows, results, request, 0.0))
+    return list(model.find_spans(text, windows, results, request))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,7 +78,7 @@ def test_logits_and_spans_of_random_texts_equal_the_pipeline(folders, family) ->
                 found = pipeline.postprocess(outputs, aggregation_strategy=strategy)
             key = "entity" if aggregation == "none" else "entity_group"
             request = ExtractRequest([text], aggregation=aggregation)
-            spans = list(model.find_spans(text, windows[index], [expected], request, 0.0))
+            spans = list(model.find_spans(text, windows[index], [expected], request))
             assert [(span.start, span.end, span.label) for span in spans] == [
                 (span["start"], span["end"], span[key]) for span in found
             ], (text, aggregation)
