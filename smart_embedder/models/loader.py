@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 import structlog
 import torch
@@ -52,7 +52,7 @@ from smart_embedder.models.heads.dense import DenseEmbedder
 from smart_embedder.models.heads.m3 import HEADS, M3Embedder
 from smart_embedder.models.heads.splade import SpladeEmbedder
 from smart_embedder.models.heads.static import StaticEmbedder, is_static
-from smart_embedder.models.rerankers.reranker import Reranker, make_reranker
+from smart_embedder.models.rerankers.reranker import make_reranker
 from smart_embedder.models.runner import DeviceModel
 from smart_embedder.models.warmup import apply_budget_setting, probe_budget
 from smart_embedder.settings import FLOAT8, INT8, EngineSettings, ModelEntry, public_name
@@ -68,6 +68,9 @@ _LONGEST_RUN = 0.1
 
 Result = TypeVar("Result")
 Model = TypeVar("Model", bound=DeviceModel[Any])
+Options = ParamSpec("Options")
+# Loads a model by its name, from its folder.
+Load = Callable[Concatenate[str, Path, Options], Model]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,30 @@ def _read_workers(settings: EngineSettings) -> Iterator[_Placement]:
         yield _Placement(str(device), device)
 
 
+def _read_all(load: Load[Options, Model]) -> Load[Options, Model]:
+    """Let a function load a model whose vector spaces follow from what is read meanwhile.
+
+    It raises `StartupError` if the model leaves a tensor of the folder unread.
+    """
+
+    @wraps(load)
+    def load_all(
+        name: str, folder: Path, /, *args: Options.args, **options: Options.kwargs
+    ) -> Model:
+        _warn_of_ignored_code(name, folder)
+        with record_reading(folder, config.transformer_folder(folder)) as record:
+            model = load(name, folder, *args, **options)
+        record.require_all_read()
+        model.set_vector_spaces(record)
+        return model
+
+    return load_all
+
+
+load_reranker = _read_all(make_reranker)
+
+
+@_read_all
 def load_embedder(
     name: str,
     folder: Path,
@@ -116,13 +143,9 @@ def load_embedder(
     overrides: config.SentenceOverrides = config.NO_OVERRIDES,
 ) -> embedders.EmbeddingModel:
     """Load an embedding model; raises `StartupError`, also for `overrides` without effect."""
-
-    def make() -> embedders.EmbeddingModel:
-        model = _make_embedder(name, folder, max_length, target, overrides)
-        model.prompts = {**model.prompts, **overrides.prompts}
-        return model
-
-    return _read_all(name, folder, make)
+    model = _make_embedder(name, folder, max_length, target, overrides)
+    model.prompts = {**model.prompts, **overrides.prompts}
+    return model
 
 
 def _make_embedder(
@@ -156,47 +179,15 @@ def _make_embedder(
     return DenseEmbedder(name, folder, max_length, target, overrides)
 
 
-def load_reranker(
-    name: str,
-    folder: Path,
-    max_length: int,
-    target: Target,
-    *,
-    max_qwen_pairs: int,
-    kind: str | None = None,
-) -> Reranker:
-    """Load a reranker; a language model has at most `max_qwen_pairs` pairs in a forward.
-
-    `kind` is that of its entry in MODELS, or the setting RERANKER_KIND.
-    """
-    make = partial(
-        make_reranker, name, folder, max_length, target, max_pairs=max_qwen_pairs, kind=kind
-    )
-    return _read_all(name, folder, make)
-
-
+@_read_all
 def load_extractor(name: str, folder: Path, max_length: int, target: Target) -> DeviceModel[Any]:
     """Load a model that finds spans of texts; raises `StartupError`."""
-    kind: Callable[..., DeviceModel[Any]] = TokenClassifier
-    if is_gliner2(folder):
-        # transformers takes seconds to import, and most models do not need it.
-        from smart_embedder.models.extractors.gliner2 import Gliner2Extractor  # noqa: PLC0415
+    if not is_gliner2(folder):
+        return TokenClassifier(name, folder, max_length, target)
+    # transformers takes seconds to import, and most models do not need it.
+    from smart_embedder.models.extractors.gliner2 import Gliner2Extractor  # noqa: PLC0415
 
-        kind = Gliner2Extractor
-    return _read_all(name, folder, partial(kind, name, folder, max_length, target))
-
-
-def _read_all(name: str, folder: Path, make: Callable[[], Model]) -> Model:
-    """Make a model, whose vector spaces follow from what is read meanwhile.
-
-    Raises `StartupError` if it leaves a tensor of the folder unread.
-    """
-    _warn_of_ignored_code(name, folder)
-    with record_reading(folder, config.transformer_folder(folder)) as record:
-        model = make()
-    record.require_all_read()
-    model.set_vector_spaces(record)
-    return model
+    return Gliner2Extractor(name, folder, max_length, target)
 
 
 def _warn_of_ignored_code(name: str, folder: Path) -> None:
@@ -353,7 +344,7 @@ class EntryLoader:
             default = settings.qwen_rerank_max_length if is_qwen else settings.bge_rerank_max_length
             length, pairs = entry.max_length or default, settings.qwen_rerank_batch_size
             model = load_reranker(
-                entry.public_name, folder, length, target, max_qwen_pairs=pairs, kind=entry.kind
+                entry.public_name, folder, length, target, max_pairs=pairs, kind=entry.kind
             )
         if settings.reproducible:
             model.make_reproducible()
@@ -438,20 +429,15 @@ class ModelFolders(NamedTuple):
 
 def locate_models(settings: EngineSettings, status: DownloadStatus | None = None) -> ModelFolders:
     """Find the default models on the disk, each in its own revision, or download them."""
-    status = status or DownloadStatus()
-    embedder, dense, reranker = settings.default_entries
-
-    def find(entry: ModelEntry | None, name: str, revision: str | None) -> Path | None:
-        if entry is not None:
-            return locate_model(name, revision, settings, status)
-        _warn_of_revision(name, revision)
-        return None
-
-    return ModelFolders(
-        locate_model(embedder.name, embedder.revision, settings, status),
-        find(dense, settings.dense_model, settings.dense_model_revision),
-        find(reranker, settings.reranker_model, settings.reranker_model_revision),
+    status, entries = status or DownloadStatus(), settings.default_entries
+    folders = ModelFolders._make(
+        entry and locate_model(entry.name, entry.revision, settings, status) for entry in entries
     )
+    if entries.dense is None:
+        _warn_of_revision(settings.dense_model, settings.dense_model_revision)
+    if entries.reranker is None:
+        _warn_of_revision(settings.reranker_model, settings.reranker_model_revision)
+    return folders
 
 
 def locate_model(
@@ -461,12 +447,8 @@ def locate_model(
 
     What is not on the disk is downloaded.
     """
-    folder = _locate_folder(name, revision, settings, status)
-
-    def find_base(name: str, revision: str | None) -> Path:
-        return _locate_folder(name, revision, settings, status)
-
-    return overlay_adapter(folder, find_base)
+    locate = partial(_locate_folder, settings=settings, status=status)
+    return overlay_adapter(locate(name, revision), locate)
 
 
 def _locate_folder(

@@ -203,7 +203,7 @@ def load(
 
 def load_scorer(folder: Path, max_length: int, kind: str | None = None) -> Any:
     """Load a reranker as the service does, in float32."""
-    return load_reranker(folder.name, folder, max_length, float32(), max_qwen_pairs=16, kind=kind)
+    return load_reranker(folder.name, folder, max_length, float32(), max_pairs=16, kind=kind)
 
 
 def score(

@@ -54,7 +54,7 @@ def load_on(device: torch.device, name: str, folder: Path) -> Any:
 
 
 def load(name: str, folder: Path, target: Target) -> Any:
-    options = {"max_qwen_pairs": 16} if MODELS[name] is load_reranker else {}
+    options = {"max_pairs": 16} if MODELS[name] is load_reranker else {}
     return MODELS[name]("m", folder, 512, target, **options)
 
 

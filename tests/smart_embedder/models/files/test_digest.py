@@ -196,7 +196,7 @@ def test_vector_space_covers_rotary_base_and_reranker_head(
     change_json("config.json", rope_parameters={"rope_theta": 5e5, "rope_type": "default"})(copy)
     before, after = spaces(tiny_qwen), spaces(copy)
     assert differences(before, after) == {"dense": "weights"}
-    load = partial(load_reranker, max_length=512, target=float32(), max_qwen_pairs=4)
+    load = partial(load_reranker, max_length=512, target=float32(), max_pairs=4)
     of_decoder = load("model-reranker", tiny_qwen).spaces
     assert of_decoder.keys() == {"score"}
     assert of_decoder != load("model-reranker", copy).spaces
