@@ -66,9 +66,8 @@ class TokenClassifier(WindowModel):
         if is_encoder(config):
             weights = Weights.read(folder)
             backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
-            count = weights.shape(f"{_HEAD}.weight", 2)[0]
-            head = weights.linear(_HEAD, backbone.hidden_size, count)
-            self._head: nn.Module = backbone.place_head(head)
+            head = weights.linear(_HEAD, backbone.hidden_size, None)
+            count, self._head = head.out_features, backbone.place_head(head)
         else:
             backbone, tokenizer = load_backbone(
                 folder, target, max_length, texts, classifies="tokens"

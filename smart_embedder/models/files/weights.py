@@ -8,7 +8,7 @@ import json
 import math
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -84,15 +84,6 @@ class StoredTensor:
     def __getitem__(self, index: Any) -> Tensor:
         """Index it like a tensor, as transformers does; `...` reads all of it."""
         return self.read(self.dtype)[index]
-
-    def row(self, index: int) -> Tensor:
-        """Read one row; the others are not read."""
-        if self.added is not None:
-            return self.read(self.dtype)[index]
-        shape = self.shape[1:]
-        start = self.start + index * math.prod(shape) * self.dtype.itemsize
-        row = replace(self, start=start, shape=shape, hashed_as=f"{self.hashed_as}[{index}]")
-        return row.read(self.dtype)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Read the tensor, and round it to `dtype` part by part: it is never in memory twice."""
@@ -170,15 +161,13 @@ class Weights:
         It is also raised if transformers would compute with other weights than these tensors.
         """
         _require_supported(folder)
-        try:
-            tensors = dict(_find_tensors(folder))
-            if (folder / CONFIG_FILE).is_file():
-                tensors = _add_adapter(folder, tensors)
-            return cls(folder, tensors)
-        except _FILE_ERRORS as error:
-            raise StartupError(
-                f"the weights in {folder} cannot be loaded: {_first_line(error)}"
-            ) from error
+        return cls(folder, _describe(folder, _find_tensors))
+
+    @classmethod
+    def read_head(cls, path: Path) -> Self:
+        """Find the tensors of a head in a file of its own, with its name before theirs."""
+        tensors = _describe(path, lambda path: dict(_list_tensors(path)))
+        return cls(path.parent, {f"{path.stem}.{name}": stored for name, stored in tensors.items()})
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.tensors
@@ -210,37 +199,36 @@ class Weights:
         """Return the same tensors; the new object keeps each once it is read."""
         return replace(self, kept={})
 
-    def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    def get(self, name: str, *shape: int | None, dtype: torch.dtype | None = None) -> Tensor:
         """Read the tensor of that shape into memory of its own, in `dtype` if that is given.
 
-        Raises `StartupError` if it is missing, has another shape or an unsupported dtype, or if its
-        file ends too early.
+        None stands for any size. Raises `StartupError` if the tensor is missing, has another shape
+        or an unsupported dtype, or if its file ends too early.
         """
         stored = self._find(name, *shape)
         dtype = dtype or self.dtype or stored.dtype
         if self.device.type == "meta":
-            return torch.empty(shape, dtype=dtype, device=self.device)
+            return torch.empty(stored.shape, dtype=dtype, device=self.device)
         tensor = None if self.kept is None else self.kept.get((name, dtype))
         if tensor is None:
-            tensor = replace(stored, hashed_as=name).read(dtype).to(self.device)
+            tensor = stored.read(dtype).to(self.device)
             if self.kept is not None:
                 self.kept[name, dtype] = tensor
         return tensor
 
-    def row(self, name: str, index: int, *shape: int) -> Tensor:
-        """Read one row of the tensor of that shape, as in the file; the others are not read."""
-        return replace(self._find(name, *shape), hashed_as=name).row(index)
-
-    def shape(self, name: str, dimensions: int) -> torch.Size:
-        """Return the shape of a tensor; raises `StartupError` if it has other `dimensions`."""
-        stored = self.tensors.get(self.prefix + name)
-        if stored is None or len(stored.shape) != dimensions:
-            found = "none" if stored is None else f"one of {[*stored.shape]}"
+    def row(self, name: str, index: int) -> Tensor:
+        """Read one row of a matrix in float32; the others are not read."""
+        stored = self._find(name, None, None)
+        rows, width = stored.shape
+        if index >= rows:
             raise StartupError(
-                f"the checkpoint in {self.folder} needs a tensor {name} of {dimensions} "
-                f"dimensions, and has {found}"
+                f"the checkpoint in {self.folder} has no row {index} in the tensor {name}"
             )
-        return stored.shape
+        if stored.added is not None:
+            return stored.read(stored.dtype)[index].float()
+        start = stored.start + index * width * stored.dtype.itemsize
+        row = replace(stored, start=start, shape=stored.shape[1:], hashed_as=f"{name}[{index}]")
+        return row.read_exactly()
 
     def integers(self, name: str) -> Tensor:
         """Read a tensor of integers, as it is in the file."""
@@ -250,11 +238,11 @@ class Weights:
         return stored.read(stored.dtype).long()
 
     def linear(
-        self, name: str, in_features: int, out_features: int, *, bias: bool = True
+        self, name: str, in_features: int | None, out_features: int | None, *, bias: bool = True
     ) -> nn.Linear:
-        """Read the linear layer of that name."""
+        """Read the linear layer of that name; None stands for any size."""
         weight = self.get(f"{name}.weight", out_features, in_features)
-        return make_linear(weight, self.get(f"{name}.bias", out_features) if bias else None)
+        return make_linear(weight, self.get(f"{name}.bias", len(weight)) if bias else None)
 
     def norm(self, name: str, width: int, epsilon: float) -> nn.LayerNorm:
         """Read the layer norm of that name, with a bias if there is one."""
@@ -264,19 +252,23 @@ class Weights:
         norm.load_state_dict(parameter_dict(weight, bias), assign=True)
         return norm
 
-    def _find(self, name: str, *shape: int) -> StoredTensor:
+    def _find(self, name: str, *shape: int | None) -> StoredTensor:
         full_name = self.prefix + name
         tensor = self.tensors.get(full_name)
         # A random tensor instead would compute random results.
         if tensor is None:
             raise StartupError(f"the checkpoint in {self.folder} lacks the tensor {full_name}")
-        if tensor.shape != shape:
+        fits = len(tensor.shape) == len(shape) and all(
+            expected in {None, found} for found, expected in zip(tensor.shape, shape, strict=True)
+        )
+        if not fits:
             raise StartupError(
                 f"the checkpoint in {self.folder} has another shape for the tensor {full_name}: "
-                f"{[*tensor.shape]}, and its configuration says {[*shape]}"
+                f"{[*tensor.shape]}, and its configuration says "
+                f"{str([*shape]).replace('None', 'any')}"
             )
         self._require_numbers(full_name)
-        return tensor
+        return replace(tensor, hashed_as=name)
 
     def require_numbers(self) -> None:
         """Raise `StartupError` if the weight of any layer has an unsupported dtype."""
@@ -311,6 +303,17 @@ def _require_supported(folder: Path) -> None:
         )
 
 
+def _describe(
+    path: Path, find: Callable[[Path], dict[str, StoredTensor]]
+) -> dict[str, StoredTensor]:
+    """Call `find`; raises `StartupError` for missing or damaged files."""
+    try:
+        return find(path)
+    except _FILE_ERRORS as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise StartupError(f"the weights in {path} cannot be loaded: {reason}") from error
+
+
 def _add_adapter(folder: Path, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors of a base model with those of the adapter in the same folder."""
     path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
@@ -324,12 +327,14 @@ def _add_adapter(folder: Path, tensors: dict[str, StoredTensor]) -> dict[str, St
     return tensors | replaced
 
 
-def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
     for path in _find_weight_files(folder):
         for stored_name, tensor in _list_tensors(path):
             # Checkpoints from TensorFlow have other names for the parameters of norms.
             name = stored_name.replace("LayerNorm.gamma", "LayerNorm.weight")
-            yield name.replace("LayerNorm.beta", "LayerNorm.bias"), tensor
+            tensors[name.replace("LayerNorm.beta", "LayerNorm.bias")] = tensor
+    return _add_adapter(folder, tensors) if (folder / CONFIG_FILE).is_file() else tensors
 
 
 def _find_weight_files(folder: Path) -> list[Path]:
@@ -419,28 +424,3 @@ def _locate_tensor(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)
     return _locate_tensor(name, file, region[...].as_strided(tensor.shape, tensor.stride()))
-
-
-def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:
-    """Read a linear head from a state dict; raises `StartupError` if it is damaged or misfits."""
-    if not path.is_file():
-        raise StartupError(f"the head {path.name} is missing in {path.parent}")
-    try:
-        state = dict(_list_tensors(path))
-        weight, bias = state["weight"], state["bias"]
-        if out_features is None:
-            out_features = weight.shape[0]
-        fits = weight.shape == (out_features, in_features) and bias.shape == (out_features,)
-    except _FILE_ERRORS as error:
-        raise StartupError(f"the head {path} is damaged: {_first_line(error)}") from error
-    if not fits:
-        raise StartupError(
-            f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
-            f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
-        )
-    named = (replace(tensor, hashed_as=f"{path.stem}.{tensor.name}") for tensor in (weight, bias))
-    return make_linear(*(tensor.read(tensor.dtype) for tensor in named))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]

@@ -11,7 +11,7 @@ from smart_embedder.models.files.config import (
     read_prompts,
     require_known_modules,
 )
-from smart_embedder.models.files.weights import read_linear
+from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.embedder import (
     HeadsEmbedder,
     compute_colbert_vectors,
@@ -38,8 +38,9 @@ class M3Embedder(HeadsEmbedder):
         require_known_modules(folder, "Transformer", "Pooling", "Normalize")
         backbone, tokenizer = load_backbone(folder, target, max_length, TextOptions())
         width = backbone.hidden_size
-        sparse_head = backbone.place_head(read_linear(folder / _SPARSE_HEAD, width, 1))
-        linear = read_linear(folder / _COLBERT_HEAD, width)
+        sparse = Weights.read_head(folder / _SPARSE_HEAD).linear("sparse_linear", width, 1)
+        linear = Weights.read_head(folder / _COLBERT_HEAD).linear("colbert_linear", width, None)
+        sparse_head = backbone.place_head(sparse)
         self.colbert_width, colbert_head = linear.out_features, backbone.place_head(linear)
         self.pooling = read_pooling(folder)
         super().__init__(name, backbone, tokenizer, read_prompts(folder))

@@ -328,9 +328,8 @@ def load_token_projection(folder: Path, weights: Weights, width: int) -> tuple[n
     modules = [module for module in read_modules(folder) if module.kind == "Dense"]
     if not modules and "linear.weight" in weights:
         # Stanford's ColBERT keeps one layer among the weights of the transformer.
-        out_features = weights.tensors["linear.weight"].shape[0]
-        linear = weights.linear("linear", width, out_features, bias=False)
-        return linear, out_features
+        linear = weights.linear("linear", width, None, bias=False)
+        return linear, linear.out_features
     if not modules:
         raise StartupError(f"{folder} has no projection of its tokens' states")
     layers = [VectorLayer.read(module) for module in modules]

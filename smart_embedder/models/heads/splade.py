@@ -167,7 +167,7 @@ class StaticQueries:
                 "save the model again with sentence-transformers"
             )
         stored = Weights.read(folder)
-        weights = stored.get("weight", *stored.shape("weight", 1), dtype=torch.float32).numpy()
+        weights = stored.get("weight", None, dtype=torch.float32).numpy()
         limit = TextOptions.read(folder, MASKED_LANGUAGE).max_length or max_length
         tokenizer = StaticTokenizer.from_folder(folder, min(max_length, limit))
         if tokenizer.vocabulary_size > len(weights):

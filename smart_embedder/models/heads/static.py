@@ -67,15 +67,13 @@ class StaticTable(Transformer):
         """Read the tensors of a folder; raises `StartupError` if they cannot be used."""
         weights = Weights.read(folder).to(device, torch.float32)
         name = next((name for name in _TABLES if name in weights), _TABLES[0])
-        table = weights.get(name, *weights.shape(name, 2))
+        table = weights.get(name, None, None)
         mapping = None
         if "mapping" in weights:
             mapping = weights.integers("mapping").to(device)
             if len(mapping) and not 0 <= int(mapping.min()) <= int(mapping.max()) < len(table):
                 raise StartupError(f"the checkpoint in {folder} maps tokens to missing rows")
-        scale = (
-            weights.get("weights", *weights.shape("weights", 1)) if "weights" in weights else None
-        )
+        scale = weights.get("weights", None) if "weights" in weights else None
         found = cls(table, mapping, scale)
         if scale is not None and len(scale) != found.tokens:
             raise StartupError(

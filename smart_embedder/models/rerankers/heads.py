@@ -53,7 +53,6 @@ from smart_embedder.models.rerankers.templates import (
     LOGIT_SCORE,
     TOKENS,
     has_language_head,
-    has_scores,
 )
 from smart_embedder.models.tokenizer import TextTokenizer
 
@@ -64,14 +63,14 @@ Pool = Callable[[Tensor, PackedBatch], Tensor]
 class _HeadNames:
     """The names of a head's layers, and the activation after the dense layer.
 
-    `activation` is a module, or the name of the option in `config.json`. A head without a dense
-    layer has no bias. `reads` is the token that it reads, or `configured` by the configuration.
+    Without an `activation` it is that of ModernBERT's `config.json`, and a norm follows. A head
+    without a dense layer has no bias. `reads` is the token that it reads, or `configured` by the
+    configuration.
     """
 
     dense: str | None = None
-    activation: Callable[[], nn.Module] | str = nn.Identity
+    activation: Callable[[], nn.Module] | None = None
     logits: str = "classifier"
-    norm: str | None = None
     reads: Literal["first", "last", "configured"] = "first"
 
 
@@ -82,9 +81,7 @@ _NAMES_BY_TYPE = dict.fromkeys(
     "bert": _HeadNames("pooler.dense", nn.Tanh),
     "distilbert": _HeadNames("pre_classifier", nn.ReLU),
     "qwen3": _HeadNames(logits="score", reads="last"),
-    "modernbert": _HeadNames(
-        "head.dense", "classifier_activation", norm="head.norm", reads="configured"
-    ),
+    "modernbert": _HeadNames("head.dense", reads="configured"),
 }
 # The ends of architectures of which the body is left if they lack their head.
 _WITHOUT_HEAD = ("Model", "ForCausalLM", "ForSequenceClassification")
@@ -171,12 +168,19 @@ def _load_own_head(folder: Path, max_length: int, target: Target) -> Scorer:
     """Load a classifier of a type whose head is computed here."""
     weights, config = Weights.read(transformer_folder(folder)), read_transformer_config(folder)
     names = _NAMES_BY_TYPE[config["model_type"]]
-    has_head = f"{names.logits}.weight" in weights
+    if f"{names.logits}.weight" not in weights:
+        raise _no_head_error(folder)
     # Decoders that classify tokens have a head of the same name.
-    if not has_head or (names.reads == "last" and not is_classifier(folder)):
-        raise _no_head_error(folder, has_head=has_head)
+    if names.reads == "last" and not is_classifier(folder):
+        raise StartupError(
+            f"{folder} holds a classifier by its weights, and config.json names "
+            f"{read_architecture(folder) or 'no architecture'}, which is no reranker"
+        )
     backbone, tokenizer = _load_body(folder, max_length, target, CLASSES, weights=weights)
-    layers = _load_layers(config, names, weights, backbone.hidden_size)
+    width, layers = backbone.hidden_size, list[nn.Module]()
+    if names.dense is not None:
+        layers = _load_dense(names.dense, names.activation, config, weights, width)
+    logits = weights.linear(names.logits, width, None, bias=names.dense is not None)
     pool_states: Pool = first
     if names.reads == "last":
         pool_states = partial(last_before_padding, config.get("pad_token_id"))
@@ -191,20 +195,15 @@ def _load_own_head(folder: Path, max_length: int, target: Target) -> Scorer:
         tokenizer,
         pool_rounded,
         getattr(pool_states, "__name__", "last"),
-        backbone.place_head(nn.Sequential(*layers)),
+        backbone.place_head(nn.Sequential(*layers, logits)),
         "first" if pool_states is first else None,
-        weights.tensors[f"{names.logits}.weight"].shape[0],
+        logits.out_features,
     )
 
 
-def _no_head_error(folder: Path, *, has_head: bool = False) -> StartupError:
-    """Return the error for a model that is no classifier; some have a head of another task."""
+def _no_head_error(folder: Path) -> StartupError:
+    """Return the error for a model that is no classifier."""
     architecture = read_architecture(folder)
-    if has_head:
-        return StartupError(
-            f"{folder} holds a classifier by its weights, and config.json names "
-            f"{architecture or 'no architecture'}, which is no reranker"
-        )
     is_language_model = architecture.endswith("ForCausalLM")
     if is_language_model and has_language_head(folder, Weights.read(transformer_folder(folder))):
         return StartupError(
@@ -216,37 +215,30 @@ def _no_head_error(folder: Path, *, has_head: bool = False) -> StartupError:
     return StartupError(f"{folder} holds {found} and not a reranker: it has no classification head")
 
 
-def _load_layers(
-    config: dict[str, Any], names: _HeadNames, weights: Weights, width: int
+def _load_dense(
+    name: str,
+    activation: Callable[[], nn.Module] | None,
+    config: dict[str, Any],
+    weights: Weights,
+    width: int,
 ) -> list[nn.Module]:
-    """Load the layers of the head, from one state of a sequence to its logits."""
-    layers: list[nn.Module] = []
-    if names.dense is not None:
-        # BERT's pooler has the prefix of the transformer's layers in the checkpoint.
-        prefixed = weights.with_prefix_of(f"{names.dense}.weight")
-        has_bias = f"{names.dense}.bias" in prefixed
-        layers.append(prefixed.linear(names.dense, width, width, bias=has_bias))
-        layers.append(_load_activation(weights.folder, config, names))
-        if names.norm is not None:
-            # The default of ModernBERT.
-            epsilon = read_number(weights.folder, config, "norm_eps", 1e-5)
-            layers.append(weights.norm(names.norm, width, epsilon))
-    logits = weights.tensors[f"{names.logits}.weight"].shape[0]
-    return [*layers, weights.linear(names.logits, width, logits, bias=names.dense is not None)]
-
-
-def _load_activation(folder: Path, config: dict[str, Any], names: _HeadNames) -> nn.Module:
-    if not isinstance(names.activation, str):
-        return names.activation()
-    # Imported only here: families with this option have loaded transformers already.
+    """Load the layers of a head before its logits, which keep the width of a state."""
+    # BERT's pooler has the prefix of the transformer's layers in the checkpoint.
+    prefixed = weights.with_prefix_of(f"{name}.weight")
+    dense = prefixed.linear(name, width, width, bias=f"{name}.bias" in prefixed)
+    if activation is not None:
+        return [dense, activation()]
+    # Imported only here: ModernBERT, which alone has these options, has loaded it already.
     from transformers.activations import ACT2FN  # noqa: PLC0415
 
-    name = str(config.get(names.activation, "gelu"))
-    if name not in ACT2FN:
+    option = str(config.get("classifier_activation", "gelu"))
+    if option not in ACT2FN:
         raise StartupError(
-            f"{folder} has the {names.activation} {name}, which transformers does not know"
+            f"{weights.folder} has the classifier_activation {option}, which transformers does not "
+            "know"
         )
-    return ACT2FN[name]  # type: ignore[no-any-return]
+    epsilon = read_number(weights.folder, config, "norm_eps", 1e-5)
+    return [dense, ACT2FN[option], weights.norm("head.norm", width, epsilon)]
 
 
 def load_language_model(
@@ -275,7 +267,7 @@ def load_language_model(
             f"{folder} holds an embedding model and not a reranker: it has no head of a language "
             "model"
         )
-    task = LANGUAGE if has_scores(folder) else STATES
+    task = LANGUAGE if has_module(folder, LOGIT_SCORE) else STATES
     backbone, tokenizer = _load_body(folder, max_length, target, task, weights=weights, **options)
     row, *second = (_read_row(weights, tokenizer, answer) for answer in answers)
     row = row - second[0] if second else row
@@ -293,11 +285,8 @@ def _read_row(weights: Weights, tokenizer: TextTokenizer, token: str | int) -> T
         if len(ids) != 1:
             raise StartupError(f"the vocabulary in {weights.folder} has no token {token}")
         token = int(ids[0])
-    config, tensors, name = read_config(weights.folder), weights, HEAD
+    config = read_config(weights.folder)
     is_tied = config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
     if HEAD not in weights and is_tied:
-        tensors, name = weights.with_prefix_of(TOKENS), TOKENS
-    rows, width = tensors.shape(name, 2)
-    if token >= rows:
-        raise StartupError(f"the head of the model in {weights.folder} has no token {token}")
-    return tensors.row(name, token, rows, width).float()
+        return weights.with_prefix_of(TOKENS).row(TOKENS, token)
+    return weights.row(HEAD, token)

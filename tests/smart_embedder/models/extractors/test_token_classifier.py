@@ -175,7 +175,7 @@ def test_another_label_or_weight_makes_another_id(tmp_path) -> None:
     ("architecture", "message"),
     [
         ("BertForSequenceClassification", "holds no model that labels tokens"),
-        ("BertForTokenClassification", "needs a tensor classifier.weight of 2 dimensions"),
+        ("BertForTokenClassification", "lacks the tensor classifier.weight"),
     ],
 )
 def test_a_folder_without_a_token_classifier_is_refused(tmp_path, architecture, message) -> None:

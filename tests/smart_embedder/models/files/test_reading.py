@@ -44,7 +44,7 @@ def test_tensor_read_in_parts_is_rounded_as_a_whole(dtype: torch.dtype, folder: 
     expected = load_file(folder / "model.safetensors")["table"]
     weights = Weights.read(folder)
     assert torch.equal(weights.get("table", ROWS, WIDTH, dtype=dtype), expected.to(dtype))
-    assert torch.equal(weights.row("table", ROWS - 1, ROWS, WIDTH), expected[-1])
+    assert torch.equal(weights.row("table", ROWS - 1), expected[-1])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="threads take turns there")

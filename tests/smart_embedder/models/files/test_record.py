@@ -83,15 +83,15 @@ def test_tensors_of_heads_are_accounted_for(
 
 def test_first_unread_tensor_is_named_and_the_others_are_counted(tmp_path: Path) -> None:
     names = ("a.weight", "b.weight", "c.weight", "pooler.weight")
-    save_file({name: torch.ones(2) for name in names}, tmp_path / "model.safetensors")
+    save_file({name: torch.ones(2, 3) for name in names}, tmp_path / "model.safetensors")
     with record_reading(tmp_path, tmp_path) as record:
         weights = Weights.read(tmp_path)
-        weights.get("b.weight", 2)
+        weights.get("b.weight", 2, 3)
         with pytest.raises(
-            StartupError, match=r"has the tensor a\.weight \(2\), and 1 more, which"
+            StartupError, match=r"has the tensor a\.weight \(2 x 3\), and 1 more, which"
         ):
             record.require_all_read()
-        weights.row("a.weight", 1, 2)
+        weights.row("a.weight", 1)
         record.leave_out([r"^c\."])
     record.require_all_read()
 

@@ -134,7 +134,7 @@ def test_settings_of_static_embeddings_are_followed_or_refused(
         ({"mapping": torch.zeros(700)}, "has no integers in mapping"),
         (
             {"embeddings": torch.ones(5)},
-            r"a tensor embeddings of 2 dimensions, and has one of \[5\]",
+            r"tensor embeddings: \[5\], and its configuration says \[any, any\]",
         ),
         ({"embeddings": torch.ones(50, 16, dtype=torch.int8)}, "embeddings in int8; take one in"),
         ({"scale": torch.ones(2)}, "has the tensor scale"),
