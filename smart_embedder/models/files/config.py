@@ -173,32 +173,12 @@ def read_modules(folder: Path) -> list[Module]:
 
     Raises `StartupError` if modules.json is malformed or names unknown code.
     """
-    modules = _list_modules(folder)
-    return _read_routes(modules)["document"] if _has_router(modules) else modules
+    return _read_routes(folder)["document"]
 
 
 def read_query_module(folder: Path) -> Module | None:
     """Read the `SparseStaticEmbedding` of queries, if the model has a `Router`."""
-    modules = _list_modules(folder)
-    return _read_routes(modules)["query"][0] if _has_router(modules) else None
-
-
-def _list_modules(folder: Path) -> list[Module]:
-    path = folder / "modules.json"
-    entries = _read_json(path) if path.is_file() else []
-    if not isinstance(entries, list):
-        raise StartupError(f"{path} is not a list of modules")
-    modules: list[Module] = []
-    for entry in entries:
-        kind = entry.get("type") if isinstance(entry, dict) else None
-        if not isinstance(kind, str):
-            raise StartupError(f"{path} has a module without a type")
-        modules.append(_find_module(path, kind, str(entry.get("path") or "")))
-    return modules
-
-
-def _has_router(modules: list[Module]) -> bool:
-    return any(module.kind in _ROUTERS for module in modules)
+    return next(iter(_read_routes(folder).get("query", ())), None)
 
 
 def _find_module(path: Path, kind: str, name: str) -> Module:
@@ -212,31 +192,38 @@ def _find_module(path: Path, kind: str, name: str) -> Module:
     return Module(_SAME_CLASSES.get(name_of_class, name_of_class), folder / name)
 
 
-def _read_routes(modules: list[Module]) -> dict[str, list[Module]]:
-    """Read the modules of a `Router`, for queries and for documents.
+def _read_routes(folder: Path) -> dict[str, list[Module]]:
+    """Read the modules for queries and for documents, which pass all where no `Router` is first.
 
     Raises `StartupError` unless queries have a `SparseStaticEmbedding`, and documents, which are
     the default, a `SpladePooling`.
     """
+    path = folder / "modules.json"
+    entries = _read_json(path) if path.is_file() else []
+    if not isinstance(entries, list):
+        raise StartupError(f"{path} is not a list of modules")
+    modules: list[Module] = []
+    for entry in entries:
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if not isinstance(kind, str):
+            raise StartupError(f"{path} has a module without a type")
+        modules.append(_find_module(path, kind, str(entry.get("path") or "")))
+    if not any(module.kind in _ROUTERS for module in modules):
+        return {"document": modules}
     router, *behind = modules
     files = (router.folder / name for name in ("router_config.json", "config.json"))
     file = next(filter(Path.is_file, files), router.folder / "router_config.json")
     config = read_optional(file)
-    structure, parameters = config.get("structure"), config.get("parameters")
-    types = config.get("types")
-    if (
-        not isinstance(types, dict)
-        or not isinstance(structure, dict)
-        or not all(isinstance(names, list) for names in structure.values())
-        or not all(isinstance(name, str) for names in structure.values() for name in names)
-    ):
-        raise StartupError(f"{file} has no types and structure of routes")
-    parameters = parameters if isinstance(parameters, dict) else {}
-    routes = {
-        str(task): [_find_module(file, str(types.get(name)), str(name)) for name in names]
-        for task, names in structure.items()
-    }
+    try:
+        routes = {
+            task: [_find_module(file, config["types"][name], name) for name in names]
+            for task, names in config["structure"].items()
+        }
+    except (AttributeError, LookupError, TypeError) as error:
+        raise StartupError(f"{file} has no types and structure of routes") from error
     kinds = {task: [module.kind for module in route] for task, route in routes.items()}
+    parameters = config.get("parameters")
+    parameters = parameters if isinstance(parameters, dict) else {}
     is_supported = (
         kinds.keys() == {"query", "document"}
         and kinds["query"] == ["SparseStaticEmbedding"]
@@ -414,11 +401,11 @@ class TextOptions:
             task = FEATURES
         message_format = _require_task(folder, texts, *task)
         template_options = None if message_format is None else _read_template_options(texts)
+        if template_options is not None:
+            texts["processing_kwargs"] = None
         unread = []
         for name in _UNREAD_OPTIONS:
             options = texts.get(name) or {}
-            if name == "processing_kwargs" and template_options is not None:
-                continue
             if not isinstance(options, dict) or options.keys() - _HARMLESS:
                 unread.append(name)
         if not by_type:
@@ -430,9 +417,9 @@ class TextOptions:
         length = texts.get("max_seq_length")
         if not length:
             length = read_optional(folder / "tokenizer_config.json").get("model_max_length")
-            length = length if isinstance(length, int) and length < _NO_LIMIT else None
+        is_limit = type(length) is int and 0 < length < _NO_LIMIT
         return cls(
-            max_length=length if type(length) is int and length > 0 else None,
+            max_length=length if is_limit else None,
             lower_case=bool(texts.get("do_lower_case")),
             message_format=message_format,
             template_options=template_options or (),
@@ -442,12 +429,11 @@ class TextOptions:
 def _read_template_options(texts: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
     """Read the variables for a chat template; None if there are other options, too."""
     options = texts.get("processing_kwargs") or {}
-    variables = options.get("chat_template", {}) if isinstance(options, dict) else None
-    if not isinstance(variables, dict):
-        return None
+    variables: Any = options.get("chat_template", {}) if isinstance(options, dict) else None
     is_usable = (
-        not options.keys() - {"chat_template"}
-        and not variables.keys() & _RENDERING
+        isinstance(variables, dict)
+        and options.keys() <= {"chat_template"}
+        and variables.keys().isdisjoint(_RENDERING)
         and all(isinstance(value, str | int | None) for value in variables.values())
     )
     if not is_usable:
