@@ -105,25 +105,18 @@ def _lay_over(folder: Path, base: Path) -> Path:
     if (folder, base) not in _overlays:
         _overlays[folder, base] = TemporaryDirectory(prefix="adapter-")
     overlay = Path(_overlays[folder, base].name) / folder.name
-    own = [
-        path for path in folder.rglob("*") if path.parent != folder or not _WHOLE.match(path.name)
-    ]
-    _link(folder, own, overlay)
-    _link(base, base.rglob("*"), overlay)
+    for source in (folder, base):
+        for path in source.rglob("*"):
+            link = overlay / path.relative_to(source)
+            is_of_base = path.parent == folder and _WHOLE.match(path.name)
+            if is_of_base or not path.is_file() or link.exists():
+                continue
+            link.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                link.symlink_to(path.resolve())
+            except OSError:  # Not every user of Windows may make links.
+                shutil.copyfile(path, link)
     return overlay
-
-
-def _link(folder: Path, paths: Iterable[Path], overlay: Path) -> None:
-    """Link files into a folder, unless it has one of this name."""
-    for path in paths:
-        link = overlay / path.relative_to(folder)
-        if not path.is_file() or link.exists():
-            continue
-        link.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            link.symlink_to(path.resolve())
-        except OSError:  # Not every user of Windows may make links.
-            shutil.copyfile(path, link)
 
 
 def require_lora(folder: Path) -> dict[str, Any]:
@@ -141,21 +134,7 @@ def require_lora(folder: Path) -> dict[str, Any]:
             f"{folder} holds an adapter with {problem:.60}, and only plain LoRA is supported: "
             "merge it into the weights (merge_and_unload of peft), and take the merged model"
         )
-    alpha, patterns = config.get("lora_alpha", 8), config.get("alpha_pattern") or {}
-    if not _is_finite(alpha):
-        raise unusable_value(folder, "lora_alpha", alpha, CONFIG_FILE)
-    if not isinstance(patterns, dict) or not all(map(_is_finite, patterns.values())):
-        raise unusable_value(folder, "alpha_pattern", patterns, CONFIG_FILE)
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise unusable_value(folder, "alpha_pattern", pattern, CONFIG_FILE) from error
     return config
-
-
-def _is_finite(number: Any) -> bool:
-    return type(number) in {int, float} and math.isfinite(number)
 
 
 def find_additions(
@@ -169,42 +148,37 @@ def find_additions(
     added, replaced = dict[str, LowRank](), dict[str, Any]()
     for full_name, tensor in tensors.items():
         name = full_name.removeprefix(_PREFIX).replace(".modules_to_save.", ".")
-        layer = name.removesuffix(_FIRST)
-        partner = tensors.get(full_name.removesuffix(_FIRST) + _SECOND)
         if name.endswith(_SECOND):
             continue
-        is_first = name.endswith(_FIRST)
-        is_linear = (
-            is_first and partner is not None and len(tensor.shape) == len(partner.shape) == _MATRIX
-        )
+        layer = name.removesuffix(_FIRST)
+        partner = tensors.get(full_name.removesuffix(_FIRST) + _SECOND)
+        is_linear = partner is not None and len(tensor.shape) == len(partner.shape) == _MATRIX
         if "lora_" in name and not is_linear:
             raise StartupError(
                 f"{folder} holds an adapter with the tensor {full_name}, and only LoRA of linear "
                 "layers is supported: merge it into the weights (merge_and_unload of peft)"
             )
-        stored = _find_stored(f"{layer}.weight" if is_first else name, base)
-        if len(stored) > 1 or (is_first and not stored):
+        stored = _find_stored(f"{layer}.weight" if is_linear else name, base)
+        if len(stored) > 1 or (is_linear and not stored):
             raise StartupError(
                 f"{folder} holds an adapter for {layer}, and its base model has "
                 f"{len(stored) or 'no'} tensors of this name"
             )
-        if is_first and partner is not None:
-            is_transposed = bool(config.get("fan_in_fan_out"))
-            shape = (partner.shape[0], tensor.shape[1])[:: -1 if is_transposed else 1]
-            # PyTorch would repeat a row or a column to fit.
-            if shape != base[stored[0]].shape or not partner.shape[1] == tensor.shape[0] > 0:
-                raise StartupError(
-                    f"{folder} holds an adapter of {[*partner.shape]} and {[*tensor.shape]} for "
-                    f"{layer}, which has {[*base[stored[0]].shape]} in its base model"
-                )
-            added[stored[0]] = LowRank(
-                tensor.read_exactly,
-                partner.read_exactly,
-                _read_scale(config, layer, tensor.shape[0]),
-                is_transposed,
-            )
-        else:
+        if partner is None:
             replaced[stored[0] if stored else name] = tensor
+            continue
+        is_transposed = bool(config.get("fan_in_fan_out"))
+        shape = (partner.shape[0], tensor.shape[1])[:: -1 if is_transposed else 1]
+        # PyTorch would repeat a row or a column to fit.
+        if shape != base[stored[0]].shape or not partner.shape[1] == tensor.shape[0] > 0:
+            raise StartupError(
+                f"{folder} holds an adapter of {[*partner.shape]} and {[*tensor.shape]} for "
+                f"{layer}, which has {[*base[stored[0]].shape]} in its base model"
+            )
+        scale = _read_scale(folder, config, layer, tensor.shape[0])
+        added[stored[0]] = LowRank(
+            tensor.read_exactly, partner.read_exactly, scale, is_transposed=is_transposed
+        )
     return added, replaced
 
 
@@ -217,10 +191,15 @@ def _find_stored(name: str, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _read_scale(config: dict[str, Any], layer: str, rank: int) -> float:
-    alpha = config.get("lora_alpha", 8)
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", layer):
-            alpha = value
-            break
+def _read_scale(folder: Path, config: dict[str, Any], layer: str, rank: int) -> float:
+    alpha, patterns = config.get("lora_alpha", 8), config.get("alpha_pattern") or {}
+    try:
+        of_layer = [
+            value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", layer)
+        ]
+    except (AttributeError, re.error) as error:
+        raise unusable_value(folder, "alpha_pattern", patterns, CONFIG_FILE) from error
+    alpha = next(iter(of_layer), alpha)
+    if type(alpha) not in {int, float} or not math.isfinite(alpha):
+        raise unusable_value(folder, "lora_alpha or alpha_pattern", alpha, CONFIG_FILE)
     return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
