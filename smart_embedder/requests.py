@@ -41,6 +41,10 @@ class TruncationOptions:
     side: Side = "right"
     max_tokens: int | None = None
 
+    def lower(self, limit: int) -> int:
+        """Return the limit of tokens, or `max_tokens` if that is lower."""
+        return limit if self.max_tokens is None else min(limit, self.max_tokens)
+
 
 CUT_AT_END = TruncationOptions()
 

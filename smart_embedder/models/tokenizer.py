@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
@@ -35,8 +35,8 @@ from smart_embedder.tokens import SpecialToken, TokenCount, TokenIds, TokenizedT
 # Words in the cache of the tokenizers library, of up to 15 kB each. Its default is ten times as
 # many, which is hardly faster.
 _CACHED_WORDS = 1000
-# Ids that are kept of a text's beginning and end: at least those of a template there.
-_END_IDS = 16
+# Ids that are kept of a text's beginning: at least those of a template there.
+_FIRST_IDS = 16
 _OFFSETS_AT_ONCE = 4096
 CHARACTERS_PER_TOKEN = 32
 # A slice takes at most 40 MB to tokenize. U+FDFA, which becomes 18 characters under NFKC, makes a
@@ -48,6 +48,7 @@ _SLICE_END = re.compile(r"(?s:.*)[^\W_](?= [^\W_])")
 _CONTEXTS = ("a", "\u3002")
 
 NO_IDS = np.array([], dtype=np.int64)
+NO_LIMIT = 2**31
 
 
 def cut_text(text: str, tokens: int, side: Side = "right") -> str:
@@ -60,8 +61,8 @@ def cut_text(text: str, tokens: int, side: Side = "right") -> str:
 class TruncatedTokens:
     """The first `limit` token ids of a text, or the last if it is cut on the left `side`.
 
-    The text has `total` ids, or at least as many if not `exact`. `first` and `last` hold ids of its
-    ends, kept or not, and are empty for an end that was cut off before tokenization.
+    The text has `total` ids, or at least as many if not `exact`. `first` holds ids of its
+    beginning, kept or not, and is empty if that was cut off before tokenization.
     """
 
     limit: int
@@ -70,7 +71,6 @@ class TruncatedTokens:
     exact: bool = True
     ids: TokenIds = field(default_factory=lambda: NO_IDS)
     first: list[int] = field(default_factory=list)
-    last: list[int] = field(default_factory=list)
 
     @property
     def kept(self) -> int:
@@ -85,8 +85,8 @@ class TruncatedTokens:
     def add(self, ids: list[int]) -> None:
         """Add the next ids of the text."""
         self.total += len(ids)
-        self.first = (self.first + ids[:_END_IDS])[:_END_IDS]
-        self.last = (self.last + ids[-_END_IDS:])[-_END_IDS:]
+        if self.exact or self.side == "right":
+            self.first = (self.first + ids[:_FIRST_IDS])[:_FIRST_IDS]
         if self.side == "left":
             joined = np.concatenate((self.ids, np.array(ids, np.int64)))
             self.ids = joined[max(0, len(joined) - self.limit) :]
@@ -139,12 +139,12 @@ class TextTokenizer:
                 raise StartupError(f"the vocabulary has no token {closing}")
             if token_id not in self._suffix[-1:]:
                 self._suffix = np.append(self._suffix, token_id)
-        self._frame = frame
+        self._frame, self.digest = frame, digest
         if frame is not None:
             self._prefix, self._suffix = NO_IDS, _find_end(tokenizer, frame)
+            self.digest = xxh3_128_digest(digest + repr(frame).encode())
         self.max_length = max_length
         self.vocabulary_size = tokenizer.get_vocab_size()
-        self.digest = digest
         self._special_count = len(self._prefix) + len(self._suffix)
         if max_length <= self._special_count:
             raise StartupError(
@@ -160,21 +160,11 @@ class TextTokenizer:
         *,
         closing: str | None = None,
         lower_case: bool = False,
-        slice_characters: int = SLICE_CHARACTERS,
-        frame: TextFrame | None = None,
+        **options: Any,
     ) -> Self:
         """Read `tokenizer.json`; raises `StartupError` if it is unusable or of another model."""
         tokenizer, digest = read_tokenizer(folder, closing=closing, lower_case=lower_case)
-        if frame is not None:
-            digest = xxh3_128_digest(digest + repr(frame).encode())
-        return cls(
-            tokenizer,
-            max_length,
-            closing=closing,
-            slice_characters=slice_characters,
-            digest=digest,
-            frame=frame,
-        )
+        return cls(tokenizer, max_length, closing=closing, digest=digest, **options)
 
     def encode(
         self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
@@ -187,8 +177,7 @@ class TextTokenizer:
         if self._frame is not None:
             (before,) = self.encode_plain([self._frame.begin("")], limit)
             prompt, in_frame = self._frame.begin(prompt), before.kept
-        if truncation.max_tokens is not None:
-            limit = min(limit, in_frame + truncation.max_tokens)
+        limit = in_frame + truncation.lower(limit - in_frame)
         tokenized: list[TokenizedText] = []
         for text in self.encode_plain(texts, limit, truncation.side, prompt):
             ids, total = np.concatenate((self._prefix, text.ids, self._suffix)), text.total
@@ -233,8 +222,6 @@ class TextTokenizer:
                 tokens.begin_with(self._find_prompt_ids(prompt, cut))
             if not tokens.exact:
                 tokens.total += 1
-                cut_end = tokens.first if side == "left" else tokens.last
-                cut_end.clear()
         return truncated
 
     def _batches(

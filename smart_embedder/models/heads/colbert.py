@@ -244,10 +244,7 @@ class TextReader:
         self, texts: list[str], prompt: str, truncation: TruncationOptions
     ) -> list[TokenizedText]:
         """Tokenize each text behind the prompt of the configuration and `prompt`."""
-        max_tokens = self._max_tokens
-        if truncation.max_tokens is not None:
-            max_tokens = min(max_tokens, truncation.max_tokens)
-        options = replace(truncation, max_tokens=max_tokens)
+        options = replace(truncation, max_tokens=truncation.lower(self._max_tokens))
         tokenized = self._tokenizer.encode(texts, self._prompt + prompt, options)
         if not len(self._marker):
             return tokenized

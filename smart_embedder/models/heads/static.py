@@ -127,9 +127,7 @@ class StaticTokenizer(TextTokenizer):
         self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
     ) -> list[TokenizedText]:
         """Tokenize each text after `prompt`, to at most the model's limit."""
-        limit = self.max_length
-        if truncation.max_tokens is not None:
-            limit = min(limit, truncation.max_tokens)
+        limit = truncation.lower(self.max_length)
         tokenized: list[TokenizedText] = []
         for text in self.encode_plain(texts, limit, truncation.side, prompt):
             ids = text.ids if self.unknown is None else text.ids[text.ids != self.unknown]

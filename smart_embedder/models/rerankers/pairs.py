@@ -22,7 +22,13 @@ from smart_embedder.models.rerankers.templates import (
     SUFFIX,
     Template,
 )
-from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens, cut_text
+from smart_embedder.models.tokenizer import (
+    NO_IDS,
+    NO_LIMIT,
+    TextTokenizer,
+    TruncatedTokens,
+    cut_text,
+)
 from smart_embedder.requests import CUT_AT_END, Side, TruncationOptions
 from smart_embedder.tokens import JoinedIds, TokenCount, TokenIds, TokenizedPair
 
@@ -56,9 +62,7 @@ class TokenizerPairs:
         max_length, marks = self._tokenizer.max_length, self._marks
         prefix, middle, suffix = self._template
         (asked,) = self._tokenizer.encode_plain([query], max_length * 3 // 4)
-        limit = max_length - sum(map(len, self._template)) - asked.kept
-        if truncation.max_tokens is not None:
-            limit = min(limit, truncation.max_tokens)
+        limit = truncation.lower(max_length - sum(map(len, self._template)) - asked.kept)
         head = np.concatenate((prefix | marks[0], asked.ids | marks[1]))
         pairs: list[TokenizedPair] = []
         for text in self._tokenizer.encode_plain(passages, max(0, limit), truncation.side):
@@ -100,24 +104,20 @@ class QwenPairs:
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """Make a pair of the query with each passage, cut to the limit."""
-        # Cut to one token less than the limit, into which the words around them fit.
         texts = [instruction or DEFAULT_INSTRUCTION, query]
-        cut_instruction, cut_query = (cut_text(text, self._limit - 1) for text in texts)
-        exact = [cut_instruction, cut_query] == texts
+        cut_instruction, cut_query = cut = [cut_text(text, self._limit) for text in texts]
+        exact = cut == texts
         around = [f"<Instruct>: {cut_instruction}\n<Query>:", f" {cut_query}{BEHIND_QUERY}"]
-        before, asked = self._tokenizer.encode_plain(around, self._limit)
-        content = np.concatenate((before.ids, asked.ids))[: self._limit]
-        head = np.concatenate((self.prefix, content))
+        before, asked = self._tokenizer.encode_plain(around, NO_LIMIT)
+        content = np.concatenate((before.ids, asked.ids))
+        head = np.concatenate((self.prefix, content[: self._limit]))
         # Find the query's own tokens among those before a passage.
-        tokens = before.total + asked.total
+        tokens, behind = len(content), self._behind_query
         query_start = before.total + self._count_spaces(asked)
-        behind = self._behind_query
         # The line break behind the query may be one token with the end of the query, and counts.
-        is_separate = asked.last[-len(behind) :] == behind.tolist()
-        query_stop = tokens - (len(behind) if is_separate else len(behind) - 1)
-        limit = max(0, self._limit - tokens)
-        if truncation.max_tokens is not None:
-            limit = min(limit, truncation.max_tokens)
+        is_separate = np.array_equal(content[-len(behind) :], behind)
+        query_stop = tokens - len(behind) + (not is_separate)
+        limit = truncation.lower(max(0, self._limit - tokens))
         pairs: list[TokenizedPair] = []
         spaced = [f" {passage}" for passage in passages]
         for passage in self._tokenizer.encode_plain(spaced, limit, truncation.side):
@@ -139,8 +139,8 @@ class QwenPairs:
 
     def _count_spaces(self, text: TruncatedTokens) -> int:
         """Count the tokens of the template's space; 0 if it is part of the text's first token."""
-        space = self._space
-        return len(space) if text.first[: len(space)] == space.tolist() and len(space) else 0
+        space = self._space.tolist()
+        return len(space) if text.first[: len(space)] == space else 0
 
 
 class _Part(NamedTuple):
@@ -231,9 +231,7 @@ class TemplatePairs:
             kept[PASSAGE] = 0
             fixed = len(head) + sum(len(part.cut(kept)) for part in rest) + len(self._end)
             found = len(filled.ranges[PASSAGE])
-            kept[PASSAGE] = max(0, min(found, limit - fixed))
-            if truncation.max_tokens is not None:
-                kept[PASSAGE] = min(kept[PASSAGE], truncation.max_tokens)
+            kept[PASSAGE] = truncation.lower(max(0, min(found, limit - fixed)))
             end = [*(part.cut(kept, truncation.side) for part in rest), self._end]
             exact = len(cut_passage) == len(passage)
             passage_count = TokenCount(found + (not exact), kept[PASSAGE], exact)

@@ -26,19 +26,19 @@ from smart_embedder.models.files.config import (
 )
 from smart_embedder.models.files.weights import Weights
 from smart_embedder.models.heads.dense import DEFAULT_INSTRUCTION
-from smart_embedder.models.tokenizer import TextTokenizer
+from smart_embedder.models.heads.pooling import require_vector
+from smart_embedder.models.tokenizer import NO_LIMIT, TextTokenizer
 
 # Where a template has the texts: characters for private use, which no template has otherwise.
 QUERY, PASSAGE, INSTRUCTION = "\ue000", "\ue001", "\ue002"
 MARKERS = re.compile(f"([{QUERY}{PASSAGE}{INSTRUCTION}])")
-# The module that makes scores of a language model's logits, and what it reads.
-LOGIT_SCORE, _LOGITS = "LogitScore", "causal_logits"
+# The module that makes scores of a language model's logits.
+LOGIT_SCORE = "LogitScore"
 # A language model's head, the embeddings of its tokens, and the prefix of its body.
 HEAD, TOKENS, _BODY = "lm_head.weight", "embed_tokens.weight", "model."
 # The rows of Qwen3-Reranker's head, and the head of a checkpoint for classification.
 _PUBLISHED_ROWS = 151_669
 _CLASSIFIER = "score.weight"
-_NO_LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def choose_template(name: str, folder: Path, kind: str | None) -> Template | Non
     None for other rerankers. Raises `StartupError` for a `kind` of other models, and for a folder
     whose own template cannot be followed exactly.
     """
-    architecture = read_architecture(folder)
+    architecture, has_scores = read_architecture(folder), has_module(folder, LOGIT_SCORE)
     if kind in TEMPLATES:
         template = TEMPLATES[kind]
         if architecture not in {"", *template.architectures}:
@@ -139,13 +139,20 @@ def choose_template(name: str, folder: Path, kind: str | None) -> Template | Non
                 f"kind={kind} is unknown for {name}, a language model: known are {KINDS}"
             )
         return None
-    elif has_scores(folder):
-        template = _read_own_template(folder)
+    elif has_scores:
+        require_known_modules(folder, "Transformer", LOGIT_SCORE)
+        own = read_chat_template(folder, LANGUAGE)
+        if own is None:
+            raise StartupError(
+                f"{folder} holds a language model that reads pairs without a chat template, which "
+                f"is not supported; if it is one of these, set its kind: {KINDS}"
+            )
+        template = own
     elif _is_published_qwen3(folder):
         template = QWEN3_RERANKER
     else:
         return None
-    if template is QWEN3_RERANKER and has_scores(folder):
+    if has_scores and (kind is None or template is QWEN3_RERANKER):
         template = replace(template, answers=_read_answers(folder))
     return template
 
@@ -169,7 +176,7 @@ def _is_published_qwen3(folder: Path) -> bool:
     weights, rows = Weights.read(transformer), read_config(transformer).get("vocab_size")
     if not has_language_head(folder, weights) or _CLASSIFIER in weights:
         return False
-    tokenizer = TextTokenizer.from_folder(transformer, _NO_LIMIT)
+    tokenizer = TextTokenizer.from_folder(transformer, NO_LIMIT)
     return rows in {_PUBLISHED_ROWS, tokenizer.vocabulary_size}
 
 
@@ -180,31 +187,11 @@ def has_language_head(folder: Path, weights: Weights) -> bool:
     return has_head and not is_embedder
 
 
-def has_scores(folder: Path) -> bool:
-    """Return whether a module of sentence-transformers makes scores of a model's logits."""
-    return has_module(folder, LOGIT_SCORE)
-
-
-def _read_own_template(folder: Path) -> Template:
-    """Read the chat template of a folder with `LogitScore`, and the tokens that it compares."""
-    require_known_modules(folder, "Transformer", LOGIT_SCORE)
-    template = read_chat_template(folder, LANGUAGE)
-    if template is None:
-        raise StartupError(
-            f"{folder} holds a language model that reads pairs without a chat template, which is "
-            f"not supported; if it is one of these, set its kind: {KINDS}"
-        )
-    if is_qwen3(folder) and is_qwen3_reranker(template):
-        return QWEN3_RERANKER
-    return replace(template, answers=_read_answers(folder))
-
-
 def _read_answers(folder: Path) -> tuple[int, ...]:
     """Read the tokens that `LogitScore` compares: one, or two whose logits are subtracted."""
     (scores,) = (module.folder for module in read_modules(folder) if module.kind == LOGIT_SCORE)
+    require_vector(scores, "causal_logits")
     config, names = read_config(scores), ["true_token_id"]
-    if (feature := config.get("module_input_name", _LOGITS)) != _LOGITS:
-        raise StartupError(f"{scores} works on {feature}; supported here: {_LOGITS}")
     if config.get("false_token_id") is not None:
         names.append("false_token_id")
     return tuple(read_integer(scores, config, name, least=0) for name in names)
