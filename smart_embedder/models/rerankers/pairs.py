@@ -5,6 +5,7 @@ for the id of a vector space.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -143,32 +144,22 @@ class QwenPairs:
         return len(space) if text.first[: len(space)] == space else 0
 
 
-class _Part(NamedTuple):
-    """The tokens of a filled-in part, and the range of those of each text in it.
+class _Piece(NamedTuple):
+    """The tokens of a text in a template, or of the words around it, whose `marker` is empty.
 
-    `stops` has the character behind each token, `starts` the first character of each text.
+    `stops` has the number of its characters up to the end of each token.
     """
 
+    marker: str
     ids: TokenIds
-    stops: TokenIds = NO_IDS
-    starts: Mapping[str, int] = {}
-    ranges: Mapping[str, range] = {}
-
-    def count_characters(self, marker: str, tokens: int) -> int:
-        """Return how many characters of a text its first tokens have."""
-        last = self.ranges[marker].start + tokens - 1
-        return max(0, int(self.stops[last]) - self.starts[marker]) if tokens else 0
+    stops: TokenIds
 
     def cut(self, kept: Mapping[str, int], side: Side = "right") -> TokenIds:
-        """Return the ids with `kept` tokens of a text, and all others; cut passages on `side`."""
-        is_kept = np.ones(len(self.ids), bool)
-        for marker, found in self.ranges.items():
-            dropped = max(0, len(found) - kept.get(marker, len(found)))
-            if marker == PASSAGE and side == "left":
-                is_kept[found.start : found.start + dropped] = False
-            else:
-                is_kept[found.stop - dropped : found.stop] = False
-        return self.ids[is_kept]
+        """Return the `kept` tokens of a text, or all if it has no limit; cut passages on `side`."""
+        count = kept.get(self.marker, len(self.ids))
+        if self.marker == PASSAGE and side == "left":
+            return self.ids[max(0, len(self.ids) - count) :]
+        return self.ids[:count]
 
 
 class TemplatePairs:
@@ -209,9 +200,9 @@ class TemplatePairs:
         texts = {QUERY: cut_text(query, limit), INSTRUCTION: instruction or ""}
         around, room = self._tokenize_around(texts, parts)
         index = next(index for index, part in enumerate(parts) if PASSAGE in part)
-        (asking,) = (part for part in around if QUERY in part.ranges)
-        asked = len(asking.ranges[QUERY])
-        told = sum(len(part.ranges.get(INSTRUCTION, ())) for part in around)
+        (asking,) = (piece for piece in chain(*around) if piece.marker == QUERY)
+        asked = len(asking.ids)
+        told = sum(len(piece.ids) for piece in chain(*around) if piece.marker == INSTRUCTION)
         if told > (room + told) // 4:
             raise InvalidRequestError(
                 f"the instruction has more than the {(room + told) // 4} tokens that it may have"
@@ -220,19 +211,19 @@ class TemplatePairs:
         exact = len(texts[QUERY]) == len(query)
         query_count = TokenCount(asked + (not exact), query_kept, exact)
         if query_kept < asked:  # The rest is not tokenized again beside each passage.
-            texts[QUERY] = query[: asking.count_characters(QUERY, query_kept)]
+            texts[QUERY] = query[: asking.stops[query_kept - 1] if query_kept else 0]
         kept = {QUERY: query_kept, PASSAGE: 0}
-        head = np.concatenate((self._begin, *(part.cut(kept) for part in around[:index])))
+        before, behind = chain(*around[:index]), [*chain(*around[index + 1 :])]
+        head = np.concatenate((self._begin, *(piece.cut(kept) for piece in before)))
         pairs: list[TokenizedPair] = []
         for passage in passages:
             cut_passage = cut_text(passage, limit, truncation.side)
-            filled = self._tokenize(parts[index], texts | {PASSAGE: cut_passage})
-            rest = [filled, *around[index + 1 :]]
+            pieces = self._tokenize(parts[index], texts | {PASSAGE: cut_passage}) + behind
             kept[PASSAGE] = 0
-            fixed = len(head) + sum(len(part.cut(kept)) for part in rest) + len(self._end)
-            found = len(filled.ranges[PASSAGE])
+            fixed = len(head) + sum(len(piece.cut(kept)) for piece in pieces) + len(self._end)
+            (found,) = (len(piece.ids) for piece in pieces if piece.marker == PASSAGE)
             kept[PASSAGE] = truncation.lower(max(0, min(found, limit - fixed)))
-            end = [*(part.cut(kept, truncation.side) for part in rest), self._end]
+            end = [*(piece.cut(kept, truncation.side) for piece in pieces), self._end]
             exact = len(cut_passage) == len(passage)
             passage_count = TokenCount(found + (not exact), kept[PASSAGE], exact)
             pairs.append(
@@ -242,36 +233,38 @@ class TemplatePairs:
 
     def _tokenize_around(
         self, texts: Mapping[str, str], parts: Sequence[str]
-    ) -> tuple[list[_Part], int]:
+    ) -> tuple[list[list[_Piece]], int]:
         """Tokenize parts without a passage; return the room for the query and a passage, too."""
         filled = {QUERY: "", PASSAGE: "", INSTRUCTION: "", **texts}
         around = [self._tokenize(part, filled) for part in parts]
-        fixed = sum(len(part.cut({QUERY: 0})) for part in around)
+        fixed = sum(len(piece.cut({QUERY: 0})) for piece in chain(*around))
         room = self._tokenizer.max_length - fixed - len(self._begin) - len(self._end)
         return around, room
 
-    def _tokenize(self, part: str, texts: Mapping[str, str]) -> _Part:
+    def _tokenize(self, part: str, texts: Mapping[str, str]) -> list[_Piece]:
         """Tokenize a part with these texts.
 
-        A token that begins before a text is the text's, one that ends behind it is the part's.
-        A `<bos>` that the vocabulary lacks is left out.
+        A token is of the piece in which it ends. A `<bos>` that the vocabulary lacks is left out.
         """
         if part == "<bos>" and self._tokenizer.token_id(part) is None:
-            return _Part(NO_IDS)
-        filled, text_starts = "", {}
-        for piece in MARKERS.split(part):
-            if piece in texts:
-                text_starts[piece] = len(filled)
-            filled += texts.get(piece, piece)
-        spans = list(self._tokenizer.spans(filled))
+            return []
+        markers = MARKERS.split(part)
+        filled = [texts.get(marker, marker) for marker in markers]
+        ends = np.cumsum([len(text) for text in filled])
+        spans = list(self._tokenizer.spans("".join(filled)))
         ids = np.concatenate([NO_IDS, *(span.ids for span in spans)])
         stops = np.concatenate([NO_IDS, *(span.stops for span in spans)])
-        ranges = {}
-        for marker, start in text_starts.items():
-            ends = start, start + len(texts[marker])
-            first, behind = map(int, np.searchsorted(stops, ends, "right"))
-            ranges[marker] = range(first, max(first, behind))
-        return _Part(ids, stops, text_starts, ranges)
+        borders = np.searchsorted(stops, ends[:-1], "right")
+        return [
+            _Piece(marker if marker in texts else "", tokens, characters - begin)
+            for marker, tokens, characters, begin in zip(
+                markers,
+                np.split(ids, borders),
+                np.split(stops, borders),
+                (0, *ends[:-1]),
+                strict=True,
+            )
+        ]
 
 
 Pairs = TokenizerPairs | QwenPairs | TemplatePairs
