@@ -149,10 +149,12 @@ class Reranker(Model, Protocol):
 class Extractor(Model, Protocol):
     """A model that finds spans of texts; its results are scores of labels.
 
-    Requests that name no threshold get the `default_threshold`.
+    Requests that name no threshold get the `default_threshold`. `reads_labels` is True if it finds
+    the labels of a request, and False if it has labels of its own.
     """
 
     default_threshold: float
+    reads_labels: bool
 
     def check_options(self, request: ExtractRequest) -> None:
         """Raise `InvalidRequestError` for labels or an aggregation that it cannot use."""
@@ -237,20 +239,24 @@ class ModelAbilities:
     """The abilities of a model, as in /v1/models and /info.
 
     `kinds` are `dense`, `sparse` or `colbert`, `scores` of a reranker, or `spans`. `input_types`
-    are those that change how it reads a text, `max_length` is its token limit, and `reads_images`
-    is as in `Embedder`.
+    are those that change how it reads a text, `max_length` is its token limit, `reads_images` is as
+    in `Embedder`, and `reads_labels` as in `Extractor`.
     """
 
     kinds: tuple[str, ...]
     input_types: tuple[str, ...]
     max_length: int
     reads_images: bool = False
+    reads_labels: bool = False
 
     @classmethod
     def of(cls, model: Model, task: str) -> Self:
         """Return the abilities of a model with this task."""
-        if task != "embed":
-            return cls(("scores" if task == "rerank" else "spans",), (), model.max_length)
+        if task == "rerank":
+            return cls(("scores",), (), model.max_length)
+        if task == "extract":
+            reads_labels = cast(Extractor, model).reads_labels
+            return cls(("spans",), (), model.max_length, reads_labels=reads_labels)
         embedder = cast(Embedder, model)
         kinds = tuple(kind for kind in VECTORS if getattr(embedder.kinds, kind))
         types = tuple(kind for kind in get_args(InputType) if has_prompt_for(embedder, kind))

@@ -24,6 +24,7 @@ function offer({ name, state, reason, makes }, key = name) {
     inputTypes: makes?.input_types ?? null,
     maxLength: makes?.max_length ?? null,
     readsImages: makes?.reads_images ?? false,
+    readsLabels: makes?.reads_labels ?? false,
   };
 }
 

@@ -11,7 +11,7 @@ const FIELDS = {
   text: { texts: "texts" },
   match: { query: "match-query", passages: "match-passages" },
   search: { query: "search-query", text: "corpus" },
-  extract: { texts: "extract-texts", threshold: "extract-threshold" },
+  extract: { texts: "extract-texts", labels: "extract-labels", threshold: "extract-threshold" },
 };
 const MODELS = ["embedder", "reranker", "extractor"];
 

@@ -15,17 +15,19 @@ const MOST_SPANS = 2000;
 const COLOURS = 6;
 
 export function createExtractView(models) {
-  const [input, threshold] = [byId("extract-texts"), byId("extract-threshold")];
+  const names = ["texts", "labels", "threshold"];
+  const inputs = Object.fromEntries(names.map((name) => [name, byId(`extract-${name}`)]));
   const work = new LatestWork(byId("extract-message"), models.status);
   const bar = new TakeBar("extract", models);
-  const run = () => work.run((signal) => mark(input.value, threshold, models, bar, signal));
+  const run = () => work.run((signal) => mark(inputs, models, bar, signal));
   let asked = null;
 
-  onPause(input, "input", PAUSE, run);
-  threshold.onchange = run;
+  onPause(inputs.texts, "input", PAUSE, run);
+  onPause(inputs.labels, "input", PAUSE, run);
+  inputs.threshold.onchange = run;
   const show = () => {
     if (asked === models.extractorKey) return;
-    if (asked === null) input.value ||= TEXTS;
+    if (asked === null) inputs.texts.value ||= TEXTS;
     open();
   };
   const open = () => {
@@ -35,14 +37,20 @@ export function createExtractView(models) {
   return { show, choose: show, open };
 }
 
-async function mark(value, threshold, models, bar, signal) {
-  const all = splitTexts(value);
+async function mark(inputs, models, bar, signal) {
+  const all = splitTexts(inputs.texts.value);
   const texts = all.slice(0, MOST_TEXTS);
   const model = await models.extractor(signal);
   byId("extract-none").hidden = model !== null;
+  byId("extract-own-labels").hidden = !model?.readsLabels;
   byId("extract-output").hidden = !texts.length || !model;
   if (!texts.length || !model) return;
-  const options = { threshold: Number(threshold.value) };
+  const fields = { texts: inputs.texts.value, threshold: inputs.threshold.value };
+  const options = { threshold: Number(fields.threshold) };
+  if (model.readsLabels) {
+    fields.labels = inputs.labels.value;
+    options.labels = fields.labels.split(",").map((label) => label.trim()).filter(Boolean);
+  }
   const answer = await extract(texts, model, options, { signal });
   if (signal.aborted) return;
   const found = answer.data.map(({ spans }) => spans);
@@ -54,21 +62,24 @@ async function mark(value, threshold, models, bar, signal) {
     ...texts.map((text, i) => markedText(text, found[i].slice(0, MOST_SPANS), labels)),
   );
   byId("extract-spans").replaceChildren(spanTable(found.flat().slice(0, MOST_SPANS)));
-  const fields = { texts: value, threshold: threshold.value };
   bar.show([extractRequest(texts, model, options)], answer.data, fields);
 }
 
-/** A text with its spans, whose places count code points, as elements of the labels' colours. */
+/**
+ * A text with its spans, whose places count code points, as elements of the labels' colours. Spans
+ * of several labels may overlap: each is marked from the end of those before.
+ */
 function markedText(text, spans, labels) {
   const characters = Array.from(text);
   const between = (start, end) => characters.slice(start, end).join("");
   let read = 0;
   const parts = spans.flatMap(({ start, end, label, score }) => {
-    const before = between(read, start);
-    read = end;
+    const from = Math.max(read, start);
+    const before = between(read, from);
+    read = Math.max(read, end);
     const colour = labels.indexOf(label) % COLOURS;
     const name = element("small", ` ${label}`);
-    return [before, element(`mark.label-${colour}`, { title: decimal(score) }, between(start, end), name)];
+    return [before, element(`mark.label-${colour}`, { title: decimal(score) }, between(from, end), name)];
   });
   return element("p.marked", parts, between(read));
 }

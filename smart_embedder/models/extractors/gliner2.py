@@ -60,6 +60,7 @@ class Gliner2Extractor(WindowModel):
     """
 
     default_threshold = 0.5
+    reads_labels = True
     labels: tuple[str, ...] = ()
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:

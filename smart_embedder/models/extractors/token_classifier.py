@@ -52,6 +52,7 @@ class TokenClassifier(WindowModel):
     """Implements `smart_embedder.interface.Extractor`; results are logits `[tokens, labels]`."""
 
     default_threshold = 0.0
+    reads_labels = False
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
         """Load the model; raises `StartupError` if the folder holds no token classifier."""

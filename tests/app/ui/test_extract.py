@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.app.ui.conftest import DESKTOP, PHONE, copied, findings, open_page
-from tests.support.classifiers import save_token_classifier
+from tests.support.classifiers import DEBERTA, save_gliner2, save_token_classifier
 from tests.support.server import RunningServer, run_server
 
 pytestmark = pytest.mark.long
@@ -64,6 +64,45 @@ def test_spans_are_marked_where_the_service_finds_them(browser, extract_server) 
         expect(page.locator("#extract-threshold")).to_have_value("0.2")
         page.click("#link-open")
         expect(page.locator(".marked mark")).to_have_count(len(spans))
+
+
+def test_labels_are_typed_for_a_model_that_reads_them(browser, tiny_m3: Path, tmp_path) -> None:
+    pytest.importorskip("gliner2", reason="needs the extra gliner2")
+    folders = (
+        save_token_classifier(tmp_path / "tiny-ner", "Bert"),
+        save_gliner2(tmp_path / "tiny-gliner2", **DEBERTA),
+    )
+    models = tmp_path / "models.yaml"
+    models.write_text("".join(f"- name: {x}\n  task: extract\n" for x in folders), "utf-8")
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MODELS": str(models)}
+    with (
+        run_server(tmp_path, **settings) as server,
+        open_page(browser, server.url, "ui#extract") as page,
+    ):
+        expect(page.locator("#extract-count")).to_contain_text("tokens read.")
+        expect(page.locator("#extract-labels")).to_be_hidden()
+        page.fill("#extract-threshold", "0.05")
+        page.fill("#extract-texts", TEXTS)
+        page.select_option("#extractor", "tiny-gliner2")
+        page.fill("#extract-labels", " sea side, , rank ")
+        body = {"model": "tiny-gliner2", "labels": ["sea side", "rank"], "threshold": 0.05}
+        with server.client() as client:
+            rows = client.post("/extract", json=body | {"texts": TEXTS.split("\n\n")}).json()[
+                "data"
+            ]
+        spans = [span for row in rows for span in row["spans"]]
+        assert {span["label"] for span in spans} == {"sea side", "rank"}
+        names = page.locator(".marked small")
+        expect(names).to_have_text([span["label"] for span in spans])
+        assert '"sea side"' in copied(page, "Copy as Python")
+        assert findings(page) == []
+        names.evaluate_all("(names) => names.forEach((name) => name.remove())")
+        assert page.locator(".marked").all_text_contents() == TEXTS.split("\n\n")
+        page.fill("#extract-labels", "")
+        expect(page.locator("#extract-message")).to_contain_text("labels is required for")
+        page.select_option("#extractor", "tiny-ner")
+        expect(page.locator("#extract-labels")).to_be_hidden()
+        expect(page.locator("#extract-message")).to_be_hidden()
 
 
 def test_a_server_without_such_a_model_has_no_view_for_it(open_view, ui_server) -> None:
