@@ -78,7 +78,7 @@ class RequestContext:
       needs no token.
     - `dialects` are those of the path. If there are several, the body decides; until it has been
       read, errors have the fields of all of them.
-    - `client_weight` and `charge` are those of `EmbedRequest`, which API_TOKENS_FILE sets.
+    - `client_weight` and `charge` are those of `ClientOptions`, which API_TOKENS_FILE sets.
     - `status` is None until the response begins. `error_status` is the native status of an error.
     - `counts` holds numbers for the log line, `stages` the times for the trace.
     - `answer` is asked for memory before a response is made.

@@ -205,8 +205,28 @@ class EmbeddingOptions:
 NO_OPTIONS = EmbeddingOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class EmbedRequest(EmbeddingOptions):
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """Options of every request, which say whose it is and what it may use.
+
+    - While interactive requests wait, requests with `is_bulk` get a fifth of the device.
+    - `client` names the client: queue and devices are shared between clients by their weights.
+    - `charge`, if set, is called with the number of tokens before they are queued; an error that it
+      raises refuses the request.
+    - `model` is as in `EngineCore.lease`.
+    - `answer` reserves memory for the results before the forward.
+    """
+
+    is_bulk: bool = False
+    client: str = ""
+    client_weight: int = 1
+    charge: Charge | None = None
+    model: str | None = None
+    answer: AnswerMemory = UNLIMITED
+
+
+@dataclass(frozen=True)
+class EmbedRequest(EmbeddingOptions, ClientOptions):
     """A request to embed texts and, with models that read them, pictures.
 
     - `outputs` are the kinds of vectors in the response.
@@ -214,12 +234,6 @@ class EmbedRequest(EmbeddingOptions):
       `output_dtype` is the number format of dense and ColBERT vectors, `colbert_pool_factor`
       reduces the number of ColBERT vectors by about that factor, and `muvera` adds one vector that
       represents all ColBERT vectors of a text before pooling and quantization.
-    - While interactive requests wait, requests with `is_bulk` get a fifth of the device.
-    - `client` names the client: queue and devices are shared between clients by their weights.
-    - `charge`, if set, is called with the number of tokens before they are queued; an error that it
-      raises refuses the request.
-    - `model` is as in `EngineCore.lease`.
-    - `answer` reserves memory for the vectors before the forward.
     """
 
     texts: list[str] | list[str | ImageInput]
@@ -228,12 +242,6 @@ class EmbedRequest(EmbeddingOptions):
     output_dtype: OutputDtype = "float32"
     colbert_pool_factor: int | None = None
     muvera: MuveraSide | None = None
-    is_bulk: bool = False
-    client: str = ""
-    client_weight: int = 1
-    charge: Charge | None = None
-    model: str | None = None
-    answer: AnswerMemory = UNLIMITED
 
     @property
     def needed(self) -> Outputs:
@@ -255,13 +263,12 @@ class FusionWeights:
             raise InvalidRequestError("weights must be at least 0, and one of them above 0")
 
 
-@dataclass(frozen=True, slots=True)
-class RerankRequest:
+@dataclass(frozen=True)
+class RerankRequest(ClientOptions):
     """A request to score passages for a query.
 
     `normalize` turns logits into probabilities. `instruction` is for rerankers that read one, and
-    `weights` are for late interaction. `truncation` applies to passages. `is_bulk`, `client`,
-    `client_weight`, `charge`, `model` and `answer` are as in `EmbedRequest`.
+    `weights` are for late interaction. `truncation` applies to passages.
     """
 
     query: str
@@ -270,12 +277,6 @@ class RerankRequest:
     instruction: str | None = None
     weights: FusionWeights = field(default_factory=FusionWeights)
     truncation: TruncationOptions = CUT_AT_END
-    is_bulk: bool = False
-    client: str = ""
-    client_weight: int = 1
-    charge: Charge | None = None
-    model: str | None = None
-    answer: AnswerMemory = UNLIMITED
 
     @property
     def texts(self) -> list[str | ImageInput]:
@@ -283,26 +284,19 @@ class RerankRequest:
         return [self.query, *self.passages]
 
 
-@dataclass(frozen=True, slots=True)
-class ExtractRequest:
+@dataclass(frozen=True)
+class ExtractRequest(ClientOptions):
     """A request to find spans of texts.
 
     Only spans with one of the `labels`, by default all, and at least the score `threshold`, by
     default the model's, are returned. `aggregation`, by default simple, combines tokens into spans,
-    as transformers' pipeline for token classification does. `is_bulk`, `client`, `client_weight`,
-    `charge`, `model` and `answer` are as in `EmbedRequest`.
+    as transformers' pipeline for token classification does.
     """
 
     texts: list[str]
     labels: list[str] | None = None
     threshold: float | None = None
     aggregation: Aggregation | None = None
-    is_bulk: bool = False
-    client: str = ""
-    client_weight: int = 1
-    charge: Charge | None = None
-    model: str | None = None
-    answer: AnswerMemory = UNLIMITED
 
 
 AnyRequest = EmbedRequest | RerankRequest | ExtractRequest

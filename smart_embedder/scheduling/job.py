@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from smart_embedder.errors import InferenceError, SmartEmbedderError
 from smart_embedder.interface import Model
-from smart_embedder.requests import AnyRequest, Outputs, Purpose
+from smart_embedder.requests import ClientOptions, Outputs, Purpose
 from smart_embedder.results import Stage, Timings
 from smart_embedder.tokens import TokenSequence
 
@@ -72,7 +72,7 @@ class Job:
     @classmethod
     def of(
         cls,
-        request: AnyRequest,
+        request: ClientOptions,
         model: Model,
         sequences: Sequence[TokenSequence],
         outputs: Outputs,
