@@ -301,36 +301,29 @@ class CohereEmbedRequest(ForeignRequest):
         """Move the texts and images of other fields to `texts`."""
         if not isinstance(value, dict) or value.get("texts"):
             return validate(value)
-        for field, read in (("images", _read_images), ("inputs", _read_inputs)):
+        for field in ("images", "inputs"):
             if isinstance(sent := value.get(field), list):
-                body = validate(value | {"texts": read(sent), field: None})
+                texts = [_read_input(item, field) for item in sent]
+                body = validate(value | {"texts": texts, field: None})
                 body._field = field  # noqa: SLF001 - of this class
                 return body
         return validate(value)
 
 
-def _read_images(images: list[Any]) -> list[Any]:
-    """Return the items of `images` as those of `texts`."""
-    if not all(isinstance(image, str) for image in images):
-        raise PydanticCustomError("images", "each item of the field images must be a data URL")
-    return [{"image": image} for image in images]
-
-
-def _read_inputs(inputs: list[Any]) -> list[Any]:
-    """Return the items of `inputs` as those of `texts`."""
-    texts: list[Any] = []
-    for item in inputs:
-        match item:
-            case {"content": [{"type": "text", "text": str(text)}]}:
-                texts.append(text)
-            case {"content": [{"type": "image_url", "image_url": {"url": str(url)}}]}:
-                texts.append({"image": url})
-            case _:
-                raise PydanticCustomError(
-                    "inputs",
-                    "each item of the field inputs must have content of one text or image",
-                )
-    return texts
+def _read_input(item: Any, field: str) -> Any:
+    """Return an item of `images` or `inputs` as one of `texts`."""
+    match item:
+        case str(url) if field == "images":
+            return {"image": url}
+        case {"content": [{"type": "image_url", "image_url": {"url": str(url)}}]}:
+            return {"image": url}
+        case {"content": [{"type": "text", "text": str(text)}]}:
+            return text
+    raise PydanticCustomError(
+        "input",
+        "each item of the field images must be a data URL, and each of inputs must have content "
+        "of one text or image",
+    )
 
 
 class CohereEmbeddings(BaseModel):
