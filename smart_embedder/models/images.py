@@ -10,6 +10,7 @@ Policy:
 """
 
 import warnings
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -22,12 +23,14 @@ import numpy as np
 import numpy.typing as npt
 import transformers
 from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
-from transformers import AutoImageProcessor, AutoProcessor
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 from transformers.image_transforms import get_resize_output_image_size
 from transformers.image_utils import ChannelDimension, SizeDict
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from smart_embedder.errors import InvalidRequestError, StartupError, one_line
 from smart_embedder.interrupts import stop_if_given_up
+from smart_embedder.models.files.config import read_config
 from smart_embedder.requests import ImageInput
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -43,6 +46,8 @@ _RGB, _OF_MODE = 4, {"1": 1, "L": 1, "P": 1, "I;16": 2 * 2}
 _PROGRESSIVE, _WEBP = 6, 12
 # A copy of the pixels in NumPy, and one in Pillow to resize it.
 _COPIED = 7
+# Copies in float32 of the pixels of patches, which Qwen's processor repeats as a video's.
+_PATCHED = 60
 _ORIENTATION = 0x0112
 _PROBE_SIZE = 70, 40
 
@@ -84,24 +89,24 @@ class ImageReader:
             folder, backend="pil", local_files_only=True, trust_remote_code=False
         )
 
-    def _make_arrays(self, processor: Any, picture: Image.Image) -> Arrays:
+    def _make_arrays(self, processor: Any, picture: Image.Image, _: str = "") -> Arrays:
         """Make the arrays with the processor for pictures, or with a changed copy."""
         return dict(processor(images=picture, return_tensors="np"))
 
-    def read(self, image: ImageInput, held: int = 0) -> Arrays:
+    def read(self, image: ImageInput, held: int = 0, prompt: str = "") -> Arrays:
         """Decode and process one picture, beside `held` bytes of its request's others.
 
-        Safe to call from several threads. Raises `InvalidRequestError` for a file that is no
-        picture, is damaged, or exceeds a limit.
+        Only a `MessageReader` reads the `prompt`. Safe to call from several threads. Raises
+        `InvalidRequestError` for a file that is no picture, is damaged, or exceeds a limit.
         """
         stop_if_given_up()
-        picture = decode(image, held, _COPIED if self._on_pillow is None else 0)
+        picture = decode(image, held, self._count_bytes)
         if self._on_pillow is not None:
             # Some processors need an array where they do not resize, as of small pictures.
             with suppress(Exception):
-                return self._make_arrays(self._on_pillow, picture)
+                return self._make_arrays(self._on_pillow, picture, prompt)
         try:
-            return self._make_arrays(self._processor, picture)
+            return self._make_arrays(self._processor, picture, prompt)
         except MemoryError:
             raise
         except Exception as error:
@@ -109,6 +114,13 @@ class ImageReader:
             raise InvalidRequestError(
                 f"the model cannot read a picture of {size} pixels: {one_line(error):.200}"
             ) from error
+
+    def _count_bytes(self, width: int, height: int) -> int:
+        """Return the bytes that processing takes besides the decoded picture, unless it is small.
+
+        The arrays of most processors have one size.
+        """
+        return _COPIED * width * height if self._on_pillow is None else 0
 
     def _try_pillow(self) -> Any:
         """Return a copy of the processor that resizes Pillow's picture, or None if it cannot.
@@ -135,7 +147,7 @@ class PageReader(ImageReader):
         )
         return self.whole.image_processor
 
-    def _make_arrays(self, processor: Any, picture: Any) -> Arrays:
+    def _make_arrays(self, processor: Any, picture: Any, _: str = "") -> Arrays:
         whole = copy(self.whole)
         whole.image_processor = processor
         picture.convert = partial(_dereference, ref(picture))  # ColModernVBERT's would copy it.
@@ -144,6 +156,55 @@ class PageReader(ImageReader):
         if (mask := arrays.get("pixel_attention_mask")) is not None:  # Eight bytes for each pixel.
             arrays["pixel_attention_mask"] = mask.astype(bool)
         return arrays
+
+
+class MessageReader(ImageReader):
+    """Turns a picture into arrays, with the token ids of the chat's message that holds it.
+
+    `options` are variables of the chat template.
+    """
+
+    def __init__(self, folder: Path, options: Iterable[tuple[str, Any]]) -> None:
+        self._options = dict(options)
+        super().__init__(folder)
+        self.description += [("chat_template", repr((self._whole.chat_template, self._options)))]
+
+    def _load(self, folder: Path) -> Any:
+        """Load the whole processor but its parts for video and sound: one needs torchvision."""
+        processor = super()._load(folder)
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+        parts = {"image_processor": processor, "tokenizer": tokenizer}
+        base = getattr(transformers, PROCESSOR_MAPPING_NAMES[read_config(folder)["model_type"]])
+        # transformers would refuse None in place of a part.
+        accepting: Any = {"check_argument_for_proper_class": lambda *_: None}
+        kind: Any = type(base.__name__, (base,), accepting)
+        values, _ = kind.get_processor_dict(folder, local_files_only=True)
+        arguments = map(parts.get, kind.get_attributes())
+        self._whole: Any = kind.from_args_and_dict([*arguments], values)
+        return processor
+
+    def _count_bytes(self, width: int, height: int) -> int:
+        count = getattr(self._processor, "get_number_of_image_patches", lambda *_: 0)
+        pixels = int(count(height, width) * self._processor.patch_size**2)
+        return super()._count_bytes(width, height) + _PATCHED * pixels
+
+    def _make_arrays(self, processor: Any, picture: Any, prompt: str = "") -> Arrays:
+        whole, kind = copy(self._whole), "text" if isinstance(picture, str) else "image"
+        whole.image_processor = processor
+        messages = [{"role": "user", "content": [{"type": kind, kind: picture}]}]
+        if prompt:
+            system = {"role": "system", "content": [{"type": "text", "text": prompt}]}
+            messages.insert(0, system)
+        made = whole.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_tensors="np", **self._options
+        )
+        return {name: array for name, array in made.items() if name != "attention_mask"}
+
+    def read_text(self, text: str, prompt: str) -> npt.NDArray[Any]:
+        """Return the token ids, `[tokens]`, of a message with a text."""
+        return np.asarray(self._make_arrays(None, text, prompt)["input_ids"][0])
 
 
 def configure_pillow() -> None:
@@ -188,12 +249,14 @@ def _resize(processor: Any, image: Any, size: SizeDict, **options: Any) -> Any:
     return processor.resize(image=image, size=size, **options)
 
 
-def decode(image: ImageInput, held: int = 0, processing: int = 0) -> Image.Image:
+def decode(
+    image: ImageInput, held: int = 0, processing: Callable[[int, int], int] = lambda *_: 0
+) -> Image.Image:
     """Decode a picture, upright and in RGB, as `load_image` of transformers does.
 
     Of gray pictures with 16 bits it keeps the higher 8, where `load_image` makes nearly all pixels
-    white. The request holds `held` bytes of other pictures, and `processing` bytes for each pixel
-    of this one are used later. `configure_pillow` must have been called. Raises
+    white. The request holds `held` bytes of other pictures, and `processing` of the sides of this
+    one is the number of bytes that are used later. `configure_pillow` must have been called. Raises
     `InvalidRequestError` before anything is decoded if a limit is exceeded, and for a file that is
     no picture or is damaged.
     """
@@ -218,7 +281,9 @@ def decode(image: ImageInput, held: int = 0, processing: int = 0) -> Image.Image
         raise InvalidRequestError(message) from None
 
 
-def _check_limits(picture: Image.Image, image: ImageInput, held: int, processing: int) -> None:
+def _check_limits(
+    picture: Image.Image, image: ImageInput, held: int, processing: Callable[[int, int], int]
+) -> None:
     """Raise `InvalidRequestError` for a picture that should not be decoded."""
     width, height = picture.size
     if width * height > MAX_PIXELS:
@@ -235,7 +300,7 @@ def _check_limits(picture: Image.Image, image: ImageInput, held: int, processing
     if picture.format != "MPO" and getattr(picture, "is_animated", False):
         raise InvalidRequestError("the picture has several frames: send one of them")
     stored = _OF_MODE.get(picture.mode, _RGB)
-    per_pixel = max(stored, _RGB + processing)
+    per_pixel = max(stored, _RGB)
     # Pillow would decode a PNG here to find an orientation behind its pixels.
     is_known = picture.format != "PNG" or "exif" in picture.info
     if is_known and picture.getexif().get(_ORIENTATION, 1) != 1:
@@ -244,5 +309,6 @@ def _check_limits(picture: Image.Image, image: ImageInput, held: int, processing
         per_pixel = max(per_pixel, stored + _RGB)
     per_pixel += _PROGRESSIVE if "progressive" in picture.info else 0
     per_pixel += _WEBP if picture.format == "WEBP" else 0
-    size = held + per_pixel * width * height
+    later = _RGB * width * height + processing(width, height)
+    size = held + max(per_pixel * width * height, later)
     image.memory.check_image(size, f"a picture of {width} x {height} pixels and those before it")

@@ -167,13 +167,16 @@ def _make_embedder(
         overrides.refuse("pooling", "normalize", for_model=f"{name}, which is of bge-m3's kind")
         return M3Embedder(name, folder, max_length, target)
     model_type = config.read_transformer_config(folder).get("model_type")
-    if model_type in config.IMAGE_TEXT_TYPES | config.PAGE_TYPES.keys():
+    reads_messages = config.reads_image_messages(config.transformer_folder(folder))
+    if reads_messages or model_type in config.IMAGE_TEXT_TYPES | config.PAGE_TYPES.keys():
         # transformers takes seconds to import, and most models do not need it.
         from smart_embedder.models.heads import image_text  # noqa: PLC0415
 
         is_of_pages = model_type in config.PAGE_TYPES
         kind = image_text.PageEmbedder if is_of_pages else image_text.ImageTextEmbedder
-        return kind(name, folder, max_length, target, overrides)
+        return (image_text.MessageEmbedder if reads_messages else kind)(
+            name, folder, max_length, target, overrides
+        )
     if is_static(folder):
         return StaticEmbedder(name, folder, max_length, target, overrides)
     return DenseEmbedder(name, folder, max_length, target, overrides)

@@ -27,7 +27,7 @@ from xxhash import xxh3_128_digest
 
 from smart_embedder.errors import StartupError
 from smart_embedder.interrupts import stop_if_given_up
-from smart_embedder.models.files.chat_template import TextFrame
+from smart_embedder.models.files.chat_template import ProcessorFrame, TextFrame
 from smart_embedder.models.tokenizer_files import read_tokenizer
 from smart_embedder.requests import CUT_AT_END, Side, TruncationOptions
 from smart_embedder.tokens import SpecialToken, TokenCount, TokenIds, TokenizedText, TokenSpans
@@ -103,7 +103,7 @@ class TextTokenizer:
     """Turns texts into the token ids of one model, cut to `max_length`.
 
     `closing` is a token that ends every text, even if the template in the file does not add it. A
-    `frame` is what stands around every text, in place of special tokens.
+    `frame` is what stands around every text, in place of special tokens or within them.
     Texts are tokenized in slices of `slice_characters`. `digest` identifies everything that decides
     which tokens a text has.
     """
@@ -141,7 +141,11 @@ class TextTokenizer:
                 self._suffix = np.append(self._suffix, token_id)
         self._frame, self.digest = frame, digest
         if frame is not None:
-            self._prefix, self._suffix = NO_IDS, _find_end(tokenizer, frame)
+            end = _find_end(tokenizer, frame)
+            if isinstance(frame, ProcessorFrame):
+                self._suffix = np.concatenate((end, self._suffix))
+            else:
+                self._prefix, self._suffix = NO_IDS, end
             self.digest = xxh3_128_digest(digest + repr(frame).encode())
         self.max_length = max_length
         self.vocabulary_size = tokenizer.get_vocab_size()

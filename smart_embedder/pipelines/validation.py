@@ -65,15 +65,16 @@ def check_embedding(models: LoadedModels, request: EmbedRequest) -> str:
             "behind: leave it out, or ask for sparse or colbert"
         )
     prompt = _find_prompt(models, outputs, request)
-    _check_text_options(models.embedder, request)
+    _check_text_options(models, request)
     return prompt
 
 
-def _check_text_options(embedder: Embedder, request: EmbedRequest) -> None:
+def _check_text_options(models: LoadedModels, request: EmbedRequest) -> None:
     """Raise `InvalidRequestError` for options of texts that do not fit these inputs."""
-    has_texts = str in set(map(type, request.texts))
+    embedder, has_texts = models.embedder, str in set(map(type, request.texts))
+    reads_prompt = has_texts or getattr(models.dense_model, "reads_image_prompts", False)
     for option in ("prompt", "prompt_name"):
-        if getattr(request, option) is not None and not has_texts:
+        if getattr(request, option) is not None and not reads_prompt:
             raise InvalidRequestError(
                 f"the option {option} has no effect on pictures: leave it out"
             )

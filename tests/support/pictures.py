@@ -1,5 +1,6 @@
 """Random pictures, and tiny checkpoints of models that read them."""
 
+import json
 from base64 import b64encode
 from collections.abc import Callable
 from io import BytesIO
@@ -10,11 +11,13 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from tokenizers import processors
+from tokenizers import Tokenizer, models, normalizers, processors, trainers
 from transformers.models.auto.image_processing_auto import get_image_processor_class_from_name
 
 from smart_embedder.requests import ImageInput
-from tests.support.encoders import save_tokenizer, word_tokenizer
+from tests.support.checkpoints import corpus, save_byte_level_tokenizer, spread_weights
+from tests.support.encoders import save_modules, save_tokenizer, word_tokenizer
+from tests.support.wordpiece import change
 
 POSITIONS = 40
 _TEXTS = {
@@ -159,6 +162,128 @@ PAGES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "colpali": _make_colpali,
     "colqwen2": _make_colqwen2,
     "colmodernvbert": _make_colmodernvbert,
+}
+
+
+# Of each family the text of a picture in its template.
+_GEMMA_IMAGE, _QWEN_IMAGE = "<|image|>", "<|vision_start|><|image_pad|><|vision_end|>"
+_GEMMA_TOKENS = {
+    "image_token": _GEMMA_IMAGE, "boi_token": "<|image>", "eoi_token": "<image|>",
+    "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>",
+}  # fmt: skip
+_PARTS = (
+    "{%- for part in message.content -%}{%- if part.type == 'image' -%}{image}"
+    "{%- elif 'text' in part -%}{{ part.text }}{%- endif -%}{%- endfor -%}"
+)
+_GEMMA_TEMPLATE = "{%- for message in messages -%}" + _PARTS + "{%- endfor -%}"
+_QWEN_TEMPLATE = (
+    "{%- if messages[0].role != 'system' -%}{{ '<|im_start|>system\nRepresent it.<|im_end|>\n' }}"
+    "{%- endif -%}{%- for message in messages -%}{{ '<|im_start|>' + message.role + '\n' }}"
+    + _PARTS
+    + "{{ '<|im_end|>\n' }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
+
+
+def save_messages(folder: Path, family: str) -> Path:
+    """Save a random checkpoint of one of `MESSAGES`, with the files of sentence-transformers."""
+    torch.manual_seed(9)
+    width = MESSAGES[family](folder)
+    spread_weights(folder)
+    is_qwen = family == "qwen3_vl"
+    pooling = {"embedding_dimension": width, "pooling_mode": "lasttoken" if is_qwen else "mean"}
+    save_modules(folder, pooling, [("Normalize", {}, None)], prompts={"prompts": PROMPTS})
+    forward = {"method": "forward", "method_output_name": "last_hidden_state"}
+    modalities: dict[str, Any] = dict.fromkeys(("text", "image", "video"), forward)
+    texts = {
+        "transformer_task": "feature-extraction",
+        "modality_config": modalities | {"message": forward | {"format": "structured"}},
+        "module_output_name": "token_embeddings",
+        "processing_kwargs": {"chat_template": {"add_generation_prompt": True}} if is_qwen else {},
+    }
+    (folder / "sentence_bert_config.json").write_text(json.dumps(texts))
+    return folder
+
+
+def _save_embedding_gemma2(folder: Path) -> int:
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *_GEMMA_TOKENS.values()]
+    bpe = Tokenizer(models.BPE(unk_token="<unk>"))
+    bpe.normalizer = normalizers.Replace(" ", "\u2581")
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    bpe.train_from_iterator(corpus(400), trainer)
+    model = json.loads(bpe.to_str())["model"]
+    tokenizer = transformers.GemmaTokenizer(
+        vocab=model["vocab"],
+        merges=list(map(tuple, model["merges"])),
+        add_bos_token=True,
+        add_eos_token=True,
+        extra_special_tokens=_GEMMA_TOKENS,
+        chat_template=_GEMMA_TEMPLATE.replace("{image}", _GEMMA_IMAGE),
+    )
+    tokenizer.save_pretrained(folder)
+    text = transformers.EmbeddingGemma2TextConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=16,
+        hidden_size_per_layer_input=32, embedding_dim=48,
+        per_layer_config={5: {"head_dim": 32, "num_key_value_heads": 1}},
+    )  # fmt: skip
+    vision = transformers.Gemma4VisionConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=16, position_embedding_size=64, patch_size=4,
+        pooling_kernel_size=2,
+    )  # fmt: skip
+    audio = transformers.Gemma4AudioConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, output_proj_dims=32
+    )
+    config = transformers.EmbeddingGemma2Config(
+        text_config=text, vision_config=vision, audio_config=audio,
+        image_token_id=tokenizer.image_token_id, audio_token_id=tokenizer.audio_token_id,
+    )  # fmt: skip
+    transformers.EmbeddingGemma2Model(config).save_pretrained(folder)
+    processor = get_image_processor_class_from_name("Gemma4ImageProcessorPil")(
+        max_soft_tokens=70, patch_size=4, pooling_kernel_size=2
+    )
+    values = processor.to_dict() | {"image_processor_type": "Gemma4ImageProcessor"}
+    named = {"processor_class": "EmbeddingGemma2Processor", "image_processor": values}
+    (folder / "processor_config.json").write_text(json.dumps(named))
+    return 48
+
+
+def _save_qwen3_vl(folder: Path) -> int:
+    size = save_byte_level_tokenizer(folder, ("yes", "no"), template_adds_end=True)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    names = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    tokenizer.chat_template = _QWEN_TEMPLATE.replace("{image}", _QWEN_IMAGE)
+    tokenizer.save_pretrained(folder)
+    image, video, begin, end = map(tokenizer.convert_tokens_to_ids, names)
+    rotary = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10_000.0}
+    config = transformers.Qwen3VLConfig(
+        text_config=_PAGE_TEXTS | {"vocab_size": size + len(names), "rope_parameters": rotary},
+        vision_config={
+            "depth": 2, "hidden_size": 32, "num_heads": 4, "intermediate_size": 48,
+            "out_hidden_size": 64, "patch_size": 8, "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=begin,
+        vision_end_token_id=end,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    transformers.Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
+    get_image_processor_class_from_name("Qwen2VLImageProcessorPil")(
+        patch_size=8, size={"shortest_edge": 256, "longest_edge": 16_384}
+    ).save_pretrained(folder)
+    named = {"image_processor_type": "Qwen2VLImageProcessorFast"}
+    change(folder / "preprocessor_config.json", processor_class="Qwen3VLProcessor", **named)
+    return 64
+
+
+MESSAGES: dict[str, Callable[[Path], int]] = {
+    "embedding_gemma2": _save_embedding_gemma2,
+    "qwen3_vl": _save_qwen3_vl,
 }
 
 

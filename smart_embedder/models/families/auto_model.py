@@ -37,6 +37,7 @@ from smart_embedder.models.families.module_heads import (
     Classifier,
     HeadedModule,
     TextTower,
+    encode_message,
 )
 from smart_embedder.models.families.module_layouts import (
     ALONE,
@@ -58,7 +59,7 @@ from smart_embedder.models.families.module_parts import (
     find_parts,
     replace_parts,
 )
-from smart_embedder.models.files.config import read_config
+from smart_embedder.models.files.config import read_config, reads_image_messages
 from smart_embedder.models.tokenizer import NO_IDS, TextTokenizer
 from smart_embedder.tokens import TokenIds
 
@@ -161,9 +162,12 @@ class _Trial:
         self._folder, self._target, self._load = folder, target, load
         whole, module = load()
         self._module, self._is_part = module, whole is not module
+        # The model around the module, if pictures are read by it.
+        reads_images = reads_image_messages(folder) and not isinstance(module, Classifier)
+        self._whole = whole if reads_images else None
         self._described = f"the model in {folder}, of type {whole.config.model_type},"
         is_part = "text_config" in (config := read_config(folder))
-        if is_part and not isinstance(module, TextTower):
+        if is_part and not (reads_images or isinstance(module, TextTower)):
             log.warning(
                 "only_texts_read",
                 model=folder.name,
@@ -204,9 +208,11 @@ class _Trial:
         tables = (part for part in self._module.modules() if isinstance(part, nn.Embedding))
         in_tables = sum(table.weight.numel() for table in tables)
         numbers = sum(parameter.numel() for parameter in self._module.parameters())
-        configuration = describe_config(self._module)
+        configuration = describe_config(self._whole or self._module)
         transformer, target = self._choose()
-        module = self._module
+        encode_images = getattr(self._module, "encode_images", None)
+        if self._whole is not None:
+            encode_images = partial(encode_message, self._whole, transformer)
         return Backbone(
             transformer,
             target,
@@ -215,7 +221,7 @@ class _Trial:
             parameters=numbers - in_tables,
             positions=self._positions,
             configuration=configuration,
-            encode_images=module.encode_images if isinstance(module, TextTower) else None,
+            encode_images=encode_images,
         )
 
     def _draw_texts(self, whole: Any) -> tuple[list[TokenIds], list[TokenIds]]:
@@ -303,7 +309,8 @@ class _Trial:
     def _try(self, parts: str, layouts: list[str]) -> tuple[Transformer, Target] | None:
         """Return the first layout that holds if `parts` computes the module's parts, or None."""
         if self._refused:  # The module's parts were replaced.
-            self._module = self._load()[1]
+            whole, self._module = self._load()
+            self._whole = self._whole and whole
         refused, packs = list[Proof](), layouts == [PACKED]
         try:
             make, target = self._prepare(parts, packs=packs)

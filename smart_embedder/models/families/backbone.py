@@ -176,7 +176,8 @@ class Backbone:
     is the number of weights that each token is multiplied with. `configuration` holds everything
     besides weights that the states depend on. With `reproducible`, the kernels in C compute the
     same states for a text, to the last bit, in any batch. `encode_images` computes the vectors of
-    pictures from the arrays of an image processor, and the tokens of each, if the model reads them.
+    pictures from the arrays of an image processor, and the tokens of each, if the model reads them;
+    where a picture is part of a message, the states of the packed message.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class Backbone:
         positions: PositionScheme,
         configuration: object,
         reproducible: bool = False,
-        encode_images: Callable[..., tuple[Tensor, int]] | None = None,
+        encode_images: Any = None,
     ) -> None:
         self.target = target
         self.encode_images = encode_images

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from smart_embedder.kernels.packed_batch import PackedBatch
+
 # What a classifier labels.
 Classified = Literal["sequences", "tokens"]
 
@@ -69,16 +71,8 @@ class TextTower(HeadedModule):
 
     def encode_images(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Tensor, int]:
         """Compute the vectors of pictures, `[N, width]`, and return the tokens of each, too."""
-        found = self.whole.get_image_features(**self._to_device(arrays))
+        found = self.whole.get_image_features(**_copy_arrays(self.whole, arrays))
         return found.pooler_output, found.last_hidden_state.shape[1]
-
-    def _to_device(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
-        device, dtype = self.whole.device, self.whole.dtype
-        tensors = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
-        return {
-            name: tensor.to(dtype if tensor.is_floating_point() else torch.int64)
-            for name, tensor in tensors.items()
-        }
 
 
 class PageTower(TextTower):
@@ -100,9 +94,28 @@ class PageTower(TextTower):
         return BaseModelOutput(self.whole(input_ids=input_ids, **options).embeddings)
 
     def encode_images(self, arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Tensor, int]:
-        """Compute the vectors of pictures, `[N, tokens, width]`, and return their tokens, too."""
-        vectors = self.whole(**self._to_device(arrays)).embeddings
-        return vectors, vectors.shape[1]
+        """Compute the vectors of a page, `[tokens, width]`, and return their number, too."""
+        vectors = self.whole(**_copy_arrays(self.whole, arrays)).embeddings[0]
+        return vectors, len(vectors)
+
+
+def encode_message(
+    whole: Any, transformer: Any, packed: PackedBatch, arrays: Mapping[str, npt.NDArray[Any]]
+) -> tuple[Tensor, int]:
+    """Compute the states of a message with a picture, `[T, width]`, and return its tokens, too.
+
+    `transformer` computes texts by a part of `whole`.
+    """
+    inputs = _copy_arrays(whole, arrays) | transformer.inputs(packed)
+    return whole(**inputs).last_hidden_state[0], packed.real_tokens
+
+
+def _copy_arrays(module: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
+    tensors = {name: torch.from_numpy(array).to(module.device) for name, array in arrays.items()}
+    return {
+        name: tensor.to(module.dtype if tensor.is_floating_point() else torch.int64)
+        for name, tensor in tensors.items()
+    }
 
 
 def find_text_part(module: Any) -> Any:

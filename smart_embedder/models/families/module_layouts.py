@@ -59,12 +59,14 @@ class PackedModule(Transformer):
 
     def __call__(self, packed: PackedBatch, rows: Tensor | None = None) -> Tensor:
         """Implement `Transformer`."""
-        states: Tensor = self._module(
-            input_ids=packed.input_ids,
-            position_ids=packed.position_ids,
-            packed_attention=PackedAttention(self._attend, packed),
-        ).last_hidden_state[0]
+        states: Tensor = self._module(**self.inputs(packed)).last_hidden_state[0]
         return states if rows is None else states.index_select(0, rows)
+
+    def inputs(self, packed: PackedBatch) -> dict[str, Any]:
+        """Return the inputs of the module, which a model around it passes on."""
+        attention = PackedAttention(self._attend, packed)
+        ids, positions = packed.input_ids, packed.position_ids
+        return {"input_ids": ids, "position_ids": positions, "packed_attention": attention}
 
     def without_unattended(self) -> Self:
         """Implement `Transformer`."""
@@ -101,6 +103,10 @@ class PaddedModule(Transformer):
     def without_unattended(self) -> Self:
         """Implement `Transformer`; the mask of a group hides unattended tokens."""
         return self
+
+    def inputs(self, packed: PackedBatch) -> dict[str, Any]:
+        """Return the inputs of the module for a single text."""
+        return {"input_ids": packed.input_ids}
 
     def _compute_groups(self, packed: PackedBatch) -> Iterator[Tensor]:
         """Yield the states of each group of sequences, computed with padding, in packed order."""

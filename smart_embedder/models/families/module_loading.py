@@ -50,6 +50,7 @@ from smart_embedder.models.files.config import (
     PAGE_TYPES,
     PPLX,
     read_config,
+    reads_image_messages,
     unusable_value,
 )
 from smart_embedder.models.files.record import current_record
@@ -87,11 +88,12 @@ def load_module(
     `classifies`, both are a `Classifier`. Raises `StartupError` if it cannot be loaded or lacks
     tensors.
     """
+    has_images = not classifies and reads_image_messages(folder)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        whole, absent = _load_whole(folder, target, classifies=classifies)
+        whole, absent = _load_whole(folder, target, classifies=classifies, has_images=has_images)
     whole = whole.eval().to(target.device)
     body = whole if classifies else _without_decoder(whole)
     module: Any = whole if classifies else find_text_part(body)
@@ -99,7 +101,8 @@ def load_module(
         is_of_pages = whole.config.model_type in PAGE_TYPES
         body = module = PageTower(whole) if is_of_pages else TextTower(whole)
     # A pooler that no head reads is not computed.
-    computed = {id(tensor) for tensor in module.state_dict(keep_vars=True).values()}
+    read = whole if has_images else module
+    computed = {id(tensor) for tensor in read.state_dict(keep_vars=True).values()}
     missing = sorted(
         name
         for name, tensor in whole.state_dict(keep_vars=True).items()
@@ -109,7 +112,7 @@ def load_module(
     if missing:
         raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
     whole.config.use_cache = module.config.use_cache = False
-    add_preemption_points(module)
+    add_preemption_points(read)
     if classifies:
         body = module = Classifier(module, marks_segments=marks_segments)
     return body, module
@@ -119,12 +122,13 @@ def add_preemption_points(module: Any) -> None:
     """Let short forwards run between two layers, which are the longest list of modules."""
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     layers = max(lists, key=len, default=())
-    for layer in chain(*lists) if isinstance(module, TextTower) else layers:
+    has_images = isinstance(module, TextTower) or hasattr(module, "get_image_features")
+    for layer in chain(*lists) if has_images else layers:
         layer.register_forward_pre_hook(lambda *_: preemption_point())
 
 
 def _load_whole(
-    folder: Path, target: Target, *, classifies: Classified | None
+    folder: Path, target: Target, *, classifies: Classified | None, has_images: bool
 ) -> tuple[Any, set[str]]:
     """Load the model; return the names of tensors that its files lack, too."""
     weights, config = Weights.read(folder), _read_auto_config(folder)
@@ -133,14 +137,18 @@ def _load_whole(
     has_decoder = config.is_encoder_decoder
     if automatic is AutoModelForTextEncoding:  # T5Gemma's encoder is only made without.
         config.is_encoder_decoder = False
+    if has_images and hasattr(config, "audio_config"):  # Its part is optional.
+        config.audio_config = None
     with torch.device("meta"):
         described = getattr(automatic, "from_config", automatic)(config)
     _require_text_model(folder, described, weights)
+    has_images = has_images or _projects_images(described)
+    part = described if has_images else find_text_part(described)
     # With the tensors, not the folder's name, from which transformers would map the files.
     whole, report = type(described).from_pretrained(
         None,
         config=config,
-        state_dict=dict(_name_tensors(weights, described)),
+        state_dict=dict(_name_tensors(weights, described, part)),
         dtype=torch.float32 if target.quantized else target.dtype,
         output_loading_info=True,
         local_files_only=True,
@@ -229,12 +237,13 @@ def _require_text_model(folder: Path, described: Any, weights: Weights) -> None:
         )
 
 
-def _name_tensors(weights: Weights, described: Any) -> Iterator[tuple[str, StoredTensor]]:
-    """Yield the tensors; those of the text part are hashed under the names that they have there.
+def _name_tensors(
+    weights: Weights, described: Any, part: Any
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Yield the tensors; those of the part are hashed under the names that they have there.
 
     The hash leaves out the pooler, which is not computed, and whole numbers.
     """
-    part = described if _projects_images(described) else find_text_part(described)
     names, base, prefix = set(part.state_dict()), f"{part.base_model_prefix}.", ""
     if part is not described:
         # The prefix that most often stands before a name of the part.

@@ -14,6 +14,8 @@ from smart_embedder.models.files.config import read_optional
 from smart_embedder.models.files.reading import read_file
 
 _FILE = "chat_template.jinja"
+# Files that may name a processor.
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 # A function that transformers gives to templates.
 _DATE = "strftime_now"
 # Characters for private use, which no template has, in place of a text and a prompt.
@@ -131,13 +133,18 @@ class TextFrame:
         return self.before_prompt.replace(_PROMPT, prompt) if prompt else self.before
 
 
+class ProcessorFrame(TextFrame):
+    """What a processor puts around a text, within the special tokens of the tokenizer."""
+
+
 def read_text_frame(
     folder: Path, message_format: str, options: Iterable[tuple[str, Any]]
 ) -> TextFrame | None:
     """Read what the chat template of a folder puts around texts, or None if it changes nothing.
 
     sentence-transformers renders a text as the message of a user, behind a prompt as the system's.
-    A processor adds the special tokens of the tokenizer, a tokenizer alone adds none. Raises
+    A processor adds the special tokens of the tokenizer, unless the template begins with one, and a
+    tokenizer alone adds none. Raises
     `StartupError` if the template does not repeat texts as they are.
     """
     template = ChatTemplate.read(folder, message_format, options)
@@ -155,10 +162,18 @@ def read_text_frame(
             "not supported"
         )
     frame = TextFrame(before, before_prompt, behind)
-    has_processor = (folder / "processor_config.json").is_file()
-    if has_processor and frame != TextFrame("", _PROMPT, ""):
-        raise StartupError(
-            f"{folder} reads texts by a processor with a chat template, which adds to a text; only "
-            "one that leaves texts as they are is supported"
-        )
-    return None if has_processor else frame
+    begin = template.variables.get("bos_token")
+    if not _has_processor(folder) or (begin and before.startswith(begin)):
+        return frame
+    is_plain = frame == TextFrame("", _PROMPT, "")
+    return None if is_plain else ProcessorFrame(before, before_prompt, behind)
+
+
+def _has_processor(folder: Path) -> bool:
+    """Whether transformers reads the texts by a processor, and not by a tokenizer alone."""
+    # transformers takes seconds to import.
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # noqa: PLC0415
+
+    model_type = read_optional(folder / "config.json").get("model_type")
+    named = (read_optional(folder / file).get("processor_class") for file in _PROCESSOR_FILES)
+    return model_type in PROCESSOR_MAPPING_NAMES or any(named)

@@ -83,6 +83,8 @@ PAGE_TYPES = {
     "colpali": "ColPaliForRetrieval",
     "colqwen2": "ColQwen2ForRetrieval",
 }
+# Families that read texts and pictures as messages of a chat.
+_MESSAGE_TYPES = {"embedding_gemma2", "qwen3_vl"}
 _WITH_TOKENIZER = (*TRANSFORMERS, "StaticEmbedding")
 _SENTENCE_CONFIG = "config_sentence_transformers.json"
 # A tokenizer's configuration states no limit as a much larger number.
@@ -249,6 +251,22 @@ def transformer_folder(folder: Path) -> Path:
 def read_transformer_config(folder: Path) -> dict[str, Any]:
     """Read the `config.json` of the model's transformer; empty if it has none."""
     return read_optional(transformer_folder(folder) / "config.json")
+
+
+def reads_image_messages(folder: Path) -> bool:
+    """Return whether the files of a transformer say that it reads pictures as messages, and how."""
+    config = read_optional(folder / "config.json")
+    modalities = read_text_config(folder).get("modality_config")
+    return (
+        config.get("model_type") in _MESSAGE_TYPES
+        and config.get("vision_config") is not None
+        and isinstance(modalities, dict)
+        and {"image", "message"} <= modalities.keys()
+        and (
+            (folder / "preprocessor_config.json").is_file()
+            or "image_processor" in read_optional(folder / "processor_config.json")
+        )
+    )
 
 
 def read_architecture(folder: Path) -> str:

@@ -3,7 +3,6 @@
 ColPali's kind of models has a vector for each token of a query and each patch of a page's picture.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +27,14 @@ from smart_embedder.models.files.config import (
     transformer_folder,
 )
 from smart_embedder.models.heads.dense import DenseEmbedder
-from smart_embedder.models.heads.embedder import HeadsEmbedder
-from smart_embedder.models.images import Arrays, ImageReader, PageReader, make_probe
+from smart_embedder.models.heads.embedder import HeadsEmbedder, SequenceHead
+from smart_embedder.models.images import (
+    Arrays,
+    ImageReader,
+    MessageReader,
+    PageReader,
+    make_probe,
+)
 from smart_embedder.models.runner import OutputSpec
 from smart_embedder.models.tokenizer import NO_IDS
 from smart_embedder.requests import (
@@ -43,7 +48,7 @@ from smart_embedder.tokens import ImageTokens, TokenIds, TokenizedText
 
 # Families whose texts are filled up to the tokenizer's limit, as in training.
 _FILLED_TYPES = {"siglip", "siglip2"}
-_PROBE_TEXT = "A text"
+_PROBE_TEXT, _PROBE_PROMPT = "A text", "Prompt: "
 # The most bytes of pictures that are copied into one array.
 _STACKED_BYTES = 2**23
 
@@ -51,12 +56,11 @@ _STACKED_BYTES = 2**23
 class ImageEmbedder(HeadsEmbedder):
     """Reads pictures beside texts, and computes them apart; one kind of vectors.
 
-    Subclasses set `_images`, `_encode_images` and the other methods for pictures.
+    Subclasses set `_images` and the methods for pictures.
     """
 
     reads_images = True
     _images: ImageReader
-    _encode_images: Callable[[Arrays], tuple[Tensor, int]]
 
     def tokenize(
         self,
@@ -79,13 +83,18 @@ class ImageEmbedder(HeadsEmbedder):
                 read.append(next(next_text))
                 continue
             try:
-                arrays = self._images.read(text, held)
+                arrays = self._images.read(text, held, prompt)
+                tokens = ImageTokens.of(self._find_image_ids(arrays), arrays)
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"the input at index {index}: {error}") from error
-            tokens = ImageTokens.of(self._find_image_ids(arrays), arrays)
             held += tokens.array_bytes
             read.append(TokenizedText(tokens, len(tokens)))
         return read
+
+    def _encode_images(self, arrays: Arrays) -> tuple[Tensor, int]:
+        """Compute the vectors of pictures, and return the tokens of each, too."""
+        vectors, tokens = self._backbone.encode_images(arrays)
+        return vectors, tokens
 
     @torch.inference_mode()
     def _try_picture(self, folder: Path) -> int:
@@ -102,7 +111,6 @@ class ImageEmbedder(HeadsEmbedder):
             ) from error
         return tokens
 
-    @abstractmethod
     def _tokenize_texts(
         self,
         texts: list[str],
@@ -111,14 +119,18 @@ class ImageEmbedder(HeadsEmbedder):
         input_type: InputType | None,
     ) -> list[TokenizedText]:
         """Tokenize texts as `tokenize` does."""
+        return super().tokenize(texts, prompt, truncation, input_type)
 
-    @abstractmethod
     def _find_image_ids(self, arrays: Arrays) -> TokenIds:
         """Return the token ids of a picture, or as many zeros."""
+        return np.ascontiguousarray(arrays["input_ids"][0])
 
-    @abstractmethod
     def _embed_images(self, images: Sequence[ImageTokens]) -> list[Tensor]:
-        """Compute the vectors of each picture, `[rows, width]` float32."""
+        """Compute the vectors of each picture, `[rows, width]` float32.
+
+        Pictures with token ids have many tokens, so they are computed one by one.
+        """
+        return [self._encode_images(dict(ids.arrays))[0].float() for ids in images]
 
     @torch.inference_mode()
     def launch(
@@ -166,10 +178,7 @@ class ImageTextEmbedder(ImageEmbedder, DenseEmbedder):
         overrides.refuse("pooling", for_model=f"{name}, which projects texts and pictures")
         # The module itself pools: each token has the vector of its text.
         super().__init__(name, folder, max_length, target, replace(overrides, pooling="cls"))
-        transformer, encode = transformer_folder(folder), self._backbone.encode_images
-        if encode is None:
-            raise StartupError(f"{transformer} has no part that reads pictures")
-        self._encode_images = encode
+        transformer = transformer_folder(folder)
         self._images = ImageReader(transformer)
         self._image_tokens = self._try_picture(transformer)
         self._filling = NO_IDS
@@ -214,7 +223,7 @@ class ImageTextEmbedder(ImageEmbedder, DenseEmbedder):
         input_type: InputType | None,
     ) -> list[TokenizedText]:
         """Implement `ImageEmbedder`: fill up texts to the tokenizer's limit, where it must be."""
-        tokenized = DenseEmbedder.tokenize(self, texts, prompt, truncation, input_type)
+        tokenized = super()._tokenize_texts(texts, prompt, truncation, input_type)
         return [*map(self._fill, tokenized)] if len(self._filling) else tokenized
 
     def _fill(self, text: TokenizedText) -> TokenizedText:
@@ -233,6 +242,49 @@ class ImageTextEmbedder(ImageEmbedder, DenseEmbedder):
         for step in self._steps:
             vectors = step(vectors)
         return [vectors[index : index + 1] for index in range(len(vectors))]
+
+
+class MessageEmbedder(ImageEmbedder, DenseEmbedder):
+    """Implements `Embedder` for dense vectors of a language model that reads texts and pictures.
+
+    As in sentence-transformers, a picture is a message of a user, behind a prompt as the system's.
+    """
+
+    reads_image_prompts = True
+    _dense_head: SequenceHead
+
+    def __init__(self, name: str, folder: Path, *options: Any) -> None:
+        """Load the model, with the options of `DenseEmbedder`; raises `StartupError`."""
+        super().__init__(name, folder, *options)
+        transformer = transformer_folder(folder)
+        variables = TextOptions.read(transformer).template_options
+        self._images = messages = MessageReader(transformer, variables)
+        self._try_picture(transformer)
+        for prompt in ("", _PROBE_PROMPT):
+            (text,) = self._tokenizer.encode([_PROBE_TEXT], prompt)
+            if not np.array_equal(text.ids, messages.read_text(_PROBE_TEXT, prompt)):
+                raise StartupError(
+                    f"transformers' processor in {transformer} contradicts tokenizer.json"
+                )
+        spec = self._output_specs["dense"]
+        reading = (self._prompts_read, messages.description)
+        self._output_specs = {"dense": replace(spec, reading=reading)}
+
+    def _encode_images(self, arrays: Arrays) -> tuple[Tensor, int]:
+        """Implement `ImageEmbedder`: compute the vector of one picture, `[1, width]`."""
+        packed = self._backbone.pack([arrays["input_ids"][0]])
+        states, tokens = self._backbone.encode_images(packed, arrays)
+        return self._dense_head(states, packed, np.arange(1)).values, tokens
+
+    def _find_image_ids(self, arrays: Arrays) -> TokenIds:
+        """Implement `ImageEmbedder`; raises `InvalidRequestError` for more tokens than are read."""
+        ids = super()._find_image_ids(arrays)
+        if len(ids) > self.max_length:
+            raise InvalidRequestError(
+                f"the picture has {len(ids)} tokens, and {self.name} reads at most "
+                f"{self.max_length}: send a smaller one"
+            )
+        return ids
 
 
 class PageEmbedder(ImageEmbedder):
@@ -258,9 +310,6 @@ class PageEmbedder(ImageEmbedder):
         texts = TextOptions.read(folder)
         backbone, tokenizer = load_backbone(folder, target, max_length, texts)
         super().__init__(name, backbone, tokenizer, {})
-        if backbone.encode_images is None:
-            raise StartupError(f"{folder} has no part that reads pictures")
-        self._encode_images = backbone.encode_images
         self._images = pages = PageReader(folder)
         self._try_picture(folder)
         self.colbert_width = backbone.hidden_size
@@ -306,14 +355,6 @@ class PageEmbedder(ImageEmbedder):
             )
             for text in self._tokenizer.encode_plain(texts, limit, truncation.side, prompt)
         ]
-
-    def _find_image_ids(self, arrays: Arrays) -> TokenIds:
-        """Implement `ImageEmbedder`."""
-        return np.ascontiguousarray(arrays["input_ids"][0])
-
-    def _embed_images(self, images: Sequence[ImageTokens]) -> list[Tensor]:
-        """Implement `ImageEmbedder`: pages are long, so they are computed one by one."""
-        return [self._encode_images(dict(ids.arrays))[0][0].float() for ids in images]
 
     def _with_vector(self, ids: TokenIds) -> slice:
         del ids

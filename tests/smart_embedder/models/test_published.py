@@ -190,10 +190,6 @@ def write(template: str) -> Callable[[Path], object]:
             "with signs that are no tokens of their own",
         ),
         (lambda folder: (folder / "chat_template.jinja").unlink(), "and has no template"),
-        (
-            lambda folder: (folder / "processor_config.json").write_text("{}"),
-            "by a processor with a chat template, which adds to a text",
-        ),
     ],
 )
 def test_chat_templates_that_change_texts_are_refused(

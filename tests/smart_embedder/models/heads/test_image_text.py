@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ from transformers import (
     AutoModel,
     AutoProcessor,
     AutoTokenizer,
+    ProcessorMixin,
 )
+from transformers.models.auto.feature_extraction_auto import AutoFeatureExtractor
+from transformers.models.auto.video_processing_auto import AutoVideoProcessor
 
 from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.models.loader import load_embedder
@@ -28,15 +32,20 @@ from smart_embedder.requests import (
     RerankRequest,
 )
 from tests.smart_embedder.engines import engine_on_cpu
+from tests.support.checkpoints import changed_weights
 from tests.support.encoders import assert_close, embed, float32, load
 from tests.support.pictures import (
     FAMILIES,
+    MESSAGES,
     PAGES,
     POSITIONS,
+    PROMPTS,
     draw_picture,
     input_of,
     save_image_text,
+    save_messages,
     save_pages,
+    save_picture,
 )
 from tests.support.wordpiece import change
 
@@ -133,6 +142,91 @@ async def test_late_interaction_ranks_pictures_of_pages_for_a_query(tmp_path) ->
         await engine.embed(pooled(inputs_of(PICTURES)))
         with pytest.raises(InvalidRequestError, match="reads texts as queries, which need all of"):
             await engine.embed(pooled(["hybrid search", *inputs_of(PICTURES)]))
+
+
+@pytest.fixture
+def without_video(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transformers load a processor without its parts for video and sound."""
+    for part in (AutoVideoProcessor, AutoFeatureExtractor):
+        monkeypatch.setattr(part, "from_pretrained", lambda *_, **__: None)
+    monkeypatch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda *_: None)
+
+
+@pytest.mark.usefixtures("without_video")
+@pytest.mark.parametrize("family", MESSAGES)
+def test_messages_with_pictures_match_sentence_transformers(family, tmp_path) -> None:
+    folder = save_messages(tmp_path / family, family)
+    options = {"processor_kwargs": {"backend": "pil"}, "local_files_only": True}
+    reference = SentenceTransformer(str(folder), device="cpu", **options)
+    model = load(folder, max_length=400)
+    assert (model.reads_images, model.normalizes, model.prompts) == (True, True, PROMPTS)
+    items = [*MIXED, " a  b\n"]
+    for prompt in ("", *PROMPTS.values()):
+        expected = np.stack([reference.encode(item, prompt=prompt or None) for item in items])
+        assert_close(embed(model, inputs_of(items), prompt), expected)
+        alone = [embed(model, [item], prompt) for item in inputs_of(items)]
+        assert_close(np.concatenate(alone), expected)
+
+
+@pytest.fixture(scope="module")
+def qwen3_vl(tmp_path_factory) -> Path:
+    return save_messages(tmp_path_factory.mktemp("models") / "qwen3_vl", "qwen3_vl")
+
+
+async def test_pictures_are_read_behind_prompts_and_counted(qwen3_vl) -> None:
+    async with engine_on_cpu(qwen3_vl, embedding_cache_bytes=1 << 20) as engine:
+        request = EmbedRequest(inputs_of(PICTURES[:1]))
+        plain = await engine.embed(request)
+        prompted = await engine.embed(replace(request, prompt_name="query"))
+        (picture,) = load(qwen3_vl).tokenize(request.texts, PROMPTS["query"])
+        assert prompted.tokens == len(picture.ids) > plain.tokens
+        assert engine.cache is not None
+        assert engine.cache.count == 2
+        assert not np.allclose(plain.embeddings[0].dense, prompted.embeddings[0].dense)
+        with pytest.raises(InvalidRequestError, match="at index 0: the model cannot read a pict"):
+            await engine.embed(replace(request, prompt="<|image_pad|>"))
+
+
+def test_a_picture_of_more_tokens_than_the_limit_is_refused(qwen3_vl) -> None:
+    model = load(qwen3_vl, max_length=100)
+    with pytest.raises(InvalidRequestError, match="at index 1: the picture has 104 tokens, and qw"):
+        model.tokenize(inputs_of([PICTURES[0], draw_picture(160, 160)]))
+
+
+def test_the_memory_of_patches_is_checked_before_a_picture_is_decoded(qwen3_vl) -> None:
+    model, content = load(qwen3_vl), save_picture(PICTURES[0])
+    needed = 4 * 70 * 40 + 60 * 64 * 32
+    model.tokenize([ImageInput(content, AnswerMemory(needed))])
+    with pytest.raises(InvalidRequestError, match=f"70 x 40 pixels .* need {needed} bytes"):
+        model.tokenize([ImageInput(content, AnswerMemory(needed - 1))])
+
+
+def test_without_an_image_processor_the_texts_of_messages_are_served(qwen3_vl, tmp_path) -> None:
+    folder = copytree(qwen3_vl, tmp_path / "qwen3_vl")
+    (folder / "preprocessor_config.json").unlink()
+    model = load(folder)
+    assert not model.reads_images
+    assert np.array_equal(embed(model, TEXTS), embed(load(qwen3_vl), TEXTS))
+
+
+def test_the_vector_space_of_messages_covers_how_pictures_are_read(qwen3_vl, tmp_path) -> None:
+    folder, space = copytree(qwen3_vl, tmp_path / "qwen3_vl"), load(qwen3_vl).spaces["dense"]
+    change(folder / "preprocessor_config.json", image_mean=[0.4, 0.4, 0.4])
+    assert load(folder).spaces["dense"] != space
+    copytree(qwen3_vl, folder, dirs_exist_ok=True)
+    with changed_weights(folder) as weights:
+        weights["model.visual.merger.norm.weight"] += 1
+    assert load(folder).spaces["dense"] != space
+    copytree(qwen3_vl, folder, dirs_exist_ok=True)
+    assert load(folder).spaces["dense"] == space
+
+
+def test_a_template_without_pictures_is_refused(qwen3_vl, tmp_path) -> None:
+    folder = copytree(qwen3_vl, tmp_path / "qwen3_vl")
+    path = folder / "chat_template.jinja"
+    path.write_text(path.read_text().replace("<|image_pad|>", ""))
+    with pytest.raises(StartupError, match="the processor in .* cannot read a picture: The total"):
+        load(folder)
 
 
 def test_a_long_query_keeps_the_tokens_around_it(tmp_path) -> None:
