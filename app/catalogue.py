@@ -123,15 +123,8 @@ class ModelCatalogue:
         return _find(name, self._rerankers, "rerankers")
 
     def extractor(self, name: str | None) -> ServedModel:
-        """The model for spans with this name, or the first of MODELS.
-
-        Raises `UnknownModelError`, also if there is none.
-        """
+        """The model for spans with this name, or the first of MODELS."""
         extractors = [model for model in self.models if model.role is Role.EXTRACTOR]
-        if not extractors:
-            raise UnknownModelError(
-                "no model that finds spans is served here: give a model of MODELS the task extract"
-            )
         return _find(name, extractors, "models with the task extract")
 
     def find(self, name: str | None) -> ServedModel:
@@ -173,6 +166,8 @@ def _with_aliases(model: ServedModel, aliases: dict[str, str]) -> ServedModel:
 
 def _find(name: str | None, models: Sequence[ServedModel], what: str) -> ServedModel:
     """Find the model with this name, or the first without a name; raise `UnknownModelError`."""
+    if not models:
+        raise UnknownModelError(f"no {what} are served here: add one to MODELS")
     if not name:
         return models[0]
     for model in models:

@@ -37,8 +37,6 @@ _MAX_LABEL_CHARACTERS = 16_384
 # The package's expression for words takes quadratic time for a run of these characters.
 _MAX_RUN = 512
 _RUN = re.compile(rf"[A-Za-z0-9._%+-]{{{_MAX_RUN + 1}}}")
-# A text that does not end with one of these gets a full stop.
-_STOPS = (".", "!", "?")
 # The share of a window that one word may have, so that neighbours overlap by an eighth.
 _WORDS_PER_WINDOW = 8
 # The bytes of a character and its tokens, of a word, and of a score: of the model, joined and
@@ -65,7 +63,15 @@ class Gliner2Extractor(WindowModel):
 
     def __init__(self, name: str, folder: Path, max_length: int, target: Target) -> None:
         """Load the model; raises `StartupError` if it, or the package, cannot be used."""
-        config = _check_folder(folder)
+        config = read_config(folder)
+        if record := current_record():  # The package reads all fields.
+            record.read_all_fields(folder / "config.json", ())
+        kind = config.get("architecture", "span"), config.get("token_pooling", "first")
+        if kind != ("span", "first"):
+            raise StartupError(
+                f"the model in {folder} has the architecture {kind[0]} and the token_pooling "
+                f"{kind[1]}, and of GLiNER2 only span and first are computed"
+            )
 
         def load() -> tuple[Any, Any]:
             self._model = _load_model(folder).to(target.device).eval()
@@ -136,7 +142,7 @@ class Gliner2Extractor(WindowModel):
         return tokenized
 
     def _read_words(self, index: int, text: str) -> Iterator[_Word]:
-        """Yield the words of a text, and the full stop that the package adds to it.
+        """Yield the words of a text, and a full stop where the package adds one.
 
         Raises `InvalidRequestError` for a text whose words the package cannot find in time.
         """
@@ -144,7 +150,8 @@ class Gliner2Extractor(WindowModel):
             raise _long_word_error(index, f"{_MAX_RUN} characters")
         if not text.strip():
             return
-        words = self._processor.word_splitter(text if text.endswith(_STOPS) else f"{text}.")
+        end = "" if text.endswith((".", "!", "?")) else "."
+        words = self._processor.word_splitter(text + end)
         while part := list(islice(words, _WORDS_AT_ONCE)):
             stop_if_given_up()
             distinct = list({word for word, _, _ in part})
@@ -250,20 +257,6 @@ def _long_word_error(index: int, limit: str) -> InvalidRequestError:
         f"the text at index {index} has a word of more than {limit}, the most that are read of one "
         "here: send it in parts"
     )
-
-
-def _check_folder(folder: Path) -> dict[str, Any]:
-    """Return the configuration; raises `StartupError` for a model that cannot be computed."""
-    config = read_config(folder)
-    if record := current_record():  # The package reads all fields.
-        record.read_all_fields(folder / "config.json", ())
-    architecture, pooling = config.get("architecture", "span"), config.get("token_pooling", "first")
-    if (architecture, pooling) != ("span", "first"):
-        raise StartupError(
-            f"the model in {folder} has the architecture {architecture} and the token_pooling "
-            f"{pooling}, and of GLiNER2 only span and first are computed"
-        )
-    return config
 
 
 def _load_model(folder: Path) -> Any:
