@@ -221,20 +221,18 @@ def describe_model(model: ServedModel, service: Service) -> dict[str, Any]:
     status = service.status_of(model)
     is_loaded, makes = status.state is ModelState.READY, status.makes
     kinds = makes.kinds if makes else ()
-    dims, inputs = dict[str, int](), ["text"]
-    if is_loaded and model.role.embeds:
-        embedder = getattr(service.engine.loaded(model.name), model.role.value)
-        widths = {"dense": embedder.dense_width, "colbert": embedder.colbert_width}
-        dims = {_OUTPUTS[kind]: width for kind, width in widths.items() if kind in kinds}
-        inputs += ["image"] * embedder.reads_images
+    loaded = getattr(service.engine.loaded(model.name), model.role.value) if is_loaded else None
     return {
         "name": model.name,
-        "inputs": inputs,
+        "inputs": ["text", "image"] if makes and makes.reads_images else ["text"],
         "outputs": [_OUTPUTS[kind] for kind in kinds],
-        "dims": dims,
+        "dims": {
+            _OUTPUTS[kind]: getattr(loaded, f"{kind}_width")
+            for kind in ("dense", "colbert")
+            if kind in kinds
+        },
         "loaded": is_loaded,
         "state": _STATES[status.state.value],
         "max_sequence_length": makes.max_length if makes else None,
         "revision": model.revision,
-        "aliases": list(model.names[1:]),
     }

@@ -189,7 +189,6 @@ def test_its_client_gets_the_models_in_its_form(client) -> None:
         "state": "loaded",
         "max_sequence_length": 0,
         "revision": None,
-        "aliases": ["tiny-m3-embed", "BAAI/bge-m3"],
     }
     assert (reranker["outputs"], extractor["outputs"]) == (["score"], ["json"])
     assert pictures["inputs"] == ["text", "image"]
