@@ -14,19 +14,16 @@ from app.images import OneError
 from app.schemas import ForeignRequest, RequestModel
 from smart_embedder.requests import ImageInput, Purpose
 
-# The codes by which its client retries, or raises errors of their own.
+# The codes by which its client retries, or raises errors of their own, where ours differ.
 _CODES = {
     "loading": "MODEL_LOADING",
     "model_not_loaded": "MODEL_LOAD_FAILED",
     "model_too_large": "MODEL_LOAD_FAILED",
     "out_of_memory": "RESOURCE_EXHAUSTED",
-    "queue_full": "QUEUE_FULL",
     "draining": "QUEUE_FULL",
     "rate_limited": "RATE_LIMIT",
-    "model_not_found": "MODEL_NOT_FOUND",
     "text_too_long": "INPUT_TOO_LONG",
     "body_too_large": "INPUT_TOO_LONG",
-    "inference_failed": "INFERENCE_ERROR",
 }
 _REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
