@@ -5,6 +5,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, Field
 
 from smart_embedder.interface import ModelAbilities, ModelInfo
+from smart_embedder.results import PartScores, Span
 from smart_embedder.vectors import OutputDtype
 
 
@@ -183,14 +184,6 @@ class Base64Response(EmbeddingReport[Base64Sentence]):
     """The same, with `encoding` base64."""
 
 
-class PartScores(BaseModel):
-    """The scores behind a late-interaction score; null for a kind that the model does not make."""
-
-    dense: float | None
-    sparse: float | None
-    colbert: float | None
-
-
 class RankedPassage(BaseModel):
     """One passage and its score."""
 
@@ -213,16 +206,6 @@ class RerankResponse(BaseModel):
     warnings: list[TruncationWarning]
     usage: Usage
     timings_ms: TimingsMs
-
-
-class Span(BaseModel):
-    """A part of a text: the characters (Unicode code points) from `start` up to `end`."""
-
-    text: str
-    start: int
-    end: int
-    label: str
-    score: float
 
 
 class TextSpans(BaseModel):

@@ -180,7 +180,7 @@ class RerankResult:
 class Span:
     """A part of a text with a label, and its score from 0 to 1.
 
-    It is the characters from `start` up to `end`, counted as in Python.
+    It is the characters (Unicode code points) from `start` up to `end`.
     """
 
     text: str

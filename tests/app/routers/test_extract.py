@@ -152,7 +152,7 @@ def test_without_a_model_for_it_extraction_says_how_to_add_one(tiny_m3: Path) ->
     with serving(embedding_model=str(tiny_m3)) as plain:
         answer = plain.post("/extract", json={"texts": ["a"]})
     assert answer.status_code == 404
-    assert "give a model of MODELS the task extract" in answer.json()["detail"]
+    assert "task extract are served here: add one to MODELS" in answer.json()["detail"]
 
 
 def test_tokens_are_charged_to_a_named_token(tiny_m3: Path, classifier: Path, tmp_path) -> None:
