@@ -258,8 +258,7 @@ class EntryLoader:
     def load_defaults(self) -> DefaultModels:
         """Load the models that have settings of their own; raises `StartupError`."""
         entries, loaded = self._settings.default_entries, []
-        folders = locate_models(self._settings, self._status)
-        pairs = zip(entries, folders, strict=True)
+        pairs = zip(entries, locate_models(self._settings, self._status), strict=True)
         models = [(entry, folder) for entry, folder in pairs if entry and folder]
         self._require_memory(models)
         for entry, folder in models:

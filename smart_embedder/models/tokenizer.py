@@ -15,7 +15,7 @@ once; its calls for one text hold the GIL.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -218,8 +218,7 @@ class TextTokenizer:
                 tokens.add(encoding.ids)
         for tokens, rest in zip(truncated, slices, strict=True):
             for text_slice in rest:
-                stop_if_given_up()
-                encoding, skipped, _ = self._encode_behind(text_slice)
+                encoding, skipped, _ = self._encode_slice(text_slice, self._contexts)
                 tokens.add(encoding.ids[skipped:])
         for cut, tokens in zip(cut_texts, truncated, strict=True):
             if prompt and side == "left" and tokens.total > limit:
@@ -256,15 +255,16 @@ class TextTokenizer:
             yield text[begin:stop]
             begin = stop
 
-    def _encode_behind(
-        self, text_slice: str, *, with_offsets: bool = False
+    def _encode_slice(
+        self, text_slice: str, contexts: Mapping[str, list[int]], *, with_offsets: bool = False
     ) -> tuple[Encoding, int, int]:
-        """Tokenize a slice that does not begin its text, behind a context.
+        """Tokenize a slice behind one of these contexts, or alone if all form tokens with it.
 
         Returns the numbers of ids and characters of the context too.
         """
+        stop_if_given_up()
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
-        for context, ids in self._contexts.items():
+        for context, ids in contexts.items():
             (encoding,) = encode([context + text_slice], add_special_tokens=False)
             if encoding.ids[: len(ids)] == ids:
                 return encoding, len(ids), len(context)
@@ -285,12 +285,10 @@ class TextTokenizer:
         """Yield the tokens of the whole text, and the characters they stand for, by slice."""
         begin = 0
         for text_slice in self._slices(text):
-            stop_if_given_up()
-            if begin:
-                encoding, skipped, characters = self._encode_behind(text_slice, with_offsets=True)
-            else:
-                (encoding,) = self._tokenizer.encode_batch([text_slice], add_special_tokens=False)
-                skipped = characters = 0
+            contexts = self._contexts if begin else {}
+            encoding, skipped, characters = self._encode_slice(
+                text_slice, contexts, with_offsets=True
+            )
             pairs = encoding.offsets
             offsets = np.empty((len(pairs), 2), dtype=np.int64)
             # NumPy holds the GIL while it reads a list. The event loop runs between the parts.

@@ -361,10 +361,11 @@ def count_parameters(folder: Path) -> int:
 def _list_tensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the tensors of a file by name, and record that they were found."""
     list_file = _list_safetensors if path.suffix == ".safetensors" else _list_pytorch_file
+    record = current_record()
     for name, tensor in list_file(path):
-        if tensor.record is not None:
-            tensor.record.find_tensor(path, name, tensor.shape)
-        yield name, tensor
+        if record is not None:
+            record.find_tensor(path, name, tensor.shape)
+        yield name, replace(tensor, name=name, record=record)
 
 
 def _list_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
@@ -391,7 +392,7 @@ def _list_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
         if end > file.size:
             raise ValueError(f"{path.name} ends before its tensor {name} does")
         end_of_last = end
-        yield name, StoredTensor(file, start, shape, dtype, name, current_record())
+        yield name, StoredTensor(file, start, shape, dtype)
     if end_of_last != file.size:
         raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
@@ -415,11 +416,11 @@ def _locate_tensor(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
     if not tensor.is_meta:
         numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
         read = _ReadFile(file.path, memoryview(numbers))  # type: ignore[arg-type]
-        return StoredTensor(read, 0, tensor.shape, tensor.dtype, name, current_record())
+        return StoredTensor(read, 0, tensor.shape, tensor.dtype)
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
-        return StoredTensor(file, start, tensor.shape, tensor.dtype, name, current_record())
+        return StoredTensor(file, start, tensor.shape, tensor.dtype)
     # Read the region that holds a tensor with gaps, and copy the tensor out of it.
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(file, start, torch.Size([last + 1]), tensor.dtype)

@@ -20,9 +20,10 @@ from smart_embedder.models.files.config import (
     SentenceOverrides,
     TextOptions,
     has_modules,
+    is_classifier,
+    read_architecture,
     read_config,
     read_integer,
-    read_transformer_config,
     transformer_folder,
 )
 from smart_embedder.models.files.weights import Weights
@@ -142,9 +143,8 @@ def is_qwen3_embedding(transformer: Path, config: SentenceConfig) -> bool:
     """
     if (transformer / CONFIG_FILE).is_file():
         return False
-    architectures = read_config(transformer).get("architectures") or [""]
     return (
-        architectures[0] == "Qwen3ForCausalLM"
+        read_architecture(transformer) == "Qwen3ForCausalLM"
         and config.poolings == ("last_token",)
         and config.prompts == _QWEN_PROMPTS
     )
@@ -208,24 +208,21 @@ def _read_projection(
 
 def _weighs_tokens(transformer: Path, weights: Weights) -> bool:
     """Return whether a GTE model has weights of tokens, as gte-multilingual-base."""
-    config = read_config(transformer)
-    architectures = config.get("architectures") or [""]
     return (
-        config.get("model_type") == "gte"
+        read_config(transformer).get("model_type") == "gte"
         and "classifier.weight" in weights
         and weights.tensors["classifier.weight"].shape[0] == 1
-        and not str(architectures[0]).endswith("ForSequenceClassification")
+        and not is_classifier(transformer)
     )
 
 
 def _require_encoder(folder: Path) -> None:
     """Raise `StartupError` if the folder says that its model was trained for another task."""
-    named = read_transformer_config(folder).get("architectures") or [""]
     if has_modules(folder):
         return
-    if str(named[0]).endswith("ForSequenceClassification"):
+    if is_classifier(folder):
         raise StartupError(f"{folder} holds a classifier: name it in RERANKER_MODEL")
-    if str(named[0]).endswith(("ForCausalLM", "LMHeadModel")):
+    if read_architecture(folder).endswith(("ForCausalLM", "LMHeadModel")):
         raise StartupError(
             f"{folder} holds a language model, and no configuration says how its vectors are "
             "pooled: set POOLING"
