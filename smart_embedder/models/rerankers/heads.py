@@ -55,6 +55,7 @@ from smart_embedder.models.rerankers.templates import (
     has_language_head,
 )
 from smart_embedder.models.tokenizer import TextTokenizer
+from smart_embedder.models.tokenizer_options import marks_segments
 
 Pool = Callable[[Tensor, PackedBatch], Tensor]
 
@@ -121,9 +122,7 @@ def _load_body(
     return load_backbone(transformer, target, max_length, texts, **options)
 
 
-def load_classifier(
-    folder: Path, max_length: int, target: Target, *, marks_segments: bool
-) -> Scorer:
+def load_classifier(folder: Path, max_length: int, target: Target) -> Scorer:
     """Load a cross-encoder; raises `StartupError` if the folder holds none."""
     if has_module(folder, "Pooling"):
         return _load_modules(folder, max_length, target)
@@ -132,8 +131,9 @@ def load_classifier(
         return _load_own_head(folder, max_length, target)
     if not is_classifier(folder):
         raise _no_head_error(folder)
+    marks = marks_segments(transformer_folder(folder))
     backbone, tokenizer = _load_body(
-        folder, max_length, target, CLASSES, classifies="sequences", marks_segments=marks_segments
+        folder, max_length, target, CLASSES, classifies="sequences", marks_segments=marks
     )
     # The state of each token is the logits of its sequence.
     labels = backbone.hidden_size
@@ -177,9 +177,8 @@ def _load_own_head(folder: Path, max_length: int, target: Target) -> Scorer:
             f"{read_architecture(folder) or 'no architecture'}, which is no reranker"
         )
     backbone, tokenizer = _load_body(folder, max_length, target, CLASSES, weights=weights)
-    width, layers = backbone.hidden_size, list[nn.Module]()
-    if names.dense is not None:
-        layers = _load_dense(names.dense, names.activation, config, weights, width)
+    width = backbone.hidden_size
+    layers = _load_dense(names, config, weights, width)
     logits = weights.linear(names.logits, width, None, bias=names.dense is not None)
     pool_states: Pool = first
     if names.reads == "last":
@@ -216,18 +215,17 @@ def _no_head_error(folder: Path) -> StartupError:
 
 
 def _load_dense(
-    name: str,
-    activation: Callable[[], nn.Module] | None,
-    config: dict[str, Any],
-    weights: Weights,
-    width: int,
+    names: _HeadNames, config: dict[str, Any], weights: Weights, width: int
 ) -> list[nn.Module]:
     """Load the layers of a head before its logits, which keep the width of a state."""
+    if names.dense is None:
+        return []
     # BERT's pooler has the prefix of the transformer's layers in the checkpoint.
-    prefixed = weights.with_prefix_of(f"{name}.weight")
-    dense = prefixed.linear(name, width, width, bias=f"{name}.bias" in prefixed)
-    if activation is not None:
-        return [dense, activation()]
+    prefixed = weights.with_prefix_of(f"{names.dense}.weight")
+    has_bias = f"{names.dense}.bias" in prefixed
+    dense = prefixed.linear(names.dense, width, width, bias=has_bias)
+    if names.activation is not None:
+        return [dense, names.activation()]
     # Imported only here: ModernBERT, which alone has these options, has loaded it already.
     from transformers.activations import ACT2FN  # noqa: PLC0415
 

@@ -173,13 +173,12 @@ def _make_classifier(
     template = read_chat_template(folder, task)
     if template is None:
         _require_default_prompt(folder, "")
-    marks = marks_segments(transformer)
-    scorer = load_classifier(folder, max_length, target, marks_segments=marks)
+    scorer = load_classifier(folder, max_length, target)
     pairs: Pairs
     if template is None:
         # With an empty passage FlagReranker reads only the query.
         drops_empty = config.get("model_type") in _FLAG_TYPES and scorer.labels == 1
-        marks = marks and scorer.backbone.reads_segments
+        marks = scorer.backbone.reads_segments and marks_segments(transformer)
         pairs = TokenizerPairs(scorer.tokenizer, marks=marks, drops_empty=drops_empty)
     else:
         pairs = TemplatePairs(template, scorer.tokenizer)
