@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -137,15 +137,12 @@ def require_lora(folder: Path) -> dict[str, Any]:
     return config
 
 
-def find_additions(
+def add_adapter(
     folder: Path, base: Mapping[str, Any], tensors: Mapping[str, Any]
-) -> tuple[dict[str, LowRank], dict[str, Any]]:
-    """Return products that are added to tensors of the base model, and tensors in place of them.
-
-    `base` are the tensors of the base model, `tensors` the adapter's.
-    """
+) -> dict[str, Any]:
+    """Return the tensors of a base model with an adapter's: added to them, or in place of them."""
     config = require_lora(folder)
-    added, replaced = dict[str, LowRank](), dict[str, Any]()
+    merged = dict(base)
     for full_name, tensor in tensors.items():
         name = full_name.removeprefix(_PREFIX).replace(".modules_to_save.", ".")
         if name.endswith(_SECOND):
@@ -165,7 +162,7 @@ def find_additions(
                 f"{len(stored) or 'no'} tensors of this name"
             )
         if partner is None:
-            replaced[stored[0] if stored else name] = tensor
+            merged[stored[0] if stored else name] = tensor
             continue
         is_transposed = bool(config.get("fan_in_fan_out"))
         shape = (partner.shape[0], tensor.shape[1])[:: -1 if is_transposed else 1]
@@ -176,10 +173,11 @@ def find_additions(
                 f"{layer}, which has {[*base[stored[0]].shape]} in its base model"
             )
         scale = _read_scale(folder, config, layer, tensor.shape[0])
-        added[stored[0]] = LowRank(
+        product = LowRank(
             tensor.read_exactly, partner.read_exactly, scale, is_transposed=is_transposed
         )
-    return added, replaced
+        merged[stored[0]] = replace(base[stored[0]], added=product)
+    return merged
 
 
 def _find_stored(name: str, names: Iterable[str]) -> list[str]:

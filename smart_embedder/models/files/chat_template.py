@@ -71,14 +71,10 @@ class ChatTemplate:
                 f"the chat template in {self.folder} says the date ({_DATE}), which is not "
                 "supported: the same text would have other vectors on another day"
             )
-        is_structured = self.is_structured
         # transformers takes seconds to import.
         from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
 
-        chat = [
-            {"role": role, "content": [{"type": "text", "text": text}] if is_structured else text}
-            for role, text in messages
-        ]
+        chat = [{"role": role, "content": self._make_content(text)} for role, text in messages]
         try:
             (rendered,), _ = render_jinja_template(
                 [chat], chat_template=self.source, **self.variables
@@ -116,6 +112,9 @@ class ChatTemplate:
                 f"once, as it is{' or without the spaces around it' if may_strip else ''}"
             )
         return rendered, strips
+
+    def _make_content(self, text: str) -> str | list[dict[str, Any]]:
+        return [{"type": "text", "text": text}] if self.is_structured else text
 
 
 @dataclass(frozen=True, slots=True)

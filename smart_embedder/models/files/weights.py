@@ -8,9 +8,9 @@ import json
 import math
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from smart_embedder.errors import StartupError
 from smart_embedder.kernels.backend import make_linear, parameter_dict
-from smart_embedder.models.files.adapters import CONFIG_FILE, WEIGHT_FILES, LowRank, find_additions
+from smart_embedder.models.files.adapters import CONFIG_FILE, WEIGHT_FILES, LowRank, add_adapter
 from smart_embedder.models.files.config import read_optional, transformer_folder
 from smart_embedder.models.files.digest import TensorDigest, copy_in_this_thread
 from smart_embedder.models.files.reading import AT_ONCE, ModelFile, read_file
@@ -161,13 +161,20 @@ class Weights:
         It is also raised if transformers would compute with other weights than these tensors.
         """
         _require_supported(folder)
-        return cls(folder, _describe(folder, _find_tensors))
+        with _explain_damage(folder):
+            tensors = _find_tensors(folder, _FILES)
+            if (folder / CONFIG_FILE).is_file():
+                adapter = cls(folder, _find_tensors(folder, WEIGHT_FILES))
+                adapter.require_numbers()
+                tensors = add_adapter(folder, tensors, adapter.tensors)
+        return cls(folder, tensors)
 
     @classmethod
     def read_head(cls, path: Path) -> Self:
         """Find the tensors of a head in a file of its own, with its name before theirs."""
-        tensors = _describe(path, lambda path: dict(_list_tensors(path)))
-        return cls(path.parent, {f"{path.stem}.{name}": stored for name, stored in tensors.items()})
+        with _explain_damage(path):
+            tensors = {f"{path.stem}.{name}": stored for name, stored in _list_tensors(path)}
+        return cls(path.parent, tensors)
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.tensors
@@ -303,49 +310,36 @@ def _require_supported(folder: Path) -> None:
         )
 
 
-def _describe(
-    path: Path, find: Callable[[Path], dict[str, StoredTensor]]
-) -> dict[str, StoredTensor]:
-    """Call `find`; raises `StartupError` for missing or damaged files."""
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    """Raise `StartupError` for missing and damaged files within the block."""
     try:
-        return find(path)
+        yield
     except _FILE_ERRORS as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise StartupError(f"the weights in {path} cannot be loaded: {reason}") from error
 
 
-def _add_adapter(folder: Path, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors of a base model with those of the adapter in the same folder."""
-    path = next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
-    if path is None:
-        raise FileNotFoundError(f"there is no {' and no '.join(WEIGHT_FILES)}")
-    own = Weights(folder, dict(_list_tensors(path)))
-    own.require_numbers()
-    added, replaced = find_additions(folder, tensors, own.tensors)
-    for name, product in added.items():
-        tensors[name] = replace(tensors[name], added=product)
-    return tensors | replaced
-
-
-def _find_tensors(folder: Path) -> dict[str, StoredTensor]:
+def _find_tensors(folder: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
+    """Find the tensors of the first of these files that exists, or of its shards."""
     tensors: dict[str, StoredTensor] = {}
-    for path in _find_weight_files(folder):
+    for path in _find_weight_files(folder, files):
         for stored_name, tensor in _list_tensors(path):
             # Checkpoints from TensorFlow have other names for the parameters of norms.
             name = stored_name.replace("LayerNorm.gamma", "LayerNorm.weight")
             tensors[name.replace("LayerNorm.beta", "LayerNorm.bias")] = tensor
-    return _add_adapter(folder, tensors) if (folder / CONFIG_FILE).is_file() else tensors
+    return tensors
 
 
-def _find_weight_files(folder: Path) -> list[Path]:
-    for name in _FILES:
+def _find_weight_files(folder: Path, names: Iterable[str]) -> list[Path]:
+    for name in names:
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
             return [folder / name]
         if index.is_file():
             shards = json.loads(read_file(index))["weight_map"].values()
             return [folder / Path(shard).name for shard in sorted(set(shards))]
-    raise FileNotFoundError(f"there is no {' and no '.join(_FILES)}")
+    raise FileNotFoundError(f"there is no {' and no '.join(names)}")
 
 
 def count_parameters(folder: Path) -> int:

@@ -206,17 +206,11 @@ def _require_default_prompt(folder: Path, *supported: str) -> None:
 
 def _find_label(name: str, labels: tuple[str, ...], kind: str | None) -> int:
     """Return the index of the label that means relevant: the only one, or the one named `kind`."""
-    if len(labels) == 1:
-        if kind not in {None, *labels}:
-            raise StartupError(
-                f"kind={kind} has no effect on {name}, which has one label: remove it"
-            )
-        return 0
-    if kind is None:
+    if kind is None and len(labels) > 1:
         raise StartupError(
             f"{name} has the labels {', '.join(labels)}, and nothing says which of them means that "
             "a passage is relevant: name it as the kind of this model"
         )
-    if kind not in labels:
+    if kind not in {None, *labels}:
         raise StartupError(f"kind={kind} is no label of {name}: it has {', '.join(labels)}")
-    return labels.index(kind)
+    return 0 if kind is None else labels.index(kind)
