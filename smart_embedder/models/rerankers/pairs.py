@@ -118,6 +118,8 @@ class QwenPairs:
         # The line break behind the query may be one token with the end of the query, and counts.
         is_separate = np.array_equal(content[-len(behind) :], behind)
         query_stop = tokens - len(behind) + (not is_separate)
+        query_kept = max(0, min(self._limit, query_stop) - query_start)
+        query_count = TokenCount(query_stop - query_start + (not exact), query_kept, exact)
         limit = truncation.lower(max(0, self._limit - tokens))
         pairs: list[TokenizedPair] = []
         spaced = [f" {passage}" for passage in passages]
@@ -125,17 +127,10 @@ class QwenPairs:
             spaces = self._count_spaces(passage)
             # A passage that is cut from the left loses the space of the template first.
             is_cut_left = passage.side == "left" and passage.total > passage.kept
-            spaces_kept = 0 if is_cut_left else spaces
-            kept = min(self._limit, tokens + passage.total)
-            query_kept = max(0, min(kept, query_stop) - query_start)
-            passage_kept = max(0, passage.kept - spaces_kept)
-            pairs.append(
-                TokenizedPair(
-                    JoinedIds(head, np.concatenate((passage.ids, self.suffix))),
-                    TokenCount(query_stop - query_start + (not exact), query_kept, exact),
-                    TokenCount(passage.total - spaces, passage_kept, passage.exact),
-                )
-            )
+            passage_kept = max(0, passage.kept - (0 if is_cut_left else spaces))
+            passage_count = TokenCount(passage.total - spaces, passage_kept, passage.exact)
+            end = np.concatenate((passage.ids, self.suffix))
+            pairs.append(TokenizedPair(JoinedIds(head, end), query_count, passage_count))
         return pairs
 
     def _count_spaces(self, text: TruncatedTokens) -> int:
