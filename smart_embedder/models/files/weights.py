@@ -54,14 +54,15 @@ _ROUNDED_AT_ONCE = 2**20
 
 @dataclass(frozen=True, slots=True)
 class _ReadFile:
-    """The bytes of a tensor in memory, in place of a file that can only be read as a whole."""
+    """A tensor in memory, in place of a file that does not hold its bytes in order."""
 
     path: Path
-    content: memoryview
+    tensor: Tensor
 
     def read_into(self, buffer: memoryview, start: int) -> None:
         """Fill the buffer from the byte `start` on."""
-        buffer[:] = self.content[start : start + len(buffer)]
+        content = memoryview(self.tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        buffer[:] = content[start : start + len(buffer)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +133,9 @@ class StoredTensor:
         exact = replace(self, added=None, hashed_as=None).read_exactly()
         with torch.inference_mode(exact.is_inference()):
             exact += added.compute()
-        if self.record is not None and self.hashed_as is not None:
-            digest = TensorDigest(self.shape)
-            digest.add(0, exact.view(-1))
-            self.record.add_digest(self.file.path.parent, self.hashed_as, digest.finish())
-        return exact.to(dtype)
+        in_memory = _ReadFile(self.file.path, exact)
+        whole = replace(self, file=in_memory, start=0, dtype=exact.dtype, added=None)
+        return whole.read(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,9 +407,8 @@ def _locate_tensor(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor:
     if not tensor.is_contiguous() and tensor.nbytes > file.size:
         raise ValueError(f"{file.path.name} has an invalid shape or offset for its tensor {name}")
     if not tensor.is_meta:
-        numbers = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-        read = _ReadFile(file.path, memoryview(numbers))  # type: ignore[arg-type]
-        return StoredTensor(read, 0, tensor.shape, tensor.dtype)
+        in_memory = _ReadFile(file.path, tensor.contiguous())
+        return StoredTensor(in_memory, 0, tensor.shape, tensor.dtype)
     stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
