@@ -55,12 +55,10 @@ def refuse_changed_files() -> Iterator[None]:
     finally:
         _states.reset(token)
     for path, state in states.items():
-        try:
-            now = _state_of(path.stat())
-        except OSError as error:
-            raise _changed_error(path) from error
-        if now != state:
-            raise _changed_error(path)
+        with suppress(OSError):
+            if _state_of(path.stat()) == state:
+                continue
+        raise _changed_error(path)
 
 
 class ModelFile:
@@ -98,11 +96,9 @@ class ModelFile:
             done += count
         with self._lock:
             self._read_since_trim += done
-            trims = self._read_since_trim > _TRIM_AFTER
-            if trims:
+            if self._read_since_trim > _TRIM_AFTER:
                 self._read_since_trim = 0
-        if trims:
-            trim_heap()
+                trim_heap()
 
     def read(self, start: int, length: int) -> bytes:
         """Read `length` bytes; raises `EOFError` if the file has fewer."""
