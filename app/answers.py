@@ -242,12 +242,11 @@ def ranked_scores(result: RerankResult) -> list[tuple[int, np.float32]]:
 
 def render_spans(result: ExtractionResult, about: dict[str, Any]) -> Iterator[bytes]:
     """Render the spans of each text; the fields `about` follow."""
-
-    def rows() -> Iterator[Iterator[bytes]]:
-        for index, spans in enumerate(result.spans):
-            yield render_object({"id": index, "spans": render_list(map(span_as_json, spans))})
-
-    return render_object({"data": render_items(rows())} | about | report(result))
+    rows = (
+        render_object({"id": index, "spans": render_list(map(span_as_json, spans))})
+        for index, spans in enumerate(result.spans)
+    )
+    return render_object({"data": render_items(rows)} | about | report(result))
 
 
 def span_as_json(span: Span) -> dict[str, Any]:
