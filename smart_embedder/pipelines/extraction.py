@@ -12,7 +12,7 @@ from smart_embedder.errors import EmptyInputError, InvalidRequestError
 from smart_embedder.interface import Extractor, LoadedModels
 from smart_embedder.interrupts import stop_if_given_up
 from smart_embedder.requests import ExtractRequest, Outputs
-from smart_embedder.results import ExtractionResult, FloatArray, Span, Stage
+from smart_embedder.results import ExtractionResult, FloatArray, Span
 from smart_embedder.scheduling.admission import Admission, ConcurrencyLimit
 from smart_embedder.scheduling.job import Job, timings_of
 from smart_embedder.tokens import TextWindows
@@ -45,10 +45,18 @@ class ExtractionPipeline:
         model.check_options(request)
         if request.threshold is None:
             request = replace(request, threshold=model.default_threshold)
-        started = time.perf_counter()
+        started, token_bytes = time.perf_counter(), model.token_bytes(request)
+
+        def check(tokens: int) -> None:
+            request.answer.check(token_bytes * tokens, *_MEMORY_ERROR_TEXTS)
+
         async with self._admission.accepted.scope():
             async with self._waiting.hold(request.client):
-                windows, size, stage = await self._tokenize(model, request)
+                call = partial(model.tokenize_windows, request, check)
+                read = [*request.texts, *(request.labels or ())]
+                windows, stage = await self._admission.tokenize(model, call, read, request.client)
+                size = token_bytes * sum(len(text.spans.ids) for text in windows)
+                request.answer.reserve(size, *_MEMORY_ERROR_TEXTS)
                 sequences = [sequence for text in windows for sequence in text.sequences]
                 if request.charge is not None:
                     request.charge(sum(map(len, sequences)))
@@ -60,23 +68,6 @@ class ExtractionPipeline:
         request.answer.reserve(size, *_MEMORY_ERROR_TEXTS)
         timings = timings_of(started, tokenized=[stage], jobs=jobs)
         return ExtractionResult(spans, sum(map(len, sequences)), timings)
-
-    async def _tokenize(
-        self, model: Extractor, request: ExtractRequest
-    ) -> tuple[list[TextWindows], int, Stage]:
-        """Tokenize the texts, and reserve memory for their results; returns its size, too."""
-        token_bytes, size = model.token_bytes(request), 0
-
-        def check(tokens: int) -> None:
-            nonlocal size
-            size = token_bytes * tokens
-            request.answer.check(size, *_MEMORY_ERROR_TEXTS)
-
-        call, read = partial(model.tokenize_windows, request, check), request.labels or []
-        read = [*request.texts, *read]
-        windows, stage = await self._admission.tokenize(model, call, read, request.client)
-        request.answer.reserve(size, *_MEMORY_ERROR_TEXTS)
-        return windows, size, stage
 
 
 def _find_spans(
