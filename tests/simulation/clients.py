@@ -220,7 +220,8 @@ def expected_scores(models: LoadedModels, query: str, passages: list[str]) -> li
         return model.vectors(number_of(text), min(len(text), model.max_length), model.kinds)
 
     first = vectors(query)
-    return [fuse(FusionWeights(), score(first, vectors(passage))) for passage in passages]
+    parts = [score(first, vectors(passage), unit_length=False) for passage in passages]
+    return [fuse(FusionWeights(), part) for part in parts]
 
 
 def _equal(got: TextEmbedding, expected: TextEmbedding) -> bool:
