@@ -20,9 +20,9 @@ Answer = Mapping[str, Any]
 _TIMES = frozenset({"processing_time_ms", "timings_ms"})
 _SPARSE = ("/embeddings/sparse", "/vectors/sparse")
 # The rounding of a text may depend on the shape of its batch, which chooses the kernel, and on the
-# threads of its device; docs/api.md promises 1e-5 in float32. In bfloat16 both layers round several
-# times to 2^-9 of a value; 2^-5 allows for sixteen of these. In int8 a sum that differs in its last
-# bit may round to the next of 255 levels, in one of many channels.
+# threads of its device; docs/models.md promises 1e-5 in float32. In bfloat16 both layers round
+# several times to 2^-9 of a value; 2^-5 allows for sixteen of these. In int8 a sum that differs in
+# its last bit may round to the next of 255 levels, in one of many channels.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2.0**-5, "int8": 2.0**-6}
 
 
