@@ -5,7 +5,7 @@ for the id of a vector space.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -245,20 +245,14 @@ class TemplatePairs:
             return []
         markers = MARKERS.split(part)
         filled = [texts.get(marker, marker) for marker in markers]
-        ends = np.cumsum([len(text) for text in filled])
+        starts = [0, *accumulate(map(len, filled[:-1]))]
         spans = list(self._tokenizer.spans("".join(filled)))
         ids = np.concatenate([NO_IDS, *(span.ids for span in spans)])
         stops = np.concatenate([NO_IDS, *(span.stops for span in spans)])
-        borders = np.searchsorted(stops, ends[:-1], "right")
+        borders = [0, *np.searchsorted(stops, starts[1:], "right").tolist(), len(ids)]
         return [
-            _Piece(marker if marker in texts else "", tokens, characters - begin)
-            for marker, tokens, characters, begin in zip(
-                markers,
-                np.split(ids, borders),
-                np.split(stops, borders),
-                (0, *ends[:-1]),
-                strict=True,
-            )
+            _Piece(marker if marker in texts else "", ids[begin:end], stops[begin:end] - start)
+            for marker, start, (begin, end) in zip(markers, starts, pairwise(borders), strict=True)
         ]
 
 
