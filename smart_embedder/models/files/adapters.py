@@ -134,6 +134,8 @@ def require_lora(folder: Path) -> dict[str, Any]:
             f"{folder} holds an adapter with {problem:.60}, and only plain LoRA is supported: "
             "merge it into the weights (merge_and_unload of peft), and take the merged model"
         )
+    # Values that are wrong for any layer are refused before a temporary folder is made.
+    _read_scale(folder, config, "", rank=1)
     return config
 
 
