@@ -48,6 +48,8 @@ _PROGRESSIVE, _WEBP = 6, 12
 _COPIED = 7
 # Copies in float32 of the pixels of patches, which Qwen's processor repeats as a video's.
 _PATCHED = 60
+# Copies in float32 of a picture that OWLv2's processor pads to a square before it resizes it.
+_PADDED = 28
 _ORIENTATION = 0x0112
 _PROBE_SIZE = 70, 40
 
@@ -116,11 +118,18 @@ class ImageReader:
             ) from error
 
     def _count_bytes(self, width: int, height: int) -> int:
-        """Return the bytes that processing takes besides the decoded picture, unless it is small.
+        """Return the bytes that processing takes besides the decoded picture.
 
-        The arrays of most processors have one size.
+        Not counted are arrays that have one size for any picture, as those of most processors.
         """
-        return _COPIED * width * height if self._on_pillow is None else 0
+        processor = self._processor
+        size = _COPIED * width * height if self._on_pillow is None else 0
+        if hasattr(processor, "merge_size"):  # The arrays of Qwen's grow with the picture.
+            patches = processor.get_number_of_image_patches(height, width)
+            size += _PATCHED * int(patches * processor.patch_size**2)
+        elif getattr(processor, "do_pad", False) and not hasattr(processor, "max_image_size"):
+            size += _PADDED * max(width, height) ** 2
+        return size
 
     def _try_pillow(self) -> Any:
         """Return a copy of the processor that resizes Pillow's picture, or None if it cannot.
@@ -184,11 +193,6 @@ class MessageReader(ImageReader):
         arguments = map(parts.get, kind.get_attributes())
         self._whole: Any = kind.from_args_and_dict([*arguments], values)
         return processor
-
-    def _count_bytes(self, width: int, height: int) -> int:
-        count = getattr(self._processor, "get_number_of_image_patches", lambda *_: 0)
-        pixels = int(count(height, width) * self._processor.patch_size**2)
-        return super()._count_bytes(width, height) + _PATCHED * pixels
 
     def _make_arrays(self, processor: Any, picture: Any, prompt: str = "") -> Arrays:
         whole, kind = copy(self._whole), "text" if isinstance(picture, str) else "image"

@@ -122,8 +122,17 @@ class ImageEmbedder(HeadsEmbedder):
         return super().tokenize(texts, prompt, truncation, input_type)
 
     def _find_image_ids(self, arrays: Arrays) -> TokenIds:
-        """Return the token ids of a picture, or as many zeros."""
-        return np.ascontiguousarray(arrays["input_ids"][0])
+        """Return the token ids of a picture, or as many zeros.
+
+        Raises `InvalidRequestError` for more ids than the model reads.
+        """
+        ids: TokenIds = np.ascontiguousarray(arrays["input_ids"][0])
+        if len(ids) > self.max_length:
+            raise InvalidRequestError(
+                f"the picture has {len(ids)} tokens, and {self.name} reads at most "
+                f"{self.max_length}: send a smaller one"
+            )
+        return ids
 
     def _embed_images(self, images: Sequence[ImageTokens]) -> list[Tensor]:
         """Compute the vectors of each picture, `[rows, width]` float32.
@@ -275,16 +284,6 @@ class MessageEmbedder(ImageEmbedder, DenseEmbedder):
         packed = self._backbone.pack([arrays["input_ids"][0]])
         states, tokens = self._backbone.encode_images(packed, arrays)
         return self._dense_head(states, packed, np.arange(1)).values, tokens
-
-    def _find_image_ids(self, arrays: Arrays) -> TokenIds:
-        """Implement `ImageEmbedder`; raises `InvalidRequestError` for more tokens than are read."""
-        ids = super()._find_image_ids(arrays)
-        if len(ids) > self.max_length:
-            raise InvalidRequestError(
-                f"the picture has {len(ids)} tokens, and {self.name} reads at most "
-                f"{self.max_length}: send a smaller one"
-            )
-        return ids
 
 
 class PageEmbedder(ImageEmbedder):

@@ -11,6 +11,8 @@ import pytest
 from PIL import Image, ImageOps
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from smart_embedder.errors import InvalidRequestError, StartupError
 from smart_embedder.models.images import ImageReader, configure_pillow, decode
@@ -184,6 +186,22 @@ def test_the_reader_makes_the_arrays_of_the_processor(processor, size, tmp_path:
     assert arrays.keys() == expected.keys()
     for name, array in arrays.items():
         assert np.array_equal(array, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("processor", "of_arrays"),
+    [
+        (Qwen2VLImageProcessorPil(patch_size=8), 60 * 80 * 48),
+        (Owlv2ImageProcessorPil(size={"height": 32, "width": 32}), 7 * 60 * 40 + 28 * 60**2),
+    ],
+)
+def test_memory_of_arrays_is_checked_before_decoding(processor, of_arrays, tmp_path) -> None:
+    processor.save_pretrained(tmp_path)
+    reader, content = ImageReader(tmp_path), USABLE["PNG"]
+    needed = 4 * 60 * 40 + of_arrays
+    reader.read(ImageInput(content, AnswerMemory(needed)))
+    with pytest.raises(InvalidRequestError, match=f"60 x 40 pixels .* need {needed} bytes, and"):
+        reader.read(ImageInput(content, AnswerMemory(needed - 1)))
 
 
 def test_damaged_exif_is_no_warning(tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ from tests.support.pictures import (
     save_image_text,
     save_messages,
     save_pages,
-    save_picture,
 )
 from tests.support.wordpiece import change
 
@@ -187,18 +186,13 @@ async def test_pictures_are_read_behind_prompts_and_counted(qwen3_vl) -> None:
             await engine.embed(replace(request, prompt="<|image_pad|>"))
 
 
-def test_a_picture_of_more_tokens_than_the_limit_is_refused(qwen3_vl) -> None:
-    model = load(qwen3_vl, max_length=100)
-    with pytest.raises(InvalidRequestError, match="at index 1: the picture has 104 tokens, and qw"):
-        model.tokenize(inputs_of([PICTURES[0], draw_picture(160, 160)]))
-
-
-def test_the_memory_of_patches_is_checked_before_a_picture_is_decoded(qwen3_vl) -> None:
-    model, content = load(qwen3_vl), save_picture(PICTURES[0])
-    needed = 4 * 70 * 40 + 60 * 64 * 32
-    model.tokenize([ImageInput(content, AnswerMemory(needed))])
-    with pytest.raises(InvalidRequestError, match=f"70 x 40 pixels .* need {needed} bytes"):
-        model.tokenize([ImageInput(content, AnswerMemory(needed - 1))])
+@pytest.mark.parametrize(("family", "count"), [("qwen3_vl", 104), ("colqwen2", 39)])
+def test_a_picture_of_more_tokens_than_the_limit_is_refused(family, count, tmp_path) -> None:
+    folder = (save_pages if family in PAGES else save_messages)(tmp_path / family, family)
+    model: Any = load_embedder(family, folder, count - 1, float32())
+    message = f"at index 1: the picture has {count} tokens, and {family} reads at most {count - 1}"
+    with pytest.raises(InvalidRequestError, match=message):
+        model.tokenize(inputs_of([PICTURES[1], draw_picture(160, 160)]))
 
 
 def test_without_an_image_processor_the_texts_of_messages_are_served(qwen3_vl, tmp_path) -> None:
