@@ -53,6 +53,7 @@ _WORDS = sorted({word for text in TEXTS for word in text.lower().split()})
 _SIZES = {"hidden_size": _WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIZES |= {"vocab_size": VOCABULARY, "intermediate_size": 128}
 _POOLINGS = ["cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+_CHAT = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 _ON_TOKENS = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
 
 
@@ -72,7 +73,11 @@ class _Parts:
 
     def causal(self) -> scores.Transformer:
         model = Qwen3ForCausalLM(Qwen3Config(**_SIZES, num_key_value_heads=2, head_dim=16))
-        return scores.Transformer(self._save(model), transformer_task="text-generation")
+        return scores.Transformer(
+            self._save(model),
+            transformer_task="text-generation",
+            processor_kwargs={"chat_template": _CHAT},
+        )
 
     def clip(self) -> str:
         sizes = _SIZES | {"eos_token_id": END}
@@ -135,7 +140,10 @@ _RECIPES: Mapping[type, Mapping[str, Callable[[_Parts], list[Any]]]] = {
             p.transformer(), p.pooling, sparse.SparseAutoEncoder(_WIDTH, 128, k=16),
         ],
         "SparseStaticEmbedding": lambda p: [
-            sparse.SparseStaticEmbedding(p.tokenizer, torch.rand(len(p.tokenizer)))
+            dense.Router.for_query_document(
+                [sparse.SparseStaticEmbedding(p.tokenizer, torch.rand(len(p.tokenizer)))],
+                [p.mlm(), sparse.SpladePooling("max")],
+            )
         ],
     },
     MultiVectorEncoder: {
