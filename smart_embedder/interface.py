@@ -86,6 +86,7 @@ class Embedder(Model, Protocol):
       ColBERT vector, 0 without any.
     - `pooling` is the method that makes a dense vector of hidden states, such as `cls` or `mean`.
     - `normalizes` is True if dense vectors always have unit length.
+    - `similarity` is how dense vectors are compared: `cosine`, or `dot` for their product.
     - `min_dimensions` is the lowest number of dimensions that it was trained for; None if it was
       trained only for all.
     - `prompts` are the prompts of its sentence-transformers configuration, by name. Requests that
@@ -99,6 +100,7 @@ class Embedder(Model, Protocol):
     colbert_width: int
     pooling: str
     normalizes: bool
+    similarity: str
     min_dimensions: int | None
     prompts: Mapping[str, str]
     default_prompt: str

@@ -38,15 +38,15 @@ _MAX_PRODUCTS = 1 << 20
 _MIN_NORM = 1e-12
 
 
-def score(query: TextEmbedding, passage: TextEmbedding, *, unit_length: bool = True) -> PartScores:
+def score(query: TextEmbedding, passage: TextEmbedding, *, by_product: bool = True) -> PartScores:
     """Score a passage by each kind of vectors that the query and the passage have.
 
-    The dense score is the cosine; `unit_length` says that it is the product of the vectors.
+    The dense score is the cosine, or with `by_product` the product of the vectors.
     """
     dense = sparse = colbert = None
     if query.dense is not None and passage.dense is not None:
         dense = float(query.dense @ passage.dense)
-        if not unit_length:
+        if not by_product:
             norms = np.linalg.norm(query.dense) * np.linalg.norm(passage.dense)
             dense /= max(float(norms), _MIN_NORM)
     if query.sparse is not None and passage.sparse is not None:
@@ -171,7 +171,11 @@ class ScoringPipeline:
             kinds,
             time_spent=query_job.inference_seconds,
             # Scored in the device thread, so that the vectors of a batch are released with it.
-            reduce=partial(score, query_embedding, unit_length=model.normalizes),
+            reduce=partial(
+                score,
+                query_embedding,
+                by_product=model.normalizes or model.similarity == "dot",
+            ),
         )
         parts = await self._admission.run(passages_job)
         scores = [fuse(weights, part) for part in parts]

@@ -220,7 +220,7 @@ def expected_scores(models: LoadedModels, query: str, passages: list[str]) -> li
         return model.vectors(number_of(text), min(len(text), model.max_length), model.kinds)
 
     first = vectors(query)
-    parts = [score(first, vectors(passage), unit_length=False) for passage in passages]
+    parts = [score(first, vectors(passage), by_product=False) for passage in passages]
     return [fuse(FusionWeights(), part) for part in parts]
 
 

@@ -35,6 +35,7 @@ class PlainEmbedder:
     colbert_width = 0
     dense_width = 4
     normalizes = True
+    similarity = "cosine"
     min_dimensions: int | None = None
     pooling = "mean"
     prompts: Mapping[str, str] = MappingProxyType({})

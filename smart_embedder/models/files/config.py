@@ -353,6 +353,11 @@ def read_default_prompt(folder: Path) -> str:
     return "" if name is None else str(prompts[name])
 
 
+def read_similarity(folder: Path) -> str:
+    """Read how the vectors of two texts are compared: by their cosine, if nothing else is named."""
+    return str(read_optional(folder / _SENTENCE_CONFIG).get("similarity_fn_name") or "cosine")
+
+
 def read_vector_limit(folder: Path, name: str) -> int | None:
     """Read a limit of vectors, such as `truncate_dim`; None if it is not set."""
     path = folder / _SENTENCE_CONFIG

@@ -121,6 +121,7 @@ class DenseEmbedder(HeadsEmbedder):
         self._dense_head = partial(compute_pooled_vectors, config.poolings, config.steps)
         self._steps = config.steps
         self.normalizes = config.steps[-1:] == (normalize,)
+        self.similarity = config.similarity
         self.pooling = "+".join(config.poolings)
         self._dense_end = ENDS.get(self.pooling)
         described = " ".join(

@@ -49,6 +49,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
     kinds: Outputs
     pooling: str
     normalizes: bool
+    similarity = "cosine"
     min_dimensions: int | None = None
     reads_input_type = reads_images = False
     colbert_width = 0

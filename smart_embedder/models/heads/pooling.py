@@ -30,6 +30,7 @@ from smart_embedder.models.files.config import (
     read_optional,
     read_poolings,
     read_prompts,
+    read_similarity,
     read_transformer_config,
     read_vector_limit,
     require_known_modules,
@@ -236,13 +237,14 @@ class SentenceConfig:
     """A configuration of sentence-transformers: the steps from states to vectors, and the prompts.
 
     `poolings` come before `steps`, and are empty if the configuration names none. `default_prompt`
-    is read before each text of a request that names no prompt.
+    is read before each text of a request that names no prompt. `similarity` compares two vectors.
     """
 
     poolings: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    similarity: str = "cosine"
 
     @classmethod
     def read(cls, folder: Path, *, result: str = _TEXT_VECTOR) -> "SentenceConfig":
@@ -274,7 +276,8 @@ class SentenceConfig:
         width = read_vector_limit(folder, "truncate_dim")
         if width is not None:
             steps.append(DimensionTruncation(width))
-        return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
+        prompts, default = read_prompts(folder), read_default_prompt(folder)
+        return cls(poolings, tuple(steps), prompts, default, read_similarity(folder))
 
 
 def place_steps(config: SentenceConfig, backbone: Backbone) -> int:

@@ -1,13 +1,16 @@
 """Reranking through the engine: scores, late interaction, time limits, memory and weights."""
 
 import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from FlagEmbedding import BGEM3FlagModel
 from hypothesis import given
 from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
 
 from app.http_metrics import Metrics
 from smart_embedder.errors import (
@@ -26,6 +29,7 @@ from smart_embedder.requests import (
 from smart_embedder.results import PartScores, SparseVector, TextEmbedding, rank, sigmoid
 from tests.smart_embedder.engines import busy, engine_for, engine_on_cpu, queued
 from tests.smart_embedder.fakes import ALL, FakeM3, FakeReranker
+from tests.support.encoders import save_family, word_tokenizer
 from tests.support.texts import varied_texts
 
 
@@ -141,6 +145,22 @@ async def test_late_interaction_equals_compute_score_of_flag_embedding(
     for kind in ("dense", "sparse", "colbert"):
         parts = [getattr(part, kind) for part in result.parts]
         np.testing.assert_allclose(parts, expected[kind], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot", None])
+async def test_late_interaction_compares_dense_vectors_as_sentence_transformers(
+    tmp_path: Path, similarity: str | None
+) -> None:
+    """The vectors have different lengths, so the cosine and the dot product rank differently."""
+    folder, query, passages = tmp_path / "model", "hybrid search vector", varied_texts(12)
+    save_family(folder, "bert", word_tokenizer())
+    config = {} if similarity is None else {"similarity_fn_name": similarity}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+    model = SentenceTransformer(str(folder), device="cpu")
+    expected = model.similarity(model.encode(query), model.encode(passages))[0].numpy()
+    async with engine_on_cpu(folder, reranker_model="late-interaction") as engine:
+        scores = (await engine.rerank(RerankRequest(query, passages))).scores
+    np.testing.assert_allclose(scores, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("weights", [(0, 0, 0), (-1, 1, 1), (float("nan"), 1, 1)])
