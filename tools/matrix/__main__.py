@@ -102,27 +102,28 @@ def try_all(tasks: Sequence[tuple[str, str]], jobs: int) -> Iterator[Outcome]:
 
 def _try_in_process(name: str, kind: str) -> Outcome:
     """Return the outcome, also of a process that crashes or hangs."""
-    with _STARTING:
-        receiving, sending = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_try_and_send, args=(name, kind, sending), daemon=True)
-        process.start()
-        sending.close()
-    try:
-        if receiving.poll(_TIME_LIMIT):
-            received: Outcome = receiving.recv()
-            return received
-        return Outcome(name, kind, TRACEBACK, f"none after {_TIME_LIMIT:.0f} s")
-    except EOFError:
-        process.join()
-        return Outcome(name, kind, TRACEBACK, f"process ended with status {process.exitcode}")
-    finally:
-        process.kill()
-        process.join()
-
-
-def _try_and_send(name: str, kind: str, sending: Connection) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-        sending.send(try_model(name, kind, Path(scratch) / "model"))
+        with _STARTING:
+            receiving, sending = _FORK.Pipe(duplex=False)
+            arguments = name, kind, Path(scratch) / "model", sending
+            process = _FORK.Process(target=_try_and_send, args=arguments, daemon=True)
+            process.start()
+            sending.close()
+        try:
+            if receiving.poll(_TIME_LIMIT):
+                received: Outcome = receiving.recv()
+                return received
+            return Outcome(name, kind, TRACEBACK, f"none after {_TIME_LIMIT:.0f} s")
+        except EOFError:
+            process.join()
+            return Outcome(name, kind, TRACEBACK, f"process ended with status {process.exitcode}")
+        finally:
+            process.kill()
+            process.join()
+
+
+def _try_and_send(name: str, kind: str, folder: Path, sending: Connection) -> None:
+    sending.send(try_model(name, kind, folder))
 
 
 def write_table(page: Path, outcomes: Sequence[Outcome]) -> None:
