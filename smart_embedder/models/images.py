@@ -22,7 +22,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 import transformers
-from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageOps, PngImagePlugin, UnidentifiedImageError
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 from transformers.image_transforms import get_resize_output_image_size
 from transformers.image_utils import ChannelDimension, SizeDict
@@ -50,6 +50,8 @@ _COPIED = 7
 _PATCHED = 60
 # Copies in float32 of a picture that OWLv2's processor pads to a square before it resizes it.
 _PADDED = 28
+# A copy in RGBA and its opacity, of a picture with a transparent color.
+_WHITENED = _RGB + 1
 _ORIENTATION = 0x0112
 _PROBE_SIZE = 70, 40
 
@@ -103,6 +105,8 @@ class ImageReader:
         """
         stop_if_given_up()
         picture = decode(image, held, self._count_bytes)
+        if "transparency" in picture.info and self._processor.do_convert_rgb:
+            _whiten(picture)
         if self._on_pillow is not None:
             # Some processors need an array where they do not resize, as of small pictures.
             with suppress(Exception):
@@ -285,6 +289,13 @@ def decode(
         raise InvalidRequestError(message) from None
 
 
+def _whiten(picture: Image.Image) -> None:
+    """Make the pixels of the transparent color white, as processors of transformers do."""
+    opacity = picture.convert("RGBA").getchannel("A")
+    picture.paste("white", None, ImageChops.invert(opacity))
+    del picture.info["transparency"]
+
+
 def _check_limits(
     picture: Image.Image, image: ImageInput, held: int, processing: Callable[[int, int], int]
 ) -> None:
@@ -313,6 +324,7 @@ def _check_limits(
         per_pixel = max(per_pixel, stored + _RGB)
     per_pixel += _PROGRESSIVE if "progressive" in picture.info else 0
     per_pixel += _WEBP if picture.format == "WEBP" else 0
-    later = _RGB * width * height + processing(width, height)
+    later = (_RGB + _WHITENED * ("transparency" in picture.info)) * width * height
+    later += processing(width, height)
     size = held + max(per_pixel * width * height, later)
     image.memory.check_image(size, f"a picture of {width} x {height} pixels and those before it")

@@ -3,12 +3,14 @@
 import struct
 import tracemalloc
 import zlib
+from base64 import b64encode
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from transformers.image_utils import load_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProcessorPil
@@ -102,6 +104,7 @@ USABLE = {
     "CMYK": save_picture(PICTURE.convert("CMYK"), "JPEG"),
     "transparent": save_picture(PICTURE.convert("RGBA")),
     "one bit": save_picture(PICTURE.convert("1")),
+    "one transparent color": save_picture(PICTURE.convert("P"), transparency=9),
     "phone's": save_picture(PICTURE, "MPO", save_all=True, append_images=[draw_picture(8, 8)]),
     "a text": png_with_texts(1),
     "rotated": save_rotated(PICTURE),
@@ -157,6 +160,7 @@ def test_base64_with_a_space_between_all_letters_takes_little_memory() -> None:
         ("PNG", 4),
         ("transparent", 8),
         ("one bit", 5),
+        ("one transparent color", 9),
         ("rotated", 8),
         ("rotated behind pixels", 8),
         ("progressive JPEG", 10),
@@ -186,6 +190,19 @@ def test_the_reader_makes_the_arrays_of_the_processor(processor, size, tmp_path:
     assert arrays.keys() == expected.keys()
     for name, array in arrays.items():
         assert np.array_equal(array, expected[name])
+
+
+@pytest.mark.parametrize("converts", [True, False])
+@pytest.mark.parametrize(("mode", "format_"), [("P", "PNG"), ("P", "GIF"), ("L", "PNG")])
+def test_a_transparent_color_is_white_as_in_transformers(mode, format_, converts, tmp_path) -> None:
+    processor = CLIPImageProcessorPil(do_convert_rgb=converts)
+    processor.save_pretrained(tmp_path)
+    picture = PICTURE.convert(mode)
+    content = save_picture(picture, format_, transparency=picture.getpixel((5, 5)))
+    arrays = ImageReader(tmp_path).read(ImageInput(content))
+    loaded = load_image(b64encode(content).decode())
+    expected = processor(images=loaded, return_tensors="np")
+    assert np.array_equal(arrays["pixel_values"], expected["pixel_values"])
 
 
 @pytest.mark.parametrize(
