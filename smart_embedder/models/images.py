@@ -22,7 +22,7 @@ from weakref import ref
 import numpy as np
 import numpy.typing as npt
 import transformers
-from PIL import Image, ImageChops, ImageOps, PngImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageOps, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 from transformers.image_transforms import get_resize_output_image_size
 from transformers.image_utils import ChannelDimension, SizeDict
@@ -37,12 +37,14 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 2**26
 # The most bytes of a PNG's texts, which are compressed; by default Pillow allows 64 MiB.
 _MAX_TEXT_BYTES = 2**22
+# The marker of a scan of a JPEG. A scan of 14 bytes passes over the whole picture.
+_SCAN, _MAX_SCANS = b"\xff\xda", 100
 # Processors enlarge the shorter side of a narrow picture, and the longer one with it.
 MAX_ASPECT = 20
 # Bytes of a pixel in Pillow: in RGB and, unless they are as many, in other modes.
 # Pictures of 16 bits are copied once before.
 _RGB, _OF_MODE = 4, {"1": 1, "L": 1, "P": 1, "I;16": 2 * 2}
-# libjpeg holds the coefficients of a progressive picture, and libwebp its canvas three times.
+# libjpeg holds the coefficients of several scans, and libwebp its canvas three times.
 _PROGRESSIVE, _WEBP = 6, 12
 # A copy of the pixels in NumPy, and one in Pillow to resize it.
 _COPIED = 7
@@ -269,7 +271,10 @@ def decode(
     no picture or is damaged.
     """
     try:
-        with Image.open(BytesIO(image.read()), formats=FORMATS) as picture:
+        content = image.read()
+        with Image.open(BytesIO(content), formats=FORMATS) as picture:
+            if picture.format in {"JPEG", "MPO"} and _has_several_scans(content):
+                picture.info["progressive"] = 1
             _check_limits(picture, image, held, processing)
             picture.load()
             # The orientation of a PNG may follow its pixels.
@@ -287,6 +292,20 @@ def decode(
     except Exception as error:  # noqa: BLE001 - Pillow raises errors of many types
         message = f"the picture's file is damaged: {one_line(error):.200}"
         raise InvalidRequestError(message) from None
+
+
+def _has_several_scans(content: bytes) -> bool:
+    """Whether a JPEG has several scans; raises `InvalidRequestError` for too many."""
+    with JpegImagePlugin.JpegImageFile(BytesIO(content)) as jpeg:
+        first = content.rfind(_SCAN, 0, jpeg.fp.tell())
+        is_whole = content[first + len(_SCAN) + 2] == jpeg.layers
+        if is_whole and "progressive" not in jpeg.info:
+            return False
+    if (count := content.count(_SCAN)) > _MAX_SCANS:
+        raise InvalidRequestError(
+            f"the picture has {count} scans, and at most {_MAX_SCANS} are allowed: save it again"
+        )
+    return True
 
 
 def _whiten(picture: Image.Image) -> None:

@@ -59,6 +59,17 @@ def png_with_texts(count: int) -> bytes:
     return png[:33] + texts + png[33:]
 
 
+def split_scans(repeats: int = 1) -> bytes:
+    """A JPEG that is not progressive, with three equal components in scans of their own."""
+    gray = save_picture(PICTURE.convert("L"), "JPEG")
+    frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
+    frames = b"\xff\xc0\0\x11" + gray[frame + 4 : frame + 9] + b"\3\1\x11\0\2\x11\0\3\x11\0"
+    scans = [
+        b"\xff\xda\0\x08\1%c\0\0\x3f\0" % number + gray[scan + 10 : -2] for number in (1, 2, 3)
+    ]
+    return gray[:frame] + frames + gray[frame + 13 : scan] + b"".join(scans) * repeats + gray[-2:]
+
+
 UNUSABLE = {
     "bomb": (png_of(60_000, 60_000), "60000 x 60000 pixels, and at most 67108864 are allowed"),
     "narrow": (png_of(60_000, 3), "60000 x 3 pixels, and one side may be at most 20 times as long"),
@@ -71,6 +82,7 @@ UNUSABLE = {
     "truncated": (save_picture(PICTURE, "JPEG")[:900], "is damaged: image file is truncated"),
     "lying chunk": (lying_png(), "the picture's file is damaged"),
     "no pixels": (png_of(60, 40), "the picture's file is damaged"),
+    "many scans": (split_scans(34), "the picture has 102 scans, and at most 100 are allowed"),
     "long texts": (png_with_texts(5), "the picture's file is damaged: Too much memory used in tex"),
     "no base64": ("data:image/png;base64,!", "the picture is not valid base64"),
 }
@@ -99,6 +111,7 @@ def move_orientation_behind_pixels(png: bytes) -> bytes:
 USABLE = {
     "PNG": save_picture(PICTURE),
     "progressive JPEG": save_picture(PICTURE, "JPEG", progressive=True),
+    "several scans": split_scans(),
     "WebP": save_picture(PICTURE, "WEBP"),
     "GIF": save_picture(PICTURE, "GIF"),
     "CMYK": save_picture(PICTURE.convert("CMYK"), "JPEG"),
@@ -164,6 +177,7 @@ def test_base64_with_a_space_between_all_letters_takes_little_memory() -> None:
         ("rotated", 8),
         ("rotated behind pixels", 8),
         ("progressive JPEG", 10),
+        ("several scans", 10),
         ("WebP", 16),
     ],
 )
