@@ -9,12 +9,14 @@ Policy:
   in which a picture counts as its tokens.
 """
 
+import re
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from functools import partial
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -37,8 +39,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 2**26
 # The most bytes of a PNG's texts, which are compressed; by default Pillow allows 64 MiB.
 _MAX_TEXT_BYTES = 2**22
-# The marker of a scan of a JPEG. A scan of 14 bytes passes over the whole picture.
-_SCAN, _MAX_SCANS = b"\xff\xda", 100
+# Segments of a JPEG of less than 256 bytes, such as scans: one of 14 may pass over all pixels.
+_SHORT_SEGMENTS, _MAX_SEGMENTS = re.compile(rb"\xff[\xc0-\xcf\xda-\xfe]\0"), 1000
 # Processors enlarge the shorter side of a narrow picture, and the longer one with it.
 MAX_ASPECT = 20
 # Bytes of a pixel in Pillow: in RGB and, unless they are as many, in other modes.
@@ -272,9 +274,7 @@ def decode(
     """
     try:
         content = image.read()
-        with Image.open(BytesIO(content), formats=FORMATS) as picture:
-            if picture.format in {"JPEG", "MPO"} and _has_several_scans(content):
-                picture.info["progressive"] = 1
+        with _open(content) as picture:
             _check_limits(picture, image, held, processing)
             picture.load()
             # The orientation of a PNG may follow its pixels.
@@ -294,18 +294,23 @@ def decode(
         raise InvalidRequestError(message) from None
 
 
-def _has_several_scans(content: bytes) -> bool:
-    """Whether a JPEG has several scans; raises `InvalidRequestError` for too many."""
-    with JpegImagePlugin.JpegImageFile(BytesIO(content)) as jpeg:
-        first = content.rfind(_SCAN, 0, jpeg.fp.tell())
-        is_whole = content[first + len(_SCAN) + 2] == jpeg.layers
-        if is_whole and "progressive" not in jpeg.info:
-            return False
-    if (count := content.count(_SCAN)) > _MAX_SCANS:
+def _open(content: bytes) -> Image.Image:
+    """Open a file; behind a phone's JPEG may be further pictures, which are not read.
+
+    Raises `InvalidRequestError` for a JPEG of so many segments that they would take seconds.
+    """
+    file = BytesIO(content)
+    if not content.startswith(b"\xff\xd8\xff"):
+        return Image.open(file, formats=FORMATS)
+    if any(islice(_SHORT_SEGMENTS.finditer(content), _MAX_SEGMENTS, None)):
         raise InvalidRequestError(
-            f"the picture has {count} scans, and at most {_MAX_SCANS} are allowed: save it again"
+            f"the picture has more than {_MAX_SEGMENTS} segments and scans: save it again"
         )
-    return True
+    jpeg = JpegImagePlugin.JpegImageFile(file)
+    first_scan = content.rfind(b"\xff\xda", 0, file.tell())
+    if content[first_scan + 4] < jpeg.layers:  # It holds some of the components.
+        jpeg.info["progressive"] = 1
+    return jpeg
 
 
 def _whiten(picture: Image.Image) -> None:
@@ -330,8 +335,7 @@ def _check_limits(
             f"the picture has {width} x {height} pixels, and one side may be at most {MAX_ASPECT} "
             "times as long as the other: cut it"
         )
-    # An MPO is a JPEG with further pictures behind it, as phones save them.
-    if picture.format != "MPO" and getattr(picture, "is_animated", False):
+    if getattr(picture, "is_animated", False):
         raise InvalidRequestError("the picture has several frames: send one of them")
     stored = _OF_MODE.get(picture.mode, _RGB)
     per_pixel = max(stored, _RGB)

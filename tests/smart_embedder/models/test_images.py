@@ -82,7 +82,11 @@ UNUSABLE = {
     "truncated": (save_picture(PICTURE, "JPEG")[:900], "is damaged: image file is truncated"),
     "lying chunk": (lying_png(), "the picture's file is damaged"),
     "no pixels": (png_of(60, 40), "the picture's file is damaged"),
-    "many scans": (split_scans(34), "the picture has 102 scans, and at most 100 are allowed"),
+    "many scans": (split_scans(400), "the picture has more than 1000 segments and scans"),
+    "many comments": (
+        b"\xff\xd8" + b"\xff\xfe\0\2" * 1001,
+        "the picture has more than 1000 segments",
+    ),
     "long texts": (png_with_texts(5), "the picture's file is damaged: Too much memory used in tex"),
     "no base64": ("data:image/png;base64,!", "the picture is not valid base64"),
 }
