@@ -9,14 +9,12 @@ Policy:
   in which a picture counts as its tokens.
 """
 
-import re
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
 from functools import partial
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -39,8 +37,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 2**26
 # The most bytes of a PNG's texts, which are compressed; by default Pillow allows 64 MiB.
 _MAX_TEXT_BYTES = 2**22
-# Segments of a JPEG of less than 256 bytes, such as scans: one of 14 may pass over all pixels.
-_SHORT_SEGMENTS, _MAX_SEGMENTS = re.compile(rb"\xff[\xc0-\xcf\xda-\xfe]\0"), 1000
+# A scan of a JPEG may have 14 bytes, and libjpeg passes over all pixels for it.
+_SCAN, _MAX_SCANS = b"\xff\xda\0", 1000
+# Pillow may keep each piece that it reads, and GIF's have at most 255 bytes.
+_MAX_READS = 2**18
 # Processors enlarge the shorter side of a narrow picture, and the longer one with it.
 MAX_ASPECT = 20
 # Bytes of a pixel in Pillow: in RGB and, unless they are as many, in other modes.
@@ -294,20 +294,33 @@ def decode(
         raise InvalidRequestError(message) from None
 
 
+class _File(BytesIO):
+    """A file in memory that is read in at most `_MAX_READS` pieces."""
+
+    _reads = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read at most `size` bytes; raises `InvalidRequestError` after too many calls."""
+        self._reads += 1
+        if self._reads > _MAX_READS:
+            raise InvalidRequestError("the picture's file has too many small parts: save it again")
+        return super().read(size)
+
+
 def _open(content: bytes) -> Image.Image:
     """Open a file; behind a phone's JPEG may be further pictures, which are not read.
 
-    Raises `InvalidRequestError` for a JPEG of so many segments that they would take seconds.
+    Raises `InvalidRequestError` for a JPEG of so many scans that they would take seconds.
     """
-    file = BytesIO(content)
+    file = _File(content)
     if not content.startswith(b"\xff\xd8\xff"):
         return Image.open(file, formats=FORMATS)
-    if any(islice(_SHORT_SEGMENTS.finditer(content), _MAX_SEGMENTS, None)):
+    if (scans := content.count(_SCAN)) > _MAX_SCANS:
         raise InvalidRequestError(
-            f"the picture has more than {_MAX_SEGMENTS} segments and scans: save it again"
+            f"the picture has {scans} scans, and at most {_MAX_SCANS} are allowed: save it again"
         )
     jpeg = JpegImagePlugin.JpegImageFile(file)
-    first_scan = content.rfind(b"\xff\xda", 0, file.tell())
+    first_scan = content.rfind(_SCAN, 0, file.tell())
     if content[first_scan + 4] < jpeg.layers:  # It holds some of the components.
         jpeg.info["progressive"] = 1
     return jpeg

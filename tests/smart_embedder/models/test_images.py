@@ -59,6 +59,12 @@ def png_with_texts(count: int) -> bytes:
     return png[:33] + texts + png[33:]
 
 
+def gif_with_comment(length: int) -> bytes:
+    gif = save_picture(PICTURE, "GIF")
+    begin = len(b"GIF89a") + 7 + 3 * 256
+    return gif[:begin] + b"!\xfe" + b"\1a" * length + b"\0" + gif[begin:]
+
+
 def split_scans(repeats: int = 1) -> bytes:
     """A JPEG that is not progressive, with three equal components in scans of their own."""
     gray = save_picture(PICTURE.convert("L"), "JPEG")
@@ -82,10 +88,11 @@ UNUSABLE = {
     "truncated": (save_picture(PICTURE, "JPEG")[:900], "is damaged: image file is truncated"),
     "lying chunk": (lying_png(), "the picture's file is damaged"),
     "no pixels": (png_of(60, 40), "the picture's file is damaged"),
-    "many scans": (split_scans(400), "the picture has more than 1000 segments and scans"),
-    "many comments": (
-        b"\xff\xd8" + b"\xff\xfe\0\2" * 1001,
-        "the picture has more than 1000 segments",
+    "many scans": (split_scans(400), "the picture has 1200 scans, and at most 1000 are allowed"),
+    "empty parts of a JPEG": (b"\xff\xd8" + b"\xff\xfe\0\2" * 2**17, "has too many small parts"),
+    "small parts of a GIF": (
+        gif_with_comment(2**17),
+        "the picture's file has too many small parts",
     ),
     "long texts": (png_with_texts(5), "the picture's file is damaged: Too much memory used in tex"),
     "no base64": ("data:image/png;base64,!", "the picture is not valid base64"),
