@@ -62,8 +62,8 @@ def read_image(content: str, pointer: str) -> ImageInput:
 
     Raises `InvalidRequestError` for another type, and for an address.
     """
-    head, comma, _ = content[:_MAX_HEAD].partition(",")
-    kind, *options = head.removeprefix("data:").lower().split(";")
+    head, comma, _ = content[:_MAX_HEAD].lower().partition(",")
+    kind, *options = head.removeprefix("data:").split(";")
     if not comma and ":" not in head:
         return ImageInput(content)
     if not comma or not head.startswith("data:"):
