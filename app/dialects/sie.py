@@ -76,15 +76,16 @@ async def encode_items(body: EncodeBody, call: Call) -> Response:
     options, types = params.options or EncodeOptions(), params.output_types or ["dense"]
     model = find_embedder(call)
     dense_model = (await call.lease(model)).dense_model
-    if options.normalize is False and dense_model.normalizes:
-        raise InvalidRequestError(
-            f"the option normalize has no effect: vectors of {dense_model.name} have unit length"
-        )
     side: Literal["query", "document"] = "query" if options.is_query else "document"
     replaces_dense = options.muvera is not None and "dense" in types
+    wants_dense = "dense" in types and not replaces_dense
+    if options.normalize is False and (dense_model.normalizes or not wants_dense):
+        raise InvalidRequestError(
+            f"the option normalize has no effect on these vectors of {dense_model.name}"
+        )
     request = EmbedRequest(
         [item.input for item in body.items],
-        Outputs("dense" in types and not replaces_dense, "sparse" in types, "multivector" in types),
+        Outputs(wants_dense, "sparse" in types, "multivector" in types),
         normalize_dense=options.normalize is not False,
         input_type=side if params.instruction is None else None,
         prompt=_make_prompt(dense_model, params.instruction, side),

@@ -134,6 +134,9 @@ def test_is_query_and_instruction_choose_the_prompt(full) -> None:
     ):
         (expected,) = dense(full, texts, **options)
         assert vectors(**params).tobytes() == np.float32(expected).tobytes()
+    params = {"output_types": ["multivector"], "options": {"normalize": False}}
+    answer = full.post(path, json={"items": ITEMS[:1], "params": params})
+    assert "no effect on these vectors of tiny-qwen" in answer.json()["detail"]["message"]
     raw = vectors(options={"normalize": False})
     (expected,) = dense(full, texts, normalize_dense=False, input_type="document")
     assert raw.tobytes() == np.float32(expected).tobytes()
@@ -269,7 +272,7 @@ PICTURE = {"items": [{"images": [{"data": b"GIF", "format": "gif"}]}]}
         (
             "encode/tiny-m3",
             ONE | {"params": {"options": {"normalize": False}}},
-            *(400, "INVALID_INPUT", "vectors of tiny-m3 have unit length"),
+            *(400, "INVALID_INPUT", "has no effect on these vectors of tiny-m3"),
         ),
         (
             "extract/tiny-ner",
