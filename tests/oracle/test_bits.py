@@ -15,7 +15,7 @@ from tests.oracle.bits import Bits, draw_texts
 from tests.oracle.pictures import draw_urls
 from tests.smart_embedder.engines import engine_on_cpu
 from tests.support.encoders import dense, save_family, save_modules, word_tokenizer
-from tests.support.pictures import save_image_text, save_pages
+from tests.support.pictures import save_image_text
 
 
 def engine_of(embedder: Path, reranker: Path | str, dtype: str = "float32") -> EngineCore:
@@ -76,14 +76,10 @@ async def test_same_bits_of_a_decoder(tiny_qwen: Path) -> None:
     await assert_same_bits(tiny_qwen, tiny_qwen)
 
 
-@pytest.mark.parametrize(
-    ("save", "family", "texts"),
-    [(save_image_text, "clip", 5), (save_pages, "colqwen2", 0)],
-    ids=["clip", "colqwen2"],
-)
-async def test_same_bits_of_pictures_if_reproducible(tmp_path: Path, save, family, texts) -> None:
+async def test_same_bits_of_pictures_if_reproducible(tmp_path: Path) -> None:
     pictures = [ImageInput(url) for url in draw_urls(4, 15)]
-    folder, inputs = save(tmp_path / family, family), [*draw_texts(texts, 40), *pictures]
+    folder = save_image_text(tmp_path / "clip", "clip")
+    inputs = [*draw_texts(5, words=40), *pictures]
     settings = {"reranker_model": LATE_INTERACTION, "reproducible": True}
     async with engine_on_cpu(folder, **settings) as engine:
         found = await Bits.measure(engine, inputs, answers=300)

@@ -1,14 +1,12 @@
 """Under mixed traffic every response equals that of an idle server.
 
 Of 40 requests to a server about 36 are answered, 2 refused as malformed, 2 abandoned, none lost or
-wrong. The server has several models, some of which read pictures, a cache and two workers; the idle
-one has no cache and one worker. `scripts.oracle` runs other models, too.
+wrong. The server has several models, a cache and two workers; the idle one has no cache and one
+worker. `scripts.oracle` runs other models, too, some of which read pictures.
 """
 
 import asyncio
 from pathlib import Path
-
-import pytest
 
 from tests.oracle.comparison import TOLERANCES, Comparison
 from tests.oracle.configurations import Checkpoints, configurations
@@ -21,13 +19,12 @@ DISTINCT = 20
 SENT = 40
 
 
-@pytest.mark.parametrize("models", ["several", "pictures"])
 def test_responses_do_not_depend_on_the_traffic(
-    tiny_m3: Path, tiny_reranker: Path, tiny_qwen: Path, tmp_path: Path, models: str
+    tiny_m3: Path, tiny_reranker: Path, tiny_qwen: Path, tmp_path: Path
 ) -> None:
     several, pictures = save_several(tmp_path / "several"), save_pictures(tmp_path / "pictures")
     checkpoints = Checkpoints(tiny_m3, tiny_reranker, tiny_qwen, several, pictures)
-    configuration = configurations(checkpoints)[models]
+    configuration = configurations(checkpoints)["several"]
     settings, cases = configuration.settings, configuration.draw_cases(5, DISTINCT)
     with (
         run_server(tmp_path, healthy=False, **settings | configuration.only_under_load) as server,
