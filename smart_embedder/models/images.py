@@ -166,13 +166,25 @@ class PageReader(ImageReader):
 
     def _make_arrays(self, processor: Any, picture: Any, _: str = "") -> Arrays:
         whole = copy(self.whole)
-        whole.image_processor = processor
-        picture.convert = partial(_dereference, ref(picture))  # ColModernVBERT's would copy it.
+        whole.image_processor = processor = copy(processor)
+        # ColModernVBERT's tiles have one size, and stay in bytes until the model scales them.
+        if has_tiles := hasattr(processor, "max_image_size"):
+            processor.do_rescale = processor.do_normalize = processor.do_pad = False
+        picture.convert = partial(_dereference, ref(picture))  # Its processor would copy it.
         made = whole.process_images(images=[picture], return_tensors="pt")
         arrays = {name: tensor.numpy() for name, tensor in made.items() if name != "labels"}
-        if (mask := arrays.get("pixel_attention_mask")) is not None:  # Eight bytes for each pixel.
-            arrays["pixel_attention_mask"] = mask.astype(bool)
-        return arrays
+        return arrays | self._read_scale() if has_tiles else arrays
+
+    def _read_scale(self) -> Arrays:
+        """Return the factor for the bytes of each channel, and what is added then, `[3, 1, 1]`."""
+        processor = self._processor
+        factor = processor.rescale_factor if processor.do_rescale else 1.0
+        mean, deviation = np.zeros(3), np.ones(3)
+        if processor.do_normalize:
+            mean, deviation = np.array(processor.image_mean), np.array(processor.image_std)
+        scale, offset = factor / deviation, -mean / deviation
+        arrays = {"pixel_scale": scale, "pixel_offset": offset}
+        return {name: array.astype(np.float32)[:, None, None] for name, array in arrays.items()}
 
 
 class MessageReader(ImageReader):

@@ -112,6 +112,9 @@ def encode_message(
 
 def _copy_arrays(module: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Tensor]:
     tensors = {name: torch.from_numpy(array).to(module.device) for name, array in arrays.items()}
+    if "pixel_scale" in tensors:
+        scaled = tensors["pixel_values"] * tensors.pop("pixel_scale")
+        tensors["pixel_values"] = scaled + tensors.pop("pixel_offset")
     return {
         name: tensor.to(module.dtype if tensor.is_floating_point() else torch.int64)
         for name, tensor in tensors.items()
