@@ -54,6 +54,8 @@ _COPIED = 7
 _PATCHED = 60
 # Copies in float32 of a picture that OWLv2's processor pads to a square before it resizes it.
 _PADDED = 28
+# Copies in bytes of the pixels of tiles, and of what they are cut from.
+_TILED = 10
 # A copy in RGBA and its opacity, of a picture with a transparent color.
 _WHITENED = _RGB + 1
 _ORIENTATION = 0x0112
@@ -135,7 +137,10 @@ class ImageReader:
         if hasattr(processor, "merge_size"):  # The arrays of Qwen's grow with the picture.
             patches = processor.get_number_of_image_patches(height, width)
             size += _PATCHED * int(patches * processor.patch_size**2)
-        elif getattr(processor, "do_pad", False) and not hasattr(processor, "max_image_size"):
+        elif hasattr(processor, "max_image_size"):  # ColModernVBERT enlarges small pictures.
+            tiles, *_ = processor.get_number_of_image_patches(height, width)
+            size += _TILED * tiles * processor.max_image_size["longest_edge"] ** 2
+        elif getattr(processor, "do_pad", False):
             size += _PADDED * max(width, height) ** 2
         return size
 

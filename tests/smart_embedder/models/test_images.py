@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from transformers.image_utils import load_image
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.owlv2.image_processing_pil_owlv2 import Owlv2ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -235,6 +236,12 @@ def test_a_transparent_color_is_white_as_in_transformers(mode, format_, converts
     [
         (Qwen2VLImageProcessorPil(patch_size=8), 60 * 80 * 48),
         (Owlv2ImageProcessorPil(size={"height": 32, "width": 32}), 7 * 60 * 40 + 28 * 60**2),
+        (
+            Idefics3ImageProcessorPil(
+                size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
+            ),
+            10 * 5 * 32**2,
+        ),
     ],
 )
 def test_memory_of_arrays_is_checked_before_decoding(processor, of_arrays, tmp_path) -> None:
