@@ -312,12 +312,12 @@ class CohereEmbedRequest(ForeignRequest):
 
 def _read_input(item: Any, field: str) -> Any:
     """Return an item of `images` or `inputs` as one of `texts`."""
-    match item:
-        case str(url) if field == "images":
+    match field, item:
+        case "images", str(url):
             return {"image": url}
-        case {"content": [{"type": "image_url", "image_url": {"url": str(url)}}]}:
+        case "inputs", {"content": [{"type": "image_url", "image_url": {"url": str(url)}}]}:
             return {"image": url}
-        case {"content": [{"type": "text", "text": str(text)}]}:
+        case "inputs", {"content": [{"type": "text", "text": str(text)}]}:
             return text
     raise PydanticCustomError(
         "input",

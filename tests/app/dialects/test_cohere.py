@@ -211,6 +211,8 @@ def test_inputs_with_one_text_each_are_texts(client) -> None:
     for parts in ([*inputs[0]["content"], image], [*inputs[0]["content"]] * 2, [], 1):
         refused = client.post("/v2/embed", json={"inputs": [*inputs, {"content": parts}]})
         assert "inputs must have content" in assert_error(refused, 400, "invalid_request")
+    refused = client.post("/v2/embed", json={"images": inputs})
+    assert "images must be a data URL" in assert_error(refused, 400, "invalid_request")
 
 
 def test_truncation_cuts_a_long_text_at_the_requested_side(full) -> None:
