@@ -327,7 +327,7 @@ class _File(BytesIO):
 def _open(content: bytes) -> Image.Image:
     """Open a file; behind a phone's JPEG may be further pictures, which are not read.
 
-    Raises `InvalidRequestError` for a JPEG of so many scans that they would take seconds.
+    Raises `InvalidRequestError` for a JPEG with more than `_MAX_SCANS` scans.
     """
     file = _File(content)
     if not content.startswith(b"\xff\xd8\xff"):

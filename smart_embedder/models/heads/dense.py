@@ -122,6 +122,13 @@ class DenseEmbedder(HeadsEmbedder):
         self._steps = config.steps
         self.normalizes = config.steps[-1:] == (normalize,)
         self.similarity = config.similarity
+        if self.similarity not in {"cosine", "dot"}:
+            log.warning(
+                "similarity_not_used",
+                model=name,
+                detail=f"the model names the similarity {self.similarity}, and late interaction "
+                "compares its dense vectors by their cosine",
+            )
         self.pooling = "+".join(config.poolings)
         self._dense_end = ENDS.get(self.pooling)
         described = " ".join(

@@ -239,6 +239,14 @@ def test_transformer_may_lie_in_a_folder_of_its_own(tmp_path, family) -> None:
     assert model.spaces == before.spaces
 
 
+def test_another_similarity_is_a_warning_that_names_it(copy) -> None:
+    (copy / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "euclidean"}')
+    with capture_logs() as logs:
+        assert load(copy).similarity == "euclidean"
+    (detail,) = [log["detail"] for log in logs if log["event"] == "similarity_not_used"]
+    assert "the model names the similarity euclidean" in detail
+
+
 def test_pooling_by_default_is_a_warning_that_names_the_setting(copy) -> None:
     (copy / "modules.json").unlink()
     shutil.rmtree(copy / "1_Pooling")
